@@ -1,0 +1,38 @@
+"""How much work a microbatch brings to each module: tokens and attention pairs.
+
+All costs of a layer are linear in a `Load`, so the load of a microbatch is the sum of its samples' loads, and the mean
+load of the data prices the mean microbatch exactly.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One module's share of one microbatch.
+
+    sequences: images, clips or samples; tokens: all tokens; pairs: sum over sequences of length squared (query-key
+    pairs of full attention); window_pairs: the same within attention windows; context_tokens and context_pairs: tokens
+    that cross-attention reads and sum of query length times context length; input_elements: raw input values (pixels,
+    mel frames, token ids) the module's first layer reads; targets: tokens with a loss.
+    """
+
+    sequences: float = 0.0
+    tokens: float = 0.0
+    pairs: float = 0.0
+    window_pairs: float = 0.0
+    context_tokens: float = 0.0
+    context_pairs: float = 0.0
+    input_elements: float = 0.0
+    targets: float = 0.0
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+
+    def scaled(self, factor: float) -> "Load":
+        """Every field times `factor`."""
+        return Load(*(getattr(self, name) * factor for name in self.__slots__))
+
+
+Loads = Mapping[str, Load]  # module name -> its load in one microbatch

@@ -1,0 +1,133 @@
+"""The plan: which layers run on which ranks, how the batch is cut, in which order stages work.
+
+plan.json is small and complete: it holds the resolved scenario, so it can be simulated, checked and executed on another
+machine. Ranks are laid out stage-major, then replica, then tp: stage `s` of replica `d` owns the `tp` ranks from
+`(s * dp + d) * tp` on, which keeps a tensor-parallel group inside a node whenever `tp` divides the node.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from mmplan.errors import InputError
+from mmplan.scenario.layer_ids import expand_ids, shorten_ids
+from mmplan.scenario.scenario import Scenario
+
+SCHEMA_VERSION = 1
+
+ScheduleName = Literal["1f1b", "gpipe"]
+Status = Literal["optimal", "feasible", "given"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagePlan:
+    """One pipeline stage with what the planner expects of each of its ranks, per microbatch of mean size.
+
+    `layers` are layer ids in topological order; `in_flight` counts microbatches whose activations are alive at once;
+    `finish_s` is the gradient all-reduce and the optimizer update at the end of the step.
+    """
+
+    layers: tuple[str, ...]
+    forward_s: float
+    backward_s: float
+    finish_s: float
+    in_flight: int
+    memory_bytes: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """What is proved about the plan: closed-form step time, the lower bound over the whole search space, and how.
+
+    `gap` = (objective_s - bound_s) / objective_s. Status `optimal`: gap within the asked tolerance; `feasible`: a
+    limit or Ctrl-C ended the search first; `given`: made by hand, no bound.
+    """
+
+    objective_s: float
+    bound_s: float
+    gap: float
+    status: Status
+    wall_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    scenario: Scenario
+    scenario_hash: str
+    dp: int
+    tp: int
+    microbatch_size: int  # samples per microbatch and replica
+    microbatches: int  # per replica and step
+    schedule: ScheduleName
+    stages: tuple[StagePlan, ...]
+    certificate: Certificate
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def pp(self) -> int:
+        return len(self.stages)
+
+    @property
+    def rank_count(self) -> int:
+        return self.pp * self.dp * self.tp
+
+    def rank(self, stage: int, replica: int, tp_index: int = 0) -> int:
+        """The process that runs shard `tp_index` of `stage` in `replica`."""
+        return (stage * self.dp + replica) * self.tp + tp_index
+
+    def stage_ranks(self, stage: int) -> tuple[int, ...]:
+        """All ranks of a stage, replica by replica."""
+        width = self.dp * self.tp
+        return tuple(range(stage * width, (stage + 1) * width))
+
+    def stage_of_layer(self) -> dict[str, int]:
+        return {layer: index for index, stage in enumerate(self.stages) for layer in stage.layers}
+
+
+_PLAN = TypeAdapter(Plan)
+_SCENARIO = TypeAdapter(Scenario)
+
+
+def scenario_hash(scenario: Scenario) -> str:
+    """First 16 hex digits of the SHA-256 of the resolved scenario."""
+    return hashlib.sha256(_SCENARIO.dump_json(scenario)).hexdigest()[:16]
+
+
+def plan_document(plan: Plan) -> dict[str, object]:
+    """The plan as JSON values, layer ids shortened to ranges."""
+    short = replace(plan, stages=tuple(replace(s, layers=shorten_ids(s.layers)) for s in plan.stages))
+    document: dict[str, object] = _PLAN.dump_python(short, mode="json")
+    return document
+
+
+def save_plan(plan: Plan, path: Path) -> None:
+    """Write plan.json; the file appears whole or not at all."""
+    short = replace(plan, stages=tuple(replace(s, layers=shorten_ids(s.layers)) for s in plan.stages))
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(_PLAN.dump_json(short, indent=1) + b"\n")
+    partial.replace(path)
+
+
+def load_plan(path: Path) -> Plan:
+    """Read plan.json.
+
+    Raises:
+        InputError: the file is missing, is not a plan, or has another schema version.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise InputError(f"cannot read the plan: {error.strerror}", file=path) from error
+    try:
+        plan = _PLAN.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"not a plan: {first['msg']} (of {error.error_count()})", file=path, key=key) from error
+    if plan.schema_version != SCHEMA_VERSION:
+        raise InputError(f"schema version {plan.schema_version}, this mmplan reads {SCHEMA_VERSION}", file=path)
+    return replace(plan, stages=tuple(replace(s, layers=expand_ids(s.layers)) for s in plan.stages))

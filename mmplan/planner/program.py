@@ -1,0 +1,51 @@
+"""The lowered program: per rank one list of actions with every send and receive explicit.
+
+The simulator and the executor consume this same value. Only ranks with tp index 0 are listed; the other ranks of a
+tensor-parallel group do the same at the same time. Both ends of a transfer name the same `tensor`, and all transfers
+between two ranks stand in one global order on both, so that libraries that match by order cannot mix them up.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+ActionKind = Literal["F", "B", "I", "W", "SEND", "RECV", "REDUCE", "STEP"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing a rank does.
+
+    F, B, I, W compute `stage` on `microbatch`. SEND and RECV are asynchronous: SEND hands over a tensor its rank has
+    just produced, RECV posts the buffer early; the compute action that needs the tensor waits for it. `tensor` is
+    `producer>consumer` (layer ids) for an activation and `producer<consumer` for its gradient. REDUCE all-reduces the
+    stage's gradients over its replicas; STEP updates the weights.
+    """
+
+    kind: ActionKind
+    stage: int
+    microbatch: int = -1
+    peer: int = -1  # rank at the other end
+    tensor: str = ""
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        if self.kind in ("SEND", "RECV"):
+            return f"{self.stage}{self.kind}{self.microbatch}[{self.tensor}]@{self.peer}"
+        return f"{self.stage}{self.kind}{self.microbatch}" if self.microbatch >= 0 else f"{self.stage}{self.kind}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankProgram:
+    rank: int
+    stage: int
+    replica: int
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """Programs of all ranks with tp index 0, ordered by rank; `replicas` of the plan's dp are listed."""
+
+    ranks: tuple[RankProgram, ...]
+    microbatches: int
+    replicas: int

@@ -1,0 +1,93 @@
+"""The machines: devices, nodes and links. Ranks are numbered node by node."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """One accelerator. Peaks are dense data-sheet rates; fractions say what large operators reach of them.
+
+    `gemm_fraction` applies to large matrix products, `attention_fraction` to fused attention (full, non-causal count),
+    `memory_fraction` to memory-bound operators given their minimal byte counts, `launch_s` is the time floor of one
+    operator. Each has its source in the hardware catalogue.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    fp32_flops_per_s: float
+    bf16_flops_per_s: float | None
+    fp16_flops_per_s: float | None
+    gemm_fraction: float
+    attention_fraction: float
+    memory_fraction: float
+    launch_s: float
+    reserved_bytes: int  # context, communication buffers and allocator slack that no tensor can use
+    source: str
+
+    def flops_per_s(self, dtype: str) -> float | None:
+        """Peak rate for `dtype`, or None when the device has no such units."""
+        rates = {"fp32": self.fp32_flops_per_s, "bf16": self.bf16_flops_per_s, "fp16": self.fp16_flops_per_s}
+        return rates[dtype]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """One direction of a device's share of a network level, with what large messages reach of it."""
+
+    bytes_per_s: float
+    latency_s: float
+    fraction: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """`nodes` equal nodes; `node_link` joins the devices of a node."""
+
+    device: Device
+    nodes: int
+    devices_per_node: int
+    node_link: Link
+
+    @property
+    def device_count(self) -> int:
+        return self.nodes * self.devices_per_node
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Pools in rank order, joined by `network_link` (bandwidth per device)."""
+
+    name: str
+    pools: tuple[Pool, ...]
+    network_link: Link
+
+    @property
+    def device_count(self) -> int:
+        return sum(pool.device_count for pool in self.pools)
+
+    def pool_of(self, rank: int) -> Pool:
+        """The pool that holds `rank`; IndexError beyond the last one."""
+        first = 0
+        for pool in self.pools:
+            if rank < first + pool.device_count:
+                return pool
+            first += pool.device_count
+        raise IndexError(f"rank {rank} of {first} devices")
+
+    def node_of(self, rank: int) -> int:
+        """Index of the node that holds `rank`, counted over all pools."""
+        first_rank = first_node = 0
+        for pool in self.pools:
+            if rank < first_rank + pool.device_count:
+                return first_node + (rank - first_rank) // pool.devices_per_node
+            first_rank += pool.device_count
+            first_node += pool.nodes
+        raise IndexError(f"rank {rank} of {first_rank} devices")
+
+    def link_between(self, rank_a: int, rank_b: int) -> Link:
+        """The link that a message between two ranks takes."""
+        if self.node_of(rank_a) == self.node_of(rank_b):
+            return self.pool_of(rank_a).node_link
+        return self.network_link

@@ -1,0 +1,41 @@
+"""Layer ids in their short form: `llm.0-7` stands for `llm.0` to `llm.7`."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+_INDEXED = re.compile(r"^(?P<stem>.+)\.(?P<first>\d+)(?:-(?P<last>\d+))?$")
+
+
+def expand_ids(short: Iterable[str]) -> tuple[str, ...]:
+    """`("llm.embed", "llm.0-2")` -> `("llm.embed", "llm.0", "llm.1", "llm.2")`."""
+    ids: list[str] = []
+    for item in short:
+        match = _INDEXED.match(item)
+        if match is None or match["last"] is None:
+            ids.append(item)
+            continue
+        ids.extend(f"{match['stem']}.{index}" for index in range(int(match["first"]), int(match["last"]) + 1))
+    return tuple(ids)
+
+
+def shorten_ids(ids: Sequence[str]) -> tuple[str, ...]:
+    """Inverse of `expand_ids` up to merging: consecutive indices of one module become one range."""
+    short: list[str] = []
+    run: tuple[str, int, int] | None = None
+
+    def close() -> None:
+        if run is not None:
+            stem, first, last = run
+            short.append(f"{stem}.{first}" if first == last else f"{stem}.{first}-{last}")
+
+    for item in ids:
+        match = _INDEXED.match(item)
+        if match is not None and run is not None and (match["stem"], int(match["first"])) == (run[0], run[2] + 1):
+            run = (run[0], run[1], run[2] + 1)
+            continue
+        close()
+        run = (match["stem"], int(match["first"]), int(match["first"])) if match is not None else None
+        if match is None:
+            short.append(item)
+    close()
+    return tuple(short)

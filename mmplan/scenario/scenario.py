@@ -1,0 +1,205 @@
+"""What is trained, on which data and machines: the frozen values every later step reads.
+
+Files are read in `schema.py` and `load.py`; nothing here knows YAML. Layer ids are `module.index` for repeated blocks
+(`vision.0`, `llm.31`) and `module.embed`, `module.head`, `module.loss` for the layers around them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mmplan.scenario.cluster import Cluster
+
+ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "projector", "language_model"]
+Modality = Literal["vision", "audio", "text", "speech"]
+EdgeKind = Literal["input", "merge", "cross_attention", "hidden"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """How a module is trained; `targets` are the linears that get an adapter: q, k, v, o, gate, up, down."""
+
+    mode: Literal["full", "frozen", "lora"] = "full"
+    rank: int = 0
+    targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transformer:
+    """A stack of `layers` identical blocks, apart from window and cross-attention positions (0-based)."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    gated_mlp: bool
+    causal: bool
+    norm: Literal["layer", "rms"]
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    norm_first_extra: bool = False  # a norm between embedding and first block (CLIP's pre_layernorm)
+    final_norm: bool = True  # a norm after the last block, inside the last block's layer
+    window_tokens: int | None = None  # attention within windows of this many tokens ...
+    global_layers: tuple[int, ...] = ()  # ... except in these layers
+    cross_layers: tuple[int, ...] = ()  # these layers attend to another module's tokens instead of their own
+    cross_width: int | None = None  # hidden size of those tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VisionInput:
+    """Patch embedding; `image_size` is None for native resolution (sizes come from the data)."""
+
+    patch: int
+    channels: int = 3
+    temporal_patch: int = 1
+    image_size: int | None = None
+    class_token: bool = False
+    learned_positions: bool = False
+    patch_bias: bool = False
+    tiles: int = 1  # every image becomes this many images of `image_size`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AudioInput:
+    """Whisper-style front end: two convolutions (kernel 3) of which the second has stride 2."""
+
+    mel_bins: int
+    frames_per_s: int = 100
+    pad_s: float | None = 30.0  # clips are padded to this length; None keeps their own
+    pool: int = 1  # encoder tokens averaged into one after the last block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vocabulary:
+    """Token table and head of a language model; `tied` shares one matrix between them."""
+
+    size: int
+    tied: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Projector:
+    """`merge` neighbouring tokens are concatenated, normalised if `norm`, then pass linears `dims[i] -> dims[i+1]`."""
+
+    dims: tuple[int, ...]
+    merge: int = 1
+    norm: Literal["layer", "rms"] | None = None
+    norm_before_merge: bool = False
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelModule:
+    """One module of the model; which parts are set follows from `kind`."""
+
+    name: str
+    kind: ModuleKind
+    modality: Modality
+    transformer: Transformer | None = None
+    vision: VisionInput | None = None
+    audio: AudioInput | None = None
+    vocabulary: Vocabulary | None = None
+    projector: Projector | None = None
+    training: Training = field(default_factory=Training)
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelEdge:
+    """Tokens of `producer` feed `consumer`.
+
+    `input` feeds a projector; `merge` places the tokens into a language model's sequence; `cross_attention` feeds every
+    cross layer; `hidden` hands a language model's last hidden states to another one (a talker) through its own linear.
+    """
+
+    producer: str
+    consumer: str
+    kind: EdgeKind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    name: str
+    modules: tuple[ModelModule, ...]
+    edges: tuple[ModelEdge, ...]
+
+    def module(self, name: str) -> ModelModule:
+        """The module of that name; KeyError when there is none."""
+        for module in self.modules:
+            if module.name == name:
+                return module
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """Sizes of one training sample: text tokens, (height, width) pixels per image, seconds per audio clip,
+    speech tokens that a talker has to produce."""
+
+    text_tokens: int
+    images: tuple[tuple[int, int], ...] = ()
+    audio_s: tuple[float, ...] = ()
+    speech_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Distribution:
+    """`values` drawn with `weights` (they sum to 1); one value means fixed."""
+
+    values: tuple[float, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Sizes of samples, as independent distributions or as the rows of a manifest (`manifest` wins when not empty)."""
+
+    text_tokens: Distribution
+    images: Distribution
+    image_sizes: tuple[tuple[int, int], ...]  # (height, width), drawn uniformly
+    audio_clips: Distribution
+    audio_s: Distribution
+    speech_tokens: Distribution
+    manifest: tuple[Sample, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimizer:
+    """`adamw` keeps two fp32 moments (and an fp32 master copy in 16-bit training), `sgd` none."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = 1e-4
+    gradient_dtype: Dtype = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constraints:
+    """What a plan may not do. Empty tuples allow every value."""
+
+    no_split: tuple[str, ...] = ()  # layer ids: no pipeline cut on any edge that touches them
+    memory_headroom: float = 0.08  # fraction of device memory that stays free
+    tp: tuple[int, ...] = ()
+    pp: tuple[int, ...] = ()
+    dp: tuple[int, ...] = ()
+    microbatch: tuple[int, ...] = ()
+    schedule: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    name: str
+    model: Model
+    data: Data
+    global_batch: int  # samples per optimizer step, over all data-parallel replicas
+    precision: Dtype
+    optimizer: Optimizer
+    cluster: Cluster
+    constraints: Constraints
+    seed: int = 0
+    source: str = ""
