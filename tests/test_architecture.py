@@ -1,0 +1,91 @@
+"""The import rules of the project, read off the source."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "mmplan"
+
+# area -> areas it may import besides itself
+ALLOWED = {
+    "units": set(),
+    "errors": set(),
+    "scenario": {"units", "errors"},
+    "cost_models": {"units", "errors", "scenario"},
+    "planner": {"units", "errors", "scenario", "cost_models"},
+    "kernels": set(),
+    "runtime": {"units", "errors", "scenario", "cost_models", "planner", "kernels"},
+    "report": {"units", "errors", "scenario", "cost_models", "planner", "runtime"},
+    "cli": {"units", "errors", "scenario", "cost_models", "planner", "runtime", "report"},
+    "demo": {"units", "errors", "cli"},
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+HEAVY = {
+    "ortools": {"planner"},
+    "torch": {"runtime", "kernels"},
+    "triton": {"kernels"},
+    "transformers": {"runtime"},
+    "matplotlib": {"report"},
+}
+# type-only reading of run.json in reports must not pull torch in: these runtime files are torch-free
+TORCH_FREE_RUNTIME = ("runtime/measurement.py", "runtime/validate.py")
+
+
+def area_of(file: Path) -> str:
+    part = file.relative_to(PACKAGE).parts[0]
+    return part.removesuffix(".py")
+
+
+def imports_of(file: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            assert node.level == 0, f"{file}: relative import"
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_imports_point_downwards(file: Path) -> None:
+    area = area_of(file)
+    for name in imports_of(file):
+        parts = name.split(".")
+        if parts[0] == "mmplan" and len(parts) > 1 and parts[1] in ALLOWED:
+            assert parts[1] == area or parts[1] in ALLOWED[area], f"{area} imports {name}"
+        if parts[0] in HEAVY:
+            assert area in HEAVY[parts[0]], f"{area} imports {parts[0]}"
+
+
+def test_there_are_no_import_cycles() -> None:
+    import networkx as nx
+
+    graph = nx.DiGraph()
+    modules = {".".join(f.relative_to(PACKAGE.parent).with_suffix("").parts): f for f in FILES}
+    for module, file in modules.items():
+        graph.add_edges_from((module, name) for name in imports_of(file) if name in modules and name != module)
+    assert list(nx.simple_cycles(graph)) == []
+
+
+def test_run_files_are_read_without_torch() -> None:
+    for name in TORCH_FREE_RUNTIME:
+        assert not any(i.split(".")[0] == "torch" for i in imports_of(PACKAGE / name)), name
+
+
+def test_the_command_line_starts_without_heavy_packages() -> None:
+    code = (
+        "import sys, mmplan.cli; "
+        "heavy = {'torch', 'ortools', 'matplotlib', 'numpy', 'networkx', 'pydantic', 'yaml'} & set(sys.modules); "
+        "sys.exit(', '.join(sorted(heavy)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
