@@ -40,6 +40,7 @@ class Transformer:
     causal: bool
     norm: Literal["layer", "rms"]
     qkv_bias: bool = False
+    key_bias: bool = True  # with `qkv_bias`: False leaves the key projection without one (Whisper)
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
@@ -60,9 +61,11 @@ class VisionInput:
     temporal_patch: int = 1
     image_size: int | None = None
     class_token: bool = False
+    keep_class_token: bool = False  # False: dropped after the last block, so the next module sees patches only
     learned_positions: bool = False
     patch_bias: bool = False
-    tiles: int = 1  # every image becomes this many images of `image_size`
+    tiles: int = 1  # every image becomes this many images of `image_size` ...
+    joint_tiles: bool = False  # ... which attend to each other: one sequence of all tiles' tokens (Llama 3.2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +76,7 @@ class AudioInput:
     frames_per_s: int = 100
     pad_s: float | None = 30.0  # clips are padded to this length; None keeps their own
     pool: int = 1  # encoder tokens averaged into one after the last block
+    positions: int = 0  # rows of a stored position table, one per token before pooling; 0: computed, no weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +85,7 @@ class Vocabulary:
 
     size: int
     tied: bool = False
+    width: int | None = None  # of the token table when it is not `hidden` (a talker's, see `hidden` edges)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +120,8 @@ class ModelEdge:
     """Tokens of `producer` feed `consumer`.
 
     `input` feeds a projector; `merge` places the tokens into a language model's sequence; `cross_attention` feeds every
-    cross layer; `hidden` hands a language model's last hidden states to another one (a talker) through its own linear.
+    cross layer; `hidden` hands a language model's last hidden states to another one (a talker): they are added to its
+    token embeddings, of the producer's width, and both pass one linear with bias to the consumer's hidden size.
     """
 
     producer: str
