@@ -1,0 +1,161 @@
+"""The interpreter of a lowered program: one rank runs its list of actions against a stage.
+
+It knows nothing of models. SEND and RECV are asynchronous and posted where the program says; a compute waits for the
+tensors received for it. Sizes are the program's, and a stage that hands over another number of bytes ends the run.
+"""
+
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mmplan.errors import RunError
+from mmplan.planner.program import Action, RankProgram
+from mmplan.runtime.clock import Clock, Mark
+from mmplan.runtime.stage import Stage
+
+_TAGS = 2**31  # gloo takes any non-negative 32-bit tag, NCCL ignores tags and matches by the program's order
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """What one rank did in one step; marks become seconds once the step is over (see `Clock`)."""
+
+    marks: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
+    wait_s: float = 0.0  # host time in which a compute waited for tensors
+    activation_bytes: int = 0  # sent
+    gradient_bytes: int = 0  # sent
+    reduce_bytes: int = 0
+    peak_memory_bytes: int = 0
+
+
+def run_step(
+    program: RankProgram, stage: Stage, *, replicas: dist.ProcessGroup | None, device: torch.device, clock: Clock
+) -> StepRecord:
+    """Run one optimizer step.
+
+    Args:
+        replicas: the group over which the stage's gradients are summed; None without data parallelism.
+
+    Raises:
+        RunError: an action failed; names rank, action and cause.
+    """
+    record = StepRecord()
+    mailbox = _Mailbox(device)
+    outputs: dict[tuple[str, int], Tensor] = {}
+    run = {"F": stage.forward, "B": stage.backward}
+    for action in program.actions:
+        try:
+            if action.kind in ("F", "B"):
+                started = time.perf_counter()
+                received = mailbox.take(action.microbatch, gradients=action.kind == "B")
+                record.wait_s += time.perf_counter() - started
+                start = clock.mark()
+                results = run[action.kind](action.microbatch, received)
+                record.marks.append((action, start, clock.mark()))
+                record.peak_memory_bytes = max(record.peak_memory_bytes, stage.memory_bytes())
+                outputs.update({(tensor, action.microbatch): result for tensor, result in results.items()})
+            elif action.kind == "RECV":
+                mailbox.receive(action)
+            elif action.kind == "SEND":
+                _send(action, outputs.pop((action.tensor, action.microbatch), None), mailbox, record)
+            else:
+                _finish(action, stage, replicas, clock, record)
+        except RunError:
+            raise
+        except Exception as error:
+            raise RunError(f"rank {program.rank}, action {action}: {type(error).__name__}: {error}") from error
+    mailbox.drain()
+    _refuse_unsent(program.rank, outputs)
+    return record
+
+
+def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: StepRecord) -> None:
+    if tensor is None:
+        raise RunError(f"action {action} sends {action.tensor}, which its stage has not computed")
+    if tensor.nbytes != action.bytes:
+        raise RunError(f"action {action}: the stage made {tensor.nbytes} bytes, the program says {action.bytes}")
+    mailbox.send(action, tensor)
+    if "<" in action.tensor:
+        record.gradient_bytes += tensor.nbytes
+    else:
+        record.activation_bytes += tensor.nbytes
+
+
+def _finish(
+    action: Action, stage: Stage, replicas: dist.ProcessGroup | None, clock: Clock, record: StepRecord
+) -> None:
+    """REDUCE or STEP."""
+    if action.kind not in ("REDUCE", "STEP"):
+        raise RunError(f"action {action}: this release runs F and B, not the split backward {action.kind}")
+    start = clock.mark()
+    if action.kind == "STEP":
+        stage.step()
+    else:
+        buffers = stage.gradients()
+        size = sum(buffer.nbytes for buffer in buffers)
+        if size != action.bytes:
+            raise RunError(f"action {action}: the stage has {size} gradient bytes, the program says {action.bytes}")
+        for buffer in buffers:
+            dist.all_reduce(buffer, op=dist.ReduceOp.SUM, group=replicas)
+        record.reduce_bytes += size
+    record.marks.append((action, start, clock.mark()))
+
+
+def _refuse_unsent(rank: int, outputs: Mapping[tuple[str, int], Tensor]) -> None:
+    unsent = [f"{tensor} of microbatch {index}" for (tensor, index), value in outputs.items() if value.nbytes > 0]
+    if unsent:
+        raise RunError(f"rank {rank} computed {unsent[0]} and the program never sends it ({len(unsent)} such tensors)")
+
+
+class _Mailbox:
+    """Tensors of one rank that are under way in one step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._receives: dict[tuple[int, bool], list[tuple[str, Tensor, dist.Work]]] = {}
+        self._sends: dict[tuple[str, int], tuple[Tensor, dist.Work]] = {}
+
+    def receive(self, action: Action) -> None:
+        """Post the buffer of a tensor that `take` hands out."""
+        buffer = torch.empty(action.bytes, dtype=torch.uint8, device=self._device)
+        work = _posted(dist.irecv(buffer, action.peer, tag=_tag(action)))
+        key = (action.microbatch, "<" in action.tensor)
+        self._receives.setdefault(key, []).append((action.tensor, buffer, work))
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        """Start to send; the bytes are kept until they have left."""
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        self._sends = {key: sent for key, sent in self._sends.items() if not sent[1].is_completed()}
+        self._sends[action.tensor, action.microbatch] = (flat, _posted(dist.isend(flat, action.peer, tag=_tag(action))))
+
+    def take(self, microbatch: int, *, gradients: bool) -> dict[str, Tensor]:
+        """Wait for what was received for the forward or backward of a microbatch."""
+        taken = {}
+        for tensor, buffer, work in self._receives.pop((microbatch, gradients), ()):
+            work.wait()
+            taken[tensor] = buffer
+            # gloo knows that a send has left only after a wait; a gradient that is here proves that this one is free.
+            sent = self._sends.pop((tensor.replace("<", ">"), microbatch), None) if gradients else None
+            if sent is not None:
+                sent[1].wait()
+        return taken
+
+    def drain(self) -> None:
+        """Wait until every send has left."""
+        for _, work in self._sends.values():
+            work.wait()
+        self._sends.clear()
+
+
+def _tag(action: Action) -> int:
+    return zlib.crc32(f"{action.tensor}@{action.microbatch}".encode()) % _TAGS
+
+
+def _posted(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "this process is not in the group it sends to"
+    return work

@@ -1,0 +1,64 @@
+"""The scenario's model as one plain torch module that also runs alone in one process.
+
+Weights are a function of (seed, layer id), so a rank that builds only its stage holds exactly the weights of the whole
+model. Nothing here knows about ranks or stages.
+"""
+
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.layer import Layer
+from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.layers import build_layer
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class MultimodalModel(nn.Module):
+    """The given layers of a graph.
+
+    Args:
+        layers: in topological order; all layers of the graph, or those of one stage.
+        precision: `fp32`, `bf16` or `fp16`: dtype of weights and activations.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], graph: ComputationGraph, *, precision: str, seed: int, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.precision = precision
+        self.device = device
+        self._order = tuple(layers)
+        self._reads = {layer.id: tuple(graph.predecessors(layer.id)) for layer in layers}
+        self.layers = nn.ModuleDict({_key(layer.id): _seeded_layer(layer, seed) for layer in layers})
+        self.to(device=device, dtype=TORCH_DTYPES[precision])
+
+    def layer(self, layer_id: str) -> nn.Module:
+        """The module of one layer: `module(inputs by producer layer id, microbatch) -> Tensor`."""
+        return self.layers[_key(layer_id)]
+
+    def forward(self, batch: Microbatch) -> dict[str, Tensor]:
+        """Losses by module, each the sum over this microbatch divided by the targets of the global batch."""
+        values: dict[str, Tensor] = {}
+        losses: dict[str, Tensor] = {}
+        for layer in self._order:
+            inputs = {producer: values[producer] for producer in self._reads[layer.id]}
+            values[layer.id] = self.layer(layer.id)(inputs, batch)
+            if layer.kind == "loss":
+                losses[layer.module] = values[layer.id]
+        return losses
+
+
+def _key(layer_id: str) -> str:
+    return layer_id.replace(".", "_")  # module names may not contain dots
+
+
+def _seeded_layer(layer: Layer, seed: int) -> nn.Module:
+    """torch's own initialisation under a generator seeded by the layer id; frozen weights require no gradient."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(zlib.crc32(f"{seed}/{layer.id}".encode()))
+        return build_layer(layer)

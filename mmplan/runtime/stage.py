@@ -1,0 +1,179 @@
+"""A pipeline stage as the executor sees it, and the stage that is a subset of a model's layers.
+
+The executor moves bytes whose sizes the program states; only a stage knows shapes and dtypes. So whatever cuts a model
+(a layer subset here) can change without touching the executor.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.layer import Layer
+from mmplan.planner.stage_graph import CutTensor
+from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.gradients import FlatGradients
+from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
+from mmplan.runtime.optimizer import StageOptimizer
+from mmplan.scenario.scenario import Optimizer
+
+
+class Stage(Protocol):
+    """One stage of one replica. Received tensors are flat `uint8` buffers, keyed by tensor name.
+
+    A tensor without bytes is neither sent nor received; the stage fills it in.
+    """
+
+    def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Compute one microbatch; returns what other stages read, by tensor name (`producer>consumer`)."""
+
+    def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Backward of a microbatch; takes gradients of what was sent, returns gradients of what was received
+        (`producer<consumer`)."""
+
+    def gradients(self) -> Sequence[Tensor]:
+        """The buffers that are summed over replicas, equal in number and size on all of them."""
+
+    def step(self) -> None:
+        """Update the weights and forget the gradients."""
+
+    def memory_bytes(self) -> int:
+        """Bytes in use now: weights, gradients, optimizer state and kept activations."""
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """What a microbatch leaves between its forward and its backward."""
+
+    received: dict[str, Tensor] = field(default_factory=dict)  # gradient name -> leaf
+    sent: dict[str, Tensor] = field(default_factory=dict)  # gradient name -> output that its gradient belongs to
+    losses: list[Tensor] = field(default_factory=list)
+    kept: dict[int, int] = field(default_factory=dict)  # storage address -> bytes
+
+
+class LayerStage:
+    """The layers of one stage, cut out of the model by detaching what is received.
+
+    Args:
+        layers: the stage's layers in topological order.
+        cuts: all tensors between stages; those that touch `stage` are used.
+        model: holds the modules of these layers.
+        count_kept: count the bytes autograd keeps, by hooks on saved tensors (for devices without an allocator that
+            counts). Parameters and the raw batch are left out, a storage that several operators keep counts once.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage: int,
+        layers: Sequence[Layer],
+        cuts: Sequence[CutTensor],
+        graph: ComputationGraph,
+        model: MultimodalModel,
+        optimizer: Optimizer,
+        count_kept: bool,
+    ) -> None:
+        self.model = model
+        self._layers = tuple(layers)
+        self._reads = {layer.id: tuple(graph.predecessors(layer.id)) for layer in layers}
+        self._incoming = tuple(cut for cut in cuts if cut.target == stage)
+        self._outgoing = tuple(cut for cut in cuts if cut.source == stage)
+        self._dtype = TORCH_DTYPES[model.precision]
+        self._gradients = FlatGradients(model.parameters(), TORCH_DTYPES[optimizer.gradient_dtype])
+        self._optimizer = StageOptimizer(self._gradients, optimizer)
+        self._count_kept = count_kept
+        self._weight_addresses = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._microbatches: Sequence[Microbatch] = ()
+        self._in_flight: dict[int, _InFlight] = {}
+        self._losses: dict[str, Tensor] = {}
+
+    def load(self, microbatches: Sequence[Microbatch]) -> None:
+        """Take the data of the next step; its losses start from nothing."""
+        self._microbatches = microbatches
+        self._losses = {}
+
+    def losses(self) -> dict[str, float]:
+        """Loss of the step so far by loss module: this stage's and replica's part of the global mean."""
+        return {module: float(loss) for module, loss in self._losses.items()}
+
+    def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        batch = self._microbatches[microbatch]
+        state = _InFlight()
+        values = self._received_leaves(received, state)
+        if self._count_kept:
+            with saved_tensors_hooks(lambda tensor: self._count(tensor, state.kept, batch), lambda tensor: tensor):
+                self._compute(values, batch, state)
+        else:
+            self._compute(values, batch, state)
+        for cut in self._outgoing:
+            if cut.carries_grad:
+                state.sent[cut.gradient] = values[cut.edge.producer]
+        if state.losses or any(tensor.requires_grad for tensor in state.sent.values()):
+            self._in_flight[microbatch] = state
+        return {cut.activation: values[cut.edge.producer].detach() for cut in self._outgoing}
+
+    def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        state = self._in_flight.pop(microbatch)
+        roots: dict[int, Tensor] = {}
+        gradients: dict[int, Tensor] = {}
+        for name, output in state.sent.items():  # one output may come back from several stages: their sum
+            gradient = received[name].view(output.dtype).view_as(output) if name in received else output.new_zeros(())
+            roots[id(output)] = output
+            known = gradients.get(id(output))
+            gradients[id(output)] = gradient.expand_as(output) if known is None else known + gradient
+        for loss in state.losses:
+            roots[id(loss)] = loss
+            gradients[id(loss)] = torch.ones_like(loss)
+        torch.autograd.backward(list(roots.values()), list(gradients.values()))
+        return {
+            name: leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
+            for name, leaf in state.received.items()
+        }
+
+    def gradients(self) -> Sequence[Tensor]:
+        return self._gradients.buffers()
+
+    def step(self) -> None:
+        self._optimizer.step()
+        self._gradients.zero()
+
+    def memory_bytes(self) -> int:
+        weights = sum(p.nbytes for p in self.model.parameters())
+        kept = sum(sum(state.kept.values()) for state in self._in_flight.values())
+        return weights + self._gradients.memory_bytes() + self._optimizer.memory_bytes() + kept
+
+    def _received_leaves(self, received: Mapping[str, Tensor], state: _InFlight) -> dict[str, Tensor]:
+        """Producer layer -> `[tokens, width]` leaf; no tokens where nothing was sent."""
+        values = {}
+        for cut in self._incoming:
+            flat = received.get(cut.activation)
+            device = self.model.device
+            flat = torch.empty(0, dtype=self._dtype, device=device) if flat is None else flat.view(self._dtype)
+            leaf = flat.view(-1, cut.edge.width)
+            if cut.carries_grad:
+                state.received[cut.gradient] = leaf.requires_grad_()
+            values[cut.edge.producer] = leaf
+        return values
+
+    def _compute(self, values: dict[str, Tensor], batch: Microbatch, state: _InFlight) -> None:
+        for layer in self._layers:
+            inputs = {producer: values[producer] for producer in self._reads[layer.id]}
+            output = self.model.layer(layer.id)(inputs, batch)
+            values[layer.id] = output
+            if layer.kind == "loss":
+                part = output.detach().float()
+                known = self._losses.get(layer.module)
+                self._losses[layer.module] = part if known is None else known + part
+                if output.requires_grad:
+                    state.losses.append(output)
+
+    def _count(self, tensor: Tensor, kept: dict[int, int], batch: Microbatch) -> Tensor:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in self._weight_addresses and address not in batch.addresses():
+            kept[address] = storage.nbytes()
+        return tensor
