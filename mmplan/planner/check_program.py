@@ -1,0 +1,151 @@
+"""Is a program complete and free of deadlock? Knows nothing of how programs are made.
+
+A program is safe even with zero buffers, where a send waits for its receive, iff the graph of rank orders is acyclic
+after both ends of each transfer, and all replicas of each reduction, are merged into one node. Libraries that match
+messages by order (NCCL) also need one common order of all transfers between two ranks.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from mmplan.planner.finding import Finding
+from mmplan.planner.program import Action, Program, RankProgram
+
+_Node = tuple[object, ...]
+
+
+def check_program(program: Program) -> tuple[Finding, ...]:
+    """Everything wrong with the program; empty when it is sound."""
+    findings = [finding for rank in program.ranks for finding in _computes(rank, program.microbatches)]
+    findings += [finding for rank in program.ranks for finding in _transfers_around_computes(rank)]
+    findings += _both_ends(program)
+    if not findings:
+        findings += _cycle(program)
+    return tuple(findings)
+
+
+def _computes(rank: RankProgram, microbatches: int) -> Iterator[Finding]:
+    """Each microbatch forward once; backward once for all of them or for none; forward first."""
+    seen: Counter[tuple[str, int]] = Counter(
+        (action.kind, action.microbatch) for action in rank.actions if action.kind in "FBIW"
+    )
+    kinds = {"F"} | {kind for kind, _ in seen}
+    for kind in sorted(kinds):
+        for microbatch in range(microbatches):
+            count = seen.pop((kind, microbatch), 0)
+            if count != 1:
+                name = f"{rank.stage}{kind}{microbatch}"
+                yield Finding(
+                    rule="completeness", message=f"rank {rank.rank} runs {name} {count} times instead of once"
+                )
+    for kind, microbatch in seen:
+        message = f"rank {rank.rank} runs {rank.stage}{kind}{microbatch}, the step has {microbatches} microbatches"
+        yield Finding(rule="completeness", message=message)
+    first: dict[tuple[str, int], int] = {
+        (a.kind, a.microbatch): position for position, a in reversed(list(enumerate(rank.actions)))
+    }
+    for early, late in (("F", "B"), ("F", "I"), ("I", "W")):
+        for microbatch in range(microbatches):
+            if first.get((late, microbatch), len(rank.actions)) < first.get((early, microbatch), -1):
+                names = f"{rank.stage}{late}{microbatch} before {rank.stage}{early}{microbatch}"
+                yield Finding(rule="order", message=f"rank {rank.rank} runs {names}")
+    for action in rank.actions:
+        if action.stage != rank.stage:
+            yield Finding(rule="order", message=f"rank {rank.rank} holds stage {rank.stage} and lists {action}")
+
+
+def _transfers_around_computes(rank: RankProgram) -> Iterator[Finding]:
+    """A tensor is sent after the compute that makes it and received before the one that reads it."""
+    place: dict[tuple[str, int], int] = {}
+    for position, action in enumerate(rank.actions):
+        if action.kind in "FBI":
+            place.setdefault(("F" if action.kind == "F" else "B", action.microbatch), position)
+    for position, action in enumerate(rank.actions):
+        if action.kind not in ("SEND", "RECV"):
+            continue
+        half = "B" if "<" in action.tensor else "F"
+        compute = place.get((half, action.microbatch))
+        name = f"{rank.stage}{half}{action.microbatch}"
+        if compute is None:
+            yield Finding(rule="transfer", message=f"rank {rank.rank} lists {action} and never runs {name}")
+        elif action.kind == "SEND" and position < compute:
+            yield Finding(rule="transfer", message=f"rank {rank.rank} lists {action} before {name} has made the tensor")
+        elif action.kind == "RECV" and position > compute:
+            yield Finding(
+                rule="transfer", message=f"rank {rank.rank} lists {action} after {name} has needed the tensor"
+            )
+
+
+def _both_ends(program: Program) -> Iterator[Finding]:
+    """For each pair of ranks, the same transfers in the same order on both."""
+    by_pair: dict[tuple[int, int], dict[int, list[str]]] = {}
+    known = {rank.rank for rank in program.ranks}
+    for rank in program.ranks:
+        for action in rank.actions:
+            if action.kind not in ("SEND", "RECV"):
+                continue
+            if action.peer not in known or action.peer == rank.rank:
+                yield Finding(rule="peer", message=f"rank {rank.rank} lists {action}: no such peer in the program")
+                continue
+            source, target = (rank.rank, action.peer) if action.kind == "SEND" else (action.peer, rank.rank)
+            key = f"{action.tensor} of microbatch {action.microbatch} ({action.bytes} bytes) {source} -> {target}"
+            pair = (min(source, target), max(source, target))
+            by_pair.setdefault(pair, {}).setdefault(rank.rank, []).append(key)
+    for (low, high), ends in sorted(by_pair.items()):
+        first, second = ends.get(low, []), ends.get(high, [])
+        for index in range(max(len(first), len(second))):
+            a = first[index] if index < len(first) else "nothing"
+            b = second[index] if index < len(second) else "nothing"
+            if a != b:
+                message = f"transfer {index} between ranks {low} and {high} is {a} on rank {low} and {b} on rank {high}"
+                yield Finding(rule="transfer order", message=message)
+                break
+
+
+def _node(rank: RankProgram, position: int, action: Action) -> _Node:
+    """One node for both ends of a transfer, and for a reduction on all replicas."""
+    if action.kind == "SEND":
+        return ("transfer", rank.rank, action.peer, action.tensor, action.microbatch)
+    if action.kind == "RECV":
+        return ("transfer", action.peer, rank.rank, action.tensor, action.microbatch)
+    if action.kind == "REDUCE":
+        return ("reduce", action.stage)
+    return (rank.rank, position)
+
+
+def _cycle(program: Program) -> Iterator[Finding]:
+    """Remove nodes that wait for nothing until none is left; what remains waits in a circle."""
+    before: dict[_Node, list[tuple[_Node, str]]] = {}
+    after: dict[_Node, list[_Node]] = {}
+    for rank in program.ranks:
+        previous: tuple[_Node, str] | None = None
+        for position, action in enumerate(rank.actions):
+            node = _node(rank, position, action)
+            before.setdefault(node, [])
+            if previous is not None:
+                before[node].append((previous[0], f"rank {rank.rank}: {previous[1]} before {action}"))
+                after.setdefault(previous[0], []).append(node)
+            previous = (node, str(action))
+    waits = {node: len(needs) for node, needs in before.items()}
+    free = [node for node, count in waits.items() if count == 0]
+    while free:
+        node = free.pop()
+        del waits[node]
+        for later in after.get(node, ()):
+            waits[later] -= 1
+            if waits[later] == 0:
+                free.append(later)
+    if waits:
+        yield Finding(rule="deadlock", message=f"ranks wait in a circle: {'; '.join(_walk_back(before, set(waits)))}")
+
+
+def _walk_back(before: dict[_Node, list[tuple[_Node, str]]], stuck: set[_Node]) -> Sequence[str]:
+    """The reasons along one cycle inside `stuck`, where every node has a stuck predecessor."""
+    node = next(candidate for candidate in before if candidate in stuck)
+    path: list[_Node] = []
+    reasons: list[str] = []
+    while node not in path:
+        path.append(node)
+        node, reason = next((other, text) for other, text in before[node] if other in stuck)
+        reasons.append(reason)
+    return list(reversed(reasons[path.index(node) :]))

@@ -1,0 +1,59 @@
+"""Seconds of every action of a program: by a cost model, or as measured."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from mmplan.cost_models.cost_model import CostModel
+from mmplan.cost_models.counts import trainable_parameters
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.load import Loads
+from mmplan.planner.plan import Plan
+from mmplan.planner.program import Action, Program, RankProgram
+from mmplan.planner.timing import Seconds
+
+
+def predicted_durations(
+    plan: Plan, graph: ComputationGraph, costs: CostModel, program: Program, loads: Sequence[Sequence[Loads]]
+) -> Seconds:
+    """Seconds of each action of the program by the cost model."""
+    layers = [[graph.layer(layer) for layer in stage.layers] for stage in plan.stages]
+    priced: dict[tuple[int, str, int], float] = {}  # equal loads are the same object in a mean step
+
+    def compute_s(stage: int, kind: str, load: Loads) -> float:
+        key = (stage, kind, id(load))
+        if key not in priced:
+            price = {"F": (costs.forward_s,), "B": (costs.dgrad_s, costs.wgrad_s), "I": (costs.dgrad_s,)}
+            parts = price.get(kind, (costs.wgrad_s,))
+            priced[key] = sum(part(layer, load[layer.module], plan.tp) for layer in layers[stage] for part in parts)
+        return priced[key]
+
+    def action_s(rank: RankProgram, action: Action) -> float:
+        if action.kind == "SEND":
+            cluster = plan.scenario.cluster
+            return costs.transfer_s(action.bytes, cluster.node_of(rank.rank) == cluster.node_of(action.peer))
+        if action.kind == "REDUCE":
+            return costs.all_reduce_s(action.bytes, plan.dp, replicas_per_node(plan, rank.stage))
+        if action.kind == "STEP":
+            return costs.optimizer_s(sum(trainable_parameters(layer) for layer in layers[rank.stage]) // plan.tp)
+        if action.kind == "RECV":
+            return 0.0
+        return compute_s(rank.stage, action.kind, loads[rank.replica][action.microbatch])
+
+    return tuple(tuple(action_s(rank, action) for action in rank.actions) for rank in program.ranks)
+
+
+def replicas_per_node(plan: Plan, stage: int) -> int:
+    """Most replicas of a stage that share one node."""
+    nodes = Counter(plan.scenario.cluster.node_of(plan.rank(stage, replica)) for replica in range(plan.dp))
+    return max(nodes.values())
+
+
+def with_measured(program: Program, durations: Seconds, measured_s: Mapping[tuple[int, str, int], float]) -> Seconds:
+    """`durations` with those of computes replaced where `measured_s[rank, kind, microbatch]` exists."""
+    return tuple(
+        tuple(
+            measured_s.get((rank.rank, action.kind, action.microbatch), predicted_s)
+            for action, predicted_s in zip(rank.actions, row, strict=True)
+        )
+        for rank, row in zip(program.ranks, durations, strict=True)
+    )

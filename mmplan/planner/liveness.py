@@ -1,0 +1,79 @@
+"""Memory of a rank over time: what is always there, and what is alive between two actions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mmplan.cost_models.counts import kept_bytes
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.load import Loads
+from mmplan.cost_models.memory import state_bytes
+from mmplan.planner.plan import Plan
+from mmplan.planner.prediction import TimedAction
+from mmplan.planner.program import Program
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Footprint:
+    """Memory of each listed rank: always there, and kept from the forward to the backward of each microbatch."""
+
+    static_bytes: tuple[int, ...]
+    kept_bytes: tuple[tuple[int, ...], ...]
+
+
+def footprint(plan: Plan, graph: ComputationGraph, program: Program, loads: Sequence[Sequence[Loads]]) -> Footprint:
+    """Memory of each listed rank; kept bytes follow the load of each microbatch."""
+    scenario = plan.scenario
+    static, kept = [], []
+    for rank in program.ranks:
+        layers = [graph.layer(layer) for layer in plan.stages[rank.stage].layers]
+        state = sum(state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp) for layer in layers)
+        static.append(scenario.cluster.pool_of(rank.rank).device.reserved_bytes + state)
+        known: dict[int, int] = {}
+        for load in loads[rank.replica]:
+            if id(load) not in known:
+                known[id(load)] = sum(
+                    kept_bytes(layer, load[layer.module], scenario.precision, plan.tp) for layer in layers
+                )
+        kept.append(tuple(known[id(load)] for load in loads[rank.replica]))
+    return Footprint(static_bytes=tuple(static), kept_bytes=tuple(kept))
+
+
+def memory_steps(
+    timed: Sequence[TimedAction], static_bytes: int, kept_bytes: Sequence[int]
+) -> tuple[tuple[float, int], ...]:
+    """(time, bytes from then on) of one rank: a microbatch's activations live from its forward's start to the end of
+    its last compute."""
+    alive: dict[int, tuple[float, float]] = {}
+    for item in timed:
+        if item.action.kind in "FBIW":
+            start_s, _ = alive.get(item.action.microbatch, (item.start_s, 0.0))
+            alive[item.action.microbatch] = (start_s, item.end_s)
+    changes = [(start_s, kept_bytes[microbatch]) for microbatch, (start_s, _) in alive.items()]
+    changes += [(end_s, -kept_bytes[microbatch]) for microbatch, (_, end_s) in alive.items()]
+    return _accumulate(changes, static_bytes)
+
+
+def peak_buffer_bytes(timed: Sequence[TimedAction]) -> int:
+    """Received tensors wait from their arrival to the start of the compute that reads them."""
+    used_s = {
+        ("F" if t.action.kind == "F" else "B", t.action.microbatch): t.start_s for t in timed if t.action.kind in "FBI"
+    }
+    changes: list[tuple[float, int]] = []
+    for item in timed:
+        if item.action.kind == "RECV":
+            user = ("B" if "<" in item.action.tensor else "F", item.action.microbatch)
+            if user in used_s:
+                changes += [(item.end_s, item.action.bytes), (used_s[user], -item.action.bytes)]
+    return max(held for _, held in _accumulate(changes, 0))
+
+
+def _accumulate(changes: Sequence[tuple[float, int]], first: int) -> tuple[tuple[float, int], ...]:
+    """Running sum over time; at one instant what leaves goes before what comes."""
+    held = first
+    steps = [(0.0, first)]
+    for time_s, change in sorted(changes):
+        held += change
+        if steps[-1][0] == time_s:
+            steps.pop()
+        steps.append((time_s, held))
+    return tuple(steps)
