@@ -120,8 +120,9 @@ class ModelEdge:
     """Tokens of `producer` feed `consumer`.
 
     `input` feeds a projector; `merge` places the tokens into a language model's sequence; `cross_attention` feeds every
-    cross layer; `hidden` hands a language model's last hidden states to another one (a talker): they are added to its
-    token embeddings, of the producer's width, and both pass one linear with bias to the consumer's hidden size.
+    cross layer; `hidden` hands a language model's last hidden states to another one (a talker) through its own linear
+    with bias (producer's hidden -> consumer's hidden). With `Vocabulary.width` set (= producer's hidden) the talker's
+    token embeddings are added before that linear and pass it too.
     """
 
     producer: str

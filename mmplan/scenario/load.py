@@ -1,0 +1,158 @@
+"""`load_scenario`: from a YAML file to a checked `Scenario`, in the order a reader would check it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from mmplan.scenario.cluster import Cluster
+from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, read_document, shown
+from mmplan.scenario.formats.hf_config import bundled_configs, read_hf_config
+from mmplan.scenario.layer_ids import expand_ids
+from mmplan.scenario.machines import cluster_from_spec
+from mmplan.scenario.modules import model_from_spec
+from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, Scenario, Training
+from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ScenarioSpec
+from mmplan.scenario.sizes import data_from_spec
+from mmplan.scenario.validate import validate_spec
+
+_RANGE = re.compile(r"^(?P<module>.+)\.(?P<first>\d{1,6})(?:-(?P<last>\d{1,6}))?$")
+
+
+def load_scenario(path: Path | str) -> Scenario:
+    """Read a scenario file.
+
+    Raises:
+        InputError: one sentence with file, line and key path.
+    """
+    document = read_document(Path(path))
+    spec = validate_spec(document)
+    model = _with_training(_model(spec, document), spec, document)
+    cluster = cluster_from_spec(spec.cluster, document)
+    _check_precision(spec, cluster, document)
+    return Scenario(
+        name=spec.name,
+        model=model,
+        data=data_from_spec(spec.data, model, document),
+        global_batch=spec.batch.global_,
+        precision=spec.precision,
+        optimizer=Optimizer(
+            name=spec.optimizer.name,
+            learning_rate=spec.optimizer.learning_rate,
+            gradient_dtype=spec.optimizer.gradient_dtype,
+        ),
+        cluster=cluster,
+        constraints=_constraints(spec.constraints, model, cluster, document),
+        seed=spec.seed,
+        source=spec.source,
+    )
+
+
+def module_layer_ids(module: ModelModule) -> tuple[str, ...]:
+    """The ids of a module's layers, in order."""
+    if module.projector is not None:
+        return (f"{module.name}.0",)
+    assert module.transformer is not None
+    blocks = tuple(f"{module.name}.{index}" for index in range(module.transformer.layers))
+    ends = (f"{module.name}.head", f"{module.name}.loss") if module.vocabulary is not None else ()
+    return (f"{module.name}.embed", *blocks, *ends)
+
+
+def _model(spec: ScenarioSpec, document: Document) -> Model:
+    at: KeyPath = ("model",)
+    named = spec.model.hf_config
+    if (named is None) == (spec.model.modules is None):
+        raise document.error(at, "expected either 'hf_config' or 'modules' (with 'edges')")
+    if named is None:
+        return model_from_spec(spec.name, spec.model, document)
+    if spec.model.edges is not None:
+        raise document.error((*at, "edges"), "the edges follow from hf_config; remove this key")
+    if named in bundled_configs():
+        return read_hf_config(bundled_configs()[named])
+    path = document.file.parent / named
+    if not path.exists():
+        hint = did_you_mean(named, bundled_configs()) or f"; bundled: {listed(bundled_configs(), 40)}"
+        raise document.error((*at, "hf_config"), f"no bundled config and no file of the name {shown(named)}{hint}")
+    return read_hf_config(path)
+
+
+def _with_training(model: Model, spec: ScenarioSpec, document: Document) -> Model:
+    """The model with `train` applied to its modules."""
+    names = [module.name for module in model.modules]
+    for name in spec.train:
+        if name not in names:
+            hint = did_you_mean(name, names) or f"; modules: {listed(names)}"
+            raise document.error(("train", name), f"unknown module {shown(name)}{hint}")
+    modules = tuple(
+        replace(module, training=_training(module, spec.train.get(module.name, "full"), document))
+        for module in model.modules
+    )
+    if all(module.training.mode == "frozen" for module in modules):
+        raise document.error(("train",), "every module is frozen: nothing is trained")
+    return replace(model, modules=modules)
+
+
+def _training(module: ModelModule, spec: str | LoraTraining, document: Document) -> Training:
+    if not isinstance(spec, LoraTraining):
+        return Training(mode="frozen" if spec == "frozen" else "full")
+    at: KeyPath = ("train", module.name, "lora")
+    if module.transformer is None:
+        raise document.error(at, f"'{module.name}' is a projector: train it full or frozen")
+    if "gate" in spec.lora.targets and not module.transformer.gated_mlp:
+        raise document.error((*at, "targets"), f"'{module.name}' has no gate: its MLP has up and down only")
+    if spec.lora.rank > module.transformer.hidden:
+        message = f"rank = {spec.lora.rank} is more than the width {module.transformer.hidden} of '{module.name}'"
+        raise document.error((*at, "rank"), message)
+    order = ("q", "k", "v", "o", "gate", "up", "down")
+    targets = tuple(target for target in order if target in spec.lora.targets)
+    return Training(mode="lora", rank=spec.lora.rank, targets=targets)
+
+
+def _check_precision(spec: ScenarioSpec, cluster: Cluster, document: Document) -> None:
+    for pool in cluster.pools:
+        if pool.device.flops_per_s(spec.precision) is None:
+            known = [dtype for dtype in ("fp32", "bf16", "fp16") if pool.device.flops_per_s(dtype) is not None]
+            message = f"{pool.device.name} has no {spec.precision} units; it has {listed(known)}"
+            raise document.error(("precision",), message)
+
+
+def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document: Document) -> Constraints:
+    at: KeyPath = ("constraints",)
+    per_node, total = cluster.pools[0].devices_per_node, cluster.device_count
+    for tp in spec.tp:
+        if tp > per_node:
+            raise document.error((*at, "tp"), f"tp = {tp} does not fit into a node of {per_node} devices")
+    least = {key: min(getattr(spec, key), default=1) for key in ("tp", "pp", "dp")}
+    needed = least["tp"] * least["pp"] * least["dp"]
+    if needed > total:
+        product = " x ".join(f"{key} {value}" for key, value in least.items())
+        raise document.error(at, f"{product} = {needed} devices, the cluster has {total}")
+    return Constraints(
+        no_split=_no_split(spec.no_split, model, document),
+        memory_headroom=spec.memory_headroom,
+        tp=tuple(spec.tp),
+        pp=tuple(spec.pp),
+        dp=tuple(spec.dp),
+        microbatch=tuple(spec.microbatch),
+        schedule=(spec.schedule,) if isinstance(spec.schedule, str) else tuple(spec.schedule),
+    )
+
+
+def _no_split(items: list[str], model: Model, document: Document) -> tuple[str, ...]:
+    """Layer ids with ranges expanded; a module's name stands for all of its layers."""
+    known = {layer for module in model.modules for layer in module_layer_ids(module)}
+    names = {module.name: module_layer_ids(module) for module in model.modules}
+    result: list[str] = []
+    for index, item in enumerate(items):
+        at: KeyPath = ("constraints", "no_split", index)
+        if item in names:
+            result.extend(names[item])
+            continue
+        match = _RANGE.match(item)
+        last = f"{match['module']}.{int(match['last'] or match['first'])}" if match is not None else item
+        if last not in known:
+            hint = did_you_mean(item, [*names, *known]) or "; layers are named like 'llm.0', 'llm.0-7', 'llm.head'"
+            raise document.error(at, f"unknown layer {shown(item)}{hint}")
+        if match is not None and int(match["first"]) > int(match["last"] or match["first"]):
+            raise document.error(at, f"the range {shown(item)} runs backwards")
+        result.extend(expand_ids([item]))
+    return tuple(dict.fromkeys(result))

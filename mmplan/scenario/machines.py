@@ -1,0 +1,70 @@
+"""The `cluster` part of a scenario file as a `Cluster`."""
+
+from collections.abc import Sequence
+
+from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names, link_names
+from mmplan.scenario.cluster import Cluster, Device, Link, Pool
+from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, shown
+from mmplan.scenario.schema import ClusterSpec, DeviceSpec, LinkSpec
+
+
+def cluster_from_spec(spec: ClusterSpec, document: Document) -> Cluster:
+    """The cluster; links that are not given are those the catalogue names for the device.
+
+    Raises:
+        InputError: unknown device or link, or a device of the user's own without links.
+    """
+    device, default_node_link, default_network = _device(spec.device, document)
+    if spec.devices_per_node == 1:
+        default_node_link = default_node_link or "loopback"
+    node_link = _link("node_link", spec.node_link, default_node_link, document)
+    if spec.nodes == 1 and spec.network is None and default_network is None:
+        network = node_link
+    else:
+        network = _link("network", spec.network, default_network, document)
+    name = spec.name or f"{device.name}-{spec.nodes}x{spec.devices_per_node}"
+    pool = Pool(device=device, nodes=spec.nodes, devices_per_node=spec.devices_per_node, node_link=node_link)
+    return Cluster(name=name, pools=(pool,), network_link=network)
+
+
+def _device(spec: str | DeviceSpec, document: Document) -> tuple[Device, str | None, str | None]:
+    if isinstance(spec, str):
+        if spec not in device_names():
+            raise document.error(("cluster", "device"), f"unknown device {shown(spec)}{_hint(spec, device_names())}")
+        entry = catalogue_device(spec)
+        return entry.device, entry.node_link, entry.network
+    device = Device(
+        name=spec.name,
+        memory_bytes=spec.memory,
+        memory_bytes_per_s=spec.memory_bandwidth,
+        fp32_flops_per_s=spec.fp32,
+        bf16_flops_per_s=spec.bf16,
+        fp16_flops_per_s=spec.fp16,
+        gemm_fraction=spec.gemm_fraction,
+        attention_fraction=spec.attention_fraction,
+        memory_fraction=spec.memory_fraction,
+        launch_s=spec.launch,
+        reserved_bytes=spec.reserved,
+        source=spec.source or "scenario file",
+    )
+    if device.reserved_bytes >= device.memory_bytes:
+        message = f"reserved = {device.reserved_bytes:,} bytes leave nothing of memory = {device.memory_bytes:,} bytes"
+        raise document.error(("cluster", "device", "reserved"), message)
+    return device, None, None
+
+
+def _link(key: str, spec: str | LinkSpec | None, default: str | None, document: Document) -> Link:
+    at: KeyPath = ("cluster", key)
+    if isinstance(spec, LinkSpec):
+        return Link(bytes_per_s=spec.bandwidth, latency_s=spec.latency, fraction=spec.fraction, source="scenario file")
+    name = spec or default
+    if name is None:
+        raise document.error(at, "a device that is not in the catalogue needs this link")
+    if name not in link_names():
+        message = f"expected a catalogue link or {{bandwidth, latency}}, found {shown(name)}"
+        raise document.error(at, message + _hint(name, link_names()))
+    return catalogue_link(name)
+
+
+def _hint(word: str, known: Sequence[str]) -> str:
+    return did_you_mean(word.lower(), known) or f"; known: {listed(known, 40)}"

@@ -1,0 +1,274 @@
+"""The form of a scenario file, as pydantic models: what may be written, with a sentence on every key.
+
+`load.py` turns them into a `Scenario`. Everything is strict: `true` is no number, `4.0` is no count, unknown keys are
+refused. Defaults of a module's block follow its kind: encoders are ViT/Whisper-like (LayerNorm, biases, plain MLP),
+language models LLaMA-like (RMSNorm, no biases, gated MLP, causal).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from mmplan.scenario.document import did_you_mean, listed
+from mmplan.scenario.schema_values import (
+    Bandwidth,
+    Bytes,
+    CountOrList,
+    DistributionSpec,
+    ImageSizes,
+    Rate,
+    Seconds,
+)
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Layers = Annotated[int, Field(ge=1, le=2_000)]
+Width = Annotated[int, Field(ge=1, le=1_000_000)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+ModuleName = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+
+
+class Strict(BaseModel):
+    """Refuses unknown keys with a did-you-mean; no conversions between types."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        for key in values:
+            if key not in known:
+                hint = did_you_mean(str(key), known) or f"; known keys: {listed(known, 40)}"
+                raise PydanticCustomError("unknown_key", "unknown key{hint}", {"hint": hint, "key": key})
+        return values
+
+
+class BlockSpec(Strict):
+    """Keys that every module with transformer blocks shares."""
+
+    layers: Layers = Field(description="number of transformer blocks")
+    hidden: Width = Field(description="width of the residual stream")
+    heads: Count = Field(description="query heads")
+    kv_heads: Count | None = Field(default=None, description="key/value heads; default: as many as heads")
+    head_dim: Count | None = Field(default=None, description="width of a head; default: hidden / heads")
+    ffn: Width = Field(description="inner width of the MLP")
+    gated_mlp: bool | None = Field(default=None, description="SwiGLU (three matrices) instead of two; default by kind")
+    norm: Literal["layer", "rms"] | None = Field(default=None, description="kind of norm; default by kind")
+    qkv_bias: bool | None = Field(default=None, description="biases in the query, key and value projections")
+    key_bias: bool = Field(
+        default=True, description="with qkv_bias: false leaves the key projection without one (Whisper)"
+    )
+    out_bias: bool | None = Field(default=None, description="bias in the attention output projection")
+    mlp_bias: bool | None = Field(default=None, description="biases in the MLP")
+    qk_norm: bool = Field(default=False, description="norms on queries and keys")
+    final_norm: bool = Field(default=True, description="a norm after the last block")
+    window_tokens: Count | None = Field(default=None, description="attention within windows of this many tokens")
+    global_layers: list[Annotated[int, Field(ge=0)]] = Field(default=[], description="0-based layers without window")
+
+
+class VisionSpec(BlockSpec):
+    """A vision transformer. Images are cut into patches; each patch is a token."""
+
+    kind: Literal["vision_encoder"]
+    patch: Count = Field(description="pixels per side of a patch")
+    channels: Count = Field(default=3, description="colour channels")
+    temporal_patch: Count = Field(default=1, description="frames per patch (Qwen: 2; a still image is shown twice)")
+    image_size: Count | None = Field(
+        default=None, description="fixed square size in pixels; default: sizes of the data"
+    )
+    class_token: bool = Field(default=False, description="one extra token per image")
+    keep_class_token: bool = Field(default=False, description="hand the class token on to the next module")
+    learned_positions: bool = Field(default=False, description="a stored table of positions (needs image_size)")
+    patch_bias: bool = Field(default=False, description="bias in the patch embedding")
+    first_norm: bool = Field(default=False, description="a norm before the first block (CLIP)")
+    tiles: Count = Field(default=1, description="every image becomes this many images of image_size")
+    joint_tiles: bool = Field(default=False, description="tiles attend to each other")
+
+
+class AudioSpec(BlockSpec):
+    """A Whisper-style audio encoder: two convolutions, the second of stride 2, then blocks."""
+
+    kind: Literal["audio_encoder"]
+    mel_bins: Count = Field(description="mel filters per frame")
+    frames_per_s: Count = Field(default=100, description="mel frames per second")
+    pad_s: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+        default=30.0, description="seconds that every clip is padded to; null: clips keep their length"
+    )
+    pool: Count = Field(default=1, description="tokens averaged into one after the last block")
+    positions: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=0, description="rows of a stored position table"
+    )
+
+
+class LanguageSpec(BlockSpec):
+    """A causal language model with token table and vocabulary head."""
+
+    kind: Literal["language_model"]
+    vocabulary: Width = Field(description="number of tokens")
+    tied: bool = Field(default=False, description="head and token table share one matrix")
+    table_width: Width | None = Field(default=None, description="width of the token table of a talker; default: hidden")
+    cross_layers: list[Annotated[int, Field(ge=0)]] = Field(
+        default=[], description="0-based layers that attend to another module's tokens instead of their own"
+    )
+
+
+class ProjectorSpec(Strict):
+    """Linears with GELU between them, from one module's width to another's."""
+
+    kind: Literal["projector"]
+    dims: list[Width] = Field(min_length=2, max_length=20, description="widths: dims[0] -> dims[1] -> ...")
+    merge: Count = Field(default=1, description="neighbouring tokens concatenated before the first linear")
+    norm: Literal["layer", "rms"] | None = Field(default=None, description="norm before the first linear")
+    norm_before_merge: bool = Field(default=False, description="the norm acts on single tokens, before they are merged")
+    bias: bool = Field(default=True, description="biases in the linears")
+
+
+ModuleSpec = Annotated[VisionSpec | AudioSpec | LanguageSpec | ProjectorSpec, Field(discriminator="kind")]
+
+
+class ModelSpec(Strict):
+    """A Hugging Face config (bundled name or path to a config.json), or modules and edges."""
+
+    hf_config: str | None = Field(
+        default=None, description="name of a bundled config or path of a config.json, relative to this file"
+    )
+    modules: dict[ModuleName, ModuleSpec] | None = Field(default=None, description="modules by name")
+    edges: list[list[str]] | None = Field(
+        default=None,
+        description="[producer, consumer], or [producer, consumer, merge | cross_attention | input | hidden]",
+    )
+
+
+class LoraSpec(Strict):
+    """Low-rank adapters on a frozen module."""
+
+    rank: Annotated[int, Field(ge=1, le=8192)] = Field(description="inner width of the adapters")
+    targets: list[Literal["q", "k", "v", "o", "gate", "up", "down"]] = Field(
+        min_length=1, description="linears that get an adapter"
+    )
+
+
+class LoraTraining(Strict):
+    """`{lora: {rank: 16, targets: [q, v]}}`."""
+
+    lora: LoraSpec
+
+
+class DataSpec(Strict):
+    """Sizes of samples: distributions per modality, or the rows of a manifest."""
+
+    text_tokens: DistributionSpec | None = Field(
+        default=None, description="text tokens per sample, without merged tokens"
+    )
+    images: DistributionSpec | None = Field(default=None, description="images per sample; default 0")
+    image_size: ImageSizes | None = Field(
+        default=None, description="pixels: 336, '480x640' (height x width), or a list"
+    )
+    audio_clips: DistributionSpec | None = Field(default=None, description="audio clips per sample; default 0")
+    audio_seconds: DistributionSpec | None = Field(default=None, description="seconds per clip")
+    speech_tokens: DistributionSpec | None = Field(default=None, description="tokens a talker produces; default 0")
+    manifest: str | None = Field(
+        default=None, description=".jsonl or .csv with one sample per row, relative to this file"
+    )
+
+
+class BatchSpec(Strict):
+    """The batch of one optimizer step."""
+
+    global_: Annotated[int, Field(ge=1, le=10_000_000)] = Field(alias="global", description="samples per step")
+
+
+class OptimizerSpec(Strict):
+    """Optimizer and the type gradients are kept in."""
+
+    name: Literal["adamw", "sgd"] = Field(default="adamw", description="adamw keeps two moments per weight, sgd none")
+    learning_rate: Annotated[float, Field(gt=0, le=100)] = Field(
+        default=1e-4, description="used when the plan is executed"
+    )
+    gradient_dtype: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="type gradients are summed in")
+
+
+class LinkSpec(Strict):
+    """One direction of a device's share of a network level."""
+
+    bandwidth: Bandwidth
+    latency: Seconds
+    fraction: Fraction = Field(default=1.0, description="what large messages reach of the bandwidth")
+
+
+class DeviceSpec(Strict):
+    """A device that is not in the catalogue. Rates are dense (not sparse)."""
+
+    name: Name
+    memory: Bytes
+    memory_bandwidth: Bandwidth
+    fp32: Rate
+    bf16: Rate | None = None
+    fp16: Rate | None = None
+    gemm_fraction: Fraction = Field(description="what large matrix products reach of the peak")
+    attention_fraction: Fraction = Field(description="what fused attention reaches of the peak")
+    memory_fraction: Fraction = Field(description="what memory-bound operators reach of the bandwidth")
+    launch: Seconds = Field(description="time floor of one operator, for example '5 us'")
+    reserved: Bytes = Field(description="memory no tensor can use: context, communication buffers")
+    source: str = ""
+
+
+class ClusterSpec(Strict):
+    """The machines."""
+
+    name: Name | None = Field(default=None, description="default: made of the device and the counts")
+    device: str | DeviceSpec = Field(description="catalogue name (`mmplan devices`) or a device of your own")
+    nodes: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1, description="number of nodes")
+    devices_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in a node")
+    node_link: str | LinkSpec | None = Field(
+        default=None, description="catalogue link inside a node; default: the device's"
+    )
+    network: str | LinkSpec | None = Field(
+        default=None, description="catalogue link between nodes; default: the device's"
+    )
+
+
+class ConstraintsSpec(Strict):
+    """What a plan may not do."""
+
+    no_split: list[str] = Field(
+        default=[], description="layer ids or ranges (vision.0-7) that no pipeline cut may touch"
+    )
+    memory_headroom: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.08, description="part of memory that stays free"
+    )
+    tp: CountOrList = Field(default=[], description="allowed tensor-parallel degrees")
+    pp: CountOrList = Field(default=[], description="allowed numbers of stages")
+    dp: CountOrList = Field(default=[], description="allowed numbers of replicas")
+    microbatch: CountOrList = Field(default=[], description="allowed samples per microbatch")
+    schedule: list[Literal["1f1b", "gpipe"]] | Literal["1f1b", "gpipe"] = Field(
+        default=[], description="allowed schedules"
+    )
+
+
+class ScenarioSpec(Strict):
+    """A training job: model, data and machines."""
+
+    name: Name
+    source: str = Field(default="", description="where the facts come from")
+    model: ModelSpec
+    train: dict[ModuleName, Literal["full", "frozen"] | LoraTraining] = Field(
+        default={}, description="per module: full (default), frozen or {lora: {rank, targets}}"
+    )
+    data: DataSpec
+    batch: BatchSpec
+    precision: Literal["fp32", "bf16", "fp16"] = Field(description="type of weights in compute and of activations")
+    optimizer: OptimizerSpec = OptimizerSpec()
+    cluster: ClusterSpec
+    constraints: ConstraintsSpec = ConstraintsSpec()
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(default=0, description="of sample sizes and weights")
+
+
+def scenario_json_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a scenario file, for editors."""
+    schema: dict[str, Any] = ScenarioSpec.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "mmplan scenario", **schema}
