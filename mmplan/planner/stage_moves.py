@@ -1,0 +1,98 @@
+"""What one more stage costs: every difference of two upsets that can be a stage, with the sums the DP needs.
+
+Arrays have one row per move; a move leads from the upset `below` to the upset `above`, its stage is the difference.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmplan.planner.cut_problem import CutEdge, CutProblem
+from mmplan.planner.upsets import BoolArray, IntArray, Upsets
+
+NONE = -1  # lag where no edge leads into the stage: below every real lag
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moves:
+    """Stages that respect the cap on work and fit into memory at least at the end of the pipeline.
+
+    `first[u]`, `count[u]`: the moves that start from upset u. With w over the frontier slots of an upset: `takes[i, w]`
+    says that slot w of `below` is in the stage; `carried[i, w]` is the slot of `below` that holds the same producer as
+    slot w of `above` (-1: none); `lag_ns[i, w]` the largest lag from that producer into the stage (-1: no edge).
+    """
+
+    above: IntArray
+    work_ns: IntArray
+    state_bytes: IntArray
+    kept_bytes: IntArray
+    finish_ns: IntArray
+    takes: BoolArray
+    carried: IntArray
+    lag_ns: IntArray
+    first: IntArray
+    count: IntArray
+
+
+def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
+    """All stages with work of at most `cap_ns`."""
+    least_in_flight = 1 if problem.schedule == "1f1b" else problem.microbatches
+    work, state, kept = (
+        upsets.member @ np.array(values, dtype=np.int64)
+        for values in (problem.work_ns, problem.state_bytes, problem.kept_bytes)
+    )
+    memory = state + least_in_flight * kept
+    below, above = upsets.below, upsets.above
+    least_ns = int(work[-1]) - (problem.stages - 1) * cap_ns  # what the other stages cannot hold
+    stage_ns = work[above] - work[below]
+    allowed = (stage_ns <= cap_ns) & (stage_ns >= least_ns)
+    allowed &= memory[above] - memory[below] <= problem.capacity_bytes
+    below, above = below[allowed], above[allowed]
+    finish, trainable = (
+        upsets.member @ np.array(values, dtype=np.int64) for values in (problem.finish_ns, problem.trainable)
+    )
+    fixed = np.where(trainable[above] > trainable[below], problem.finish_fixed_ns, 0)
+    count = np.bincount(below, minlength=upsets.count).astype(np.int64)
+    old, new = upsets.frontier[below], upsets.frontier[above]
+    same = (new[:, :, None] == old[:, None, :]) & (new[:, :, None] >= 0)
+    return Moves(
+        above=above,
+        work_ns=stage_ns[allowed],
+        state_bytes=state[above] - state[below],
+        kept_bytes=kept[above] - kept[below],
+        finish_ns=finish[above] - finish[below] + fixed,
+        takes=(old >= 0) & upsets.member[above[:, None], old],
+        carried=np.where(same.any(axis=2), same.argmax(axis=2), -1),
+        lag_ns=_new_lags(problem, upsets, below, above),
+        first=np.cumsum(count) - count,
+        count=count,
+    )
+
+
+def _new_lags(problem: CutProblem, upsets: Upsets, below: IntArray, above: IntArray) -> IntArray:
+    """[moves, slots] the largest lag from each frontier producer of `above` into the stage, NONE without an edge."""
+    new = upsets.frontier[above]
+    lags = np.full(new.shape, NONE, dtype=np.int64)
+    consumers, lags_ns = _fan_out(problem)
+    for turn in range(consumers.shape[1]):
+        consumer = np.where(new >= 0, consumers[new, turn], -1)
+        rows, slots = np.nonzero(consumer >= 0)
+        group = consumer[rows, slots]
+        inside = upsets.member[above[rows], group] & ~upsets.member[below[rows], group]
+        hit = (rows[inside], slots[inside])
+        lags[hit] = np.maximum(lags[hit], lags_ns[new[hit], turn])
+    return lags
+
+
+def _fan_out(problem: CutProblem) -> tuple[IntArray, IntArray]:
+    """[groups, most consumers] the consumers of each group and their lags, padded with -1."""
+    lists: list[list[CutEdge]] = [[] for _ in range(problem.groups)]
+    for edge in problem.edges:
+        lists[edge.producer].append(edge)
+    widest = max(1, max(map(len, lists)))
+    consumers = np.full((problem.groups, widest), -1, dtype=np.int64)
+    lags_ns = np.full((problem.groups, widest), NONE, dtype=np.int64)
+    for producer, edges in enumerate(lists):
+        for turn, edge in enumerate(edges):
+            consumers[producer, turn], lags_ns[producer, turn] = edge.consumer, edge.lag_ns
+    return consumers, lags_ns

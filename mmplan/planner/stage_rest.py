@@ -1,0 +1,89 @@
+"""What the stages not placed yet must cost at least, per upset and group, for pruning labels of the DP.
+
+Everything here is a relaxation: it forgets memory, divisibility of work, or all paths but one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmplan.planner.cut_problem import CutProblem
+from mmplan.planner.upsets import IntArray, Upsets
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rest:
+    """Per upset: sums over the groups outside. Per group g: over g and all its ancestors, which lie outside with it.
+
+    `path_ns[g]` is the heaviest path that ends with g, `hop_ns[g]` the least lag on any edge between these groups, and
+    `path_kept_bytes[g]` what they keep. `chain_end[u]` is the last of the groups outside upset u where these form one
+    chain, else -1. `floor_*` bound the value of any complete cut.
+    """
+
+    work_ns: IntArray
+    state_bytes: IntArray
+    kept_bytes: IntArray
+    groups: IntArray
+    chain_end: IntArray
+    path_ns: IntArray
+    hop_ns: IntArray
+    path_kept_bytes: IntArray
+    floor_bottleneck_ns: int
+    floor_path_ns: int
+    floor_finish_ns: int
+
+
+def measure_rest(problem: CutProblem, upsets: Upsets) -> Rest:
+    """Tables for one problem over its upsets."""
+    outside = ~upsets.member
+    ancestors = _ancestors(problem)
+    path_ns, length, hop_ns = _paths(problem)
+    groups = outside.sum(axis=1)
+    last = np.where(outside.any(axis=1), problem.groups - 1 - outside[:, ::-1].argmax(axis=1), 0)
+    finish = np.array(problem.finish_ns, dtype=np.int64)
+    fixed_ns = problem.finish_fixed_ns if any(problem.trainable) else 0
+    kept = np.array(problem.kept_bytes, dtype=np.int64)
+    return Rest(
+        work_ns=outside @ np.array(problem.work_ns, dtype=np.int64),
+        state_bytes=outside @ np.array(problem.state_bytes, dtype=np.int64),
+        kept_bytes=outside @ kept,
+        groups=groups.astype(np.int64),
+        chain_end=np.where((length[last] == groups) & (groups > 0), last, -1),
+        path_ns=path_ns,
+        hop_ns=hop_ns,
+        path_kept_bytes=ancestors @ kept,
+        floor_bottleneck_ns=bottleneck_floor(problem),
+        floor_path_ns=int(path_ns.max()),
+        floor_finish_ns=fixed_ns + max(int(finish.max()), -(-int(finish.sum()) // problem.stages)),
+    )
+
+
+def bottleneck_floor(problem: CutProblem) -> int:
+    """No cut has a lighter busiest stage: the mean, the heaviest group, and equal groups cannot be halved."""
+    works, counts = np.unique(np.array(problem.work_ns, dtype=np.int64), return_counts=True)
+    at_least = -(-np.cumsum(counts[::-1])[::-1] // problem.stages)  # groups this heavy or heavier that share a stage
+    return max(-(-sum(problem.work_ns) // problem.stages), int((at_least * works).max()))
+
+
+def _ancestors(problem: CutProblem) -> IntArray:
+    """[g, a] 1 where a is g or leads to g."""
+    ancestors = np.eye(problem.groups, dtype=np.int64)
+    for edge in sorted(problem.edges, key=lambda edge: edge.consumer):
+        ancestors[edge.consumer] |= ancestors[edge.producer]
+    return ancestors
+
+
+def _paths(problem: CutProblem) -> tuple[IntArray, IntArray, IntArray]:
+    """Per group: heaviest path that ends with it, groups on the longest such path, least lag among its ancestors."""
+    path_ns = np.array(problem.work_ns, dtype=np.int64)
+    length = np.ones(problem.groups, dtype=np.int64)
+    unseen = np.iinfo(np.int64).max
+    hop_ns = np.full(problem.groups, unseen, dtype=np.int64)
+    for edge in sorted(problem.edges, key=lambda edge: edge.consumer):
+        path_ns[edge.consumer] = max(
+            path_ns[edge.consumer], problem.work_ns[edge.consumer] + path_ns[edge.producer]
+        )
+        length[edge.consumer] = max(length[edge.consumer], 1 + length[edge.producer])
+        hop_ns[edge.consumer] = min(hop_ns[edge.consumer], hop_ns[edge.producer], edge.lag_ns)
+    hop_ns[hop_ns == unseen] = 0
+    return path_ns, length, hop_ns
