@@ -120,8 +120,8 @@ def load_plan(path: Path) -> Plan:
     """
     try:
         text = path.read_text()
-    except OSError as error:
-        raise InputError(f"cannot read the plan: {error.strerror}", file=path) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the plan: {error}", file=path) from error
     try:
         plan = _PLAN.validate_json(text)
     except ValidationError as error:
@@ -130,4 +130,7 @@ def load_plan(path: Path) -> Plan:
         raise InputError(f"not a plan: {first['msg']} (of {error.error_count()})", file=path, key=key) from error
     if plan.schema_version != SCHEMA_VERSION:
         raise InputError(f"schema version {plan.schema_version}, this mmplan reads {SCHEMA_VERSION}", file=path)
-    return replace(plan, stages=tuple(replace(s, layers=expand_ids(s.layers)) for s in plan.stages))
+    try:
+        return replace(plan, stages=tuple(replace(s, layers=expand_ids(s.layers)) for s in plan.stages))
+    except ValueError as error:
+        raise InputError(str(error), file=path, key="stages") from error

@@ -6,14 +6,23 @@ from collections.abc import Iterable, Sequence
 _INDEXED = re.compile(r"^(?P<stem>.+)\.(?P<first>\d+)(?:-(?P<last>\d+))?$")
 
 
+_MAX_RANGE = 100_000  # no model has more layers; a longer range is a typing error, not a list to build
+
+
 def expand_ids(short: Iterable[str]) -> tuple[str, ...]:
-    """`("llm.embed", "llm.0-2")` -> `("llm.embed", "llm.0", "llm.1", "llm.2")`."""
+    """`("llm.embed", "llm.0-2")` -> `("llm.embed", "llm.0", "llm.1", "llm.2")`.
+
+    Raises:
+        ValueError: a range runs backwards or is absurdly long.
+    """
     ids: list[str] = []
     for item in short:
         match = _INDEXED.match(item)
         if match is None or match["last"] is None:
             ids.append(item)
             continue
+        if not 0 <= int(match["last"]) - int(match["first"]) < _MAX_RANGE:
+            raise ValueError(f"'{item}' is not a range of layers")
         ids.extend(f"{match['stem']}.{index}" for index in range(int(match["first"]), int(match["last"]) + 1))
     return tuple(ids)
 
