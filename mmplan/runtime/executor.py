@@ -86,9 +86,7 @@ def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: St
         record.activation_bytes += tensor.nbytes
 
 
-def _finish(
-    action: Action, stage: Stage, replicas: dist.ProcessGroup | None, clock: Clock, record: StepRecord
-) -> None:
+def _finish(action: Action, stage: Stage, replicas: dist.ProcessGroup | None, clock: Clock, record: StepRecord) -> None:
     """REDUCE or STEP."""
     if action.kind not in ("REDUCE", "STEP"):
         raise RunError(f"action {action}: this release runs F and B, not the split backward {action.kind}")

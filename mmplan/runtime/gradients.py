@@ -21,7 +21,9 @@ class FlatGradients:
         self._flat = torch.zeros(count, dtype=dtype, device=device)
         self.views: tuple[Tensor, ...] = tuple(
             part.view_as(parameter)
-            for part, parameter in zip(self._flat.split([p.numel() for p in self.parameters]), self.parameters, strict=True)
+            for part, parameter in zip(
+                self._flat.split([p.numel() for p in self.parameters]), self.parameters, strict=True
+            )
         )
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.register_post_accumulate_grad_hook(_accumulate_into(view))

@@ -34,9 +34,7 @@ class StageOptimizer:
 
     def memory_bytes(self) -> int:
         """Master copies and moments that exist now (moments appear in the first step)."""
-        masters = sum(
-            m.nbytes for m, p in zip(self._masters, self._gradients.parameters, strict=True) if m is not p
-        )
+        masters = sum(m.nbytes for m, p in zip(self._masters, self._gradients.parameters, strict=True) if m is not p)
         if self._optimizer is None:
             return 0
         # `step` counters are one element per parameter; memory models count moments only, so do we.

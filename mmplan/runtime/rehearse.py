@@ -14,8 +14,6 @@ from torch import Tensor
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Program, RankProgram
 
-DEFAULT_UNIT_S = 0.03  # bubbles came within 2.8 points of simulation at 30 ms units on a busy 2-core machine
-
 
 def time_scale(plan: Plan, unit_s: float) -> float:
     """Factor on all predicted computes that makes the shortest stage's mean forward last `unit_s`; never below 1."""
@@ -72,6 +70,9 @@ class SleepStage:
 
     def step(self) -> None:
         time.sleep(self._sleeps_s["STEP", -1])
+
+    def losses(self) -> dict[str, float]:
+        return {}
 
     def memory_bytes(self) -> int:
         """Nothing is computed, so there is no memory to compare."""

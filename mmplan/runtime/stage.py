@@ -4,7 +4,7 @@ The executor moves bytes whose sizes the program states; only a stage knows shap
 (a layer subset here) can change without touching the executor.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +40,9 @@ class Stage(Protocol):
 
     def step(self) -> None:
         """Update the weights and forget the gradients."""
+
+    def losses(self) -> dict[str, float]:
+        """Loss of the step so far by loss module: this stage's and replica's part of the global mean."""
 
     def memory_bytes(self) -> int:
         """Bytes in use now: weights, gradients, optimizer state and kept activations."""
@@ -82,14 +85,21 @@ class LayerStage:
         self._reads = {layer.id: tuple(graph.predecessors(layer.id)) for layer in layers}
         self._incoming = tuple(cut for cut in cuts if cut.target == stage)
         self._outgoing = tuple(cut for cut in cuts if cut.source == stage)
+        self._has_backward = any(layer.has_backward for layer in layers)
         self._dtype = TORCH_DTYPES[model.precision]
         self._gradients = FlatGradients(model.parameters(), TORCH_DTYPES[optimizer.gradient_dtype])
         self._optimizer = StageOptimizer(self._gradients, optimizer)
         self._count_kept = count_kept
         self._weight_addresses = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._weight_bytes = sum(p.nbytes for p in model.parameters())
         self._microbatches: Sequence[Microbatch] = ()
         self._in_flight: dict[int, _InFlight] = {}
         self._losses: dict[str, Tensor] = {}
+
+    @property
+    def raw_modules(self) -> frozenset[str]:
+        """Modules whose raw inputs some layer here reads: those with a first layer or a loss in this stage."""
+        return frozenset(layer.module for layer in self._layers if not layer.sources or layer.kind == "token_embed")
 
     def load(self, microbatches: Sequence[Microbatch]) -> None:
         """Take the data of the next step; its losses start from nothing."""
@@ -97,7 +107,6 @@ class LayerStage:
         self._losses = {}
 
     def losses(self) -> dict[str, float]:
-        """Loss of the step so far by loss module: this stage's and replica's part of the global mean."""
         return {module: float(loss) for module, loss in self._losses.items()}
 
     def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -105,30 +114,31 @@ class LayerStage:
         state = _InFlight()
         values = self._received_leaves(received, state)
         if self._count_kept:
-            with saved_tensors_hooks(lambda tensor: self._count(tensor, state.kept, batch), lambda tensor: tensor):
+            skipped = self._weight_addresses | batch.addresses()
+            with saved_tensors_hooks(lambda tensor: _count(tensor, state.kept, skipped), lambda tensor: tensor):
                 self._compute(values, batch, state)
         else:
             self._compute(values, batch, state)
         for cut in self._outgoing:
             if cut.carries_grad:
                 state.sent[cut.gradient] = values[cut.edge.producer]
-        if state.losses or any(tensor.requires_grad for tensor in state.sent.values()):
+        if self._has_backward:
             self._in_flight[microbatch] = state
         return {cut.activation: values[cut.edge.producer].detach() for cut in self._outgoing}
 
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state = self._in_flight.pop(microbatch)
-        roots: dict[int, Tensor] = {}
-        gradients: dict[int, Tensor] = {}
-        for name, output in state.sent.items():  # one output may come back from several stages: their sum
-            gradient = received[name].view(output.dtype).view_as(output) if name in received else output.new_zeros(())
-            roots[id(output)] = output
-            known = gradients.get(id(output))
-            gradients[id(output)] = gradient.expand_as(output) if known is None else known + gradient
-        for loss in state.losses:
-            roots[id(loss)] = loss
-            gradients[id(loss)] = torch.ones_like(loss)
-        torch.autograd.backward(list(roots.values()), list(gradients.values()))
+        roots = [*state.losses]
+        gradients = [torch.ones_like(loss) for loss in state.losses]
+        for (
+            name,
+            output,
+        ) in state.sent.items():  # an output that several stages read comes back from each: autograd adds
+            if name in received and output.requires_grad:
+                roots.append(output)
+                gradients.append(received[name].view(output.dtype).view_as(output))
+        if roots:
+            torch.autograd.backward(roots, gradients)
         return {
             name: leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
             for name, leaf in state.received.items()
@@ -142,9 +152,8 @@ class LayerStage:
         self._gradients.zero()
 
     def memory_bytes(self) -> int:
-        weights = sum(p.nbytes for p in self.model.parameters())
         kept = sum(sum(state.kept.values()) for state in self._in_flight.values())
-        return weights + self._gradients.memory_bytes() + self._optimizer.memory_bytes() + kept
+        return self._weight_bytes + self._gradients.memory_bytes() + self._optimizer.memory_bytes() + kept
 
     def _received_leaves(self, received: Mapping[str, Tensor], state: _InFlight) -> dict[str, Tensor]:
         """Producer layer -> `[tokens, width]` leaf; no tokens where nothing was sent."""
@@ -171,9 +180,9 @@ class LayerStage:
                 if output.requires_grad:
                     state.losses.append(output)
 
-    def _count(self, tensor: Tensor, kept: dict[int, int], batch: Microbatch) -> Tensor:
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address not in self._weight_addresses and address not in batch.addresses():
-            kept[address] = storage.nbytes()
-        return tensor
+
+def _count(tensor: Tensor, kept: dict[int, int], skipped: Set[int]) -> Tensor:
+    storage = tensor.untyped_storage()
+    if storage.data_ptr() not in skipped:
+        kept[storage.data_ptr()] = storage.nbytes()
+    return tensor

@@ -1,0 +1,177 @@
+"""The loop of one rank: for each step lower the plan for that step's data, run the program, keep what was measured."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.load import Loads
+from mmplan.cost_models.loads import sample_loads
+from mmplan.planner.lower import lower
+from mmplan.planner.plan import Plan
+from mmplan.planner.prediction import TimedAction
+from mmplan.planner.program import RankProgram
+from mmplan.planner.simulate import predicted_durations
+from mmplan.planner.stage_graph import build_stage_graph
+from mmplan.runtime.batch import Microbatch, make_microbatch
+from mmplan.runtime.clock import Clock
+from mmplan.runtime.executor import StepRecord, run_step
+from mmplan.runtime.model import MultimodalModel
+from mmplan.runtime.rehearse import SleepStage, collapse_tp
+from mmplan.runtime.stage import LayerStage, Stage
+from mmplan.scenario.samples import microbatch_samples
+from mmplan.scenario.scenario import Sample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankStep:
+    """One step of one rank; times from the common start of the step."""
+
+    program: RankProgram
+    timeline: tuple[TimedAction, ...]
+    losses: dict[str, float]
+    wait_s: float
+    activation_bytes: int
+    gradient_bytes: int
+    reduce_bytes: int
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepData:
+    """Samples and loads of one step, [replica][microbatch]."""
+
+    samples: tuple[tuple[tuple[Sample, ...], ...], ...]
+    loads: tuple[tuple[Loads, ...], ...]
+
+
+def step_data(plan: Plan, step: int) -> StepData:
+    """The data of one optimizer step, the same on every rank."""
+    samples = microbatch_samples(plan.scenario, dp=plan.dp, microbatch_size=plan.microbatch_size, step=step)
+    loads = tuple(tuple(sample_loads(plan.scenario, microbatch) for microbatch in row) for row in samples)
+    return StepData(samples=samples, loads=loads)
+
+
+def step_microbatches(
+    plan: Plan, data: StepData, step: int, replica: int, raw_modules: Collection[str], device: torch.device
+) -> list[Microbatch]:
+    """One replica's microbatches of a step.
+
+    Args:
+        raw_modules: modules whose raw inputs (pixels, frames, token ids) are made; others stay empty.
+    """
+    scenario = plan.scenario
+    targets: dict[str, int] = {}
+    for row in data.loads:
+        for loads in row:
+            for module, load in loads.items():
+                targets[module] = targets.get(module, 0) + round(load.targets)
+    first = step * scenario.global_batch + replica * plan.microbatches * plan.microbatch_size
+    return [
+        make_microbatch(
+            scenario,
+            samples,
+            first_index=first + index * plan.microbatch_size,
+            targets_in_batch=targets,
+            raw_modules=raw_modules,
+            device=device,
+        )
+        for index, samples in enumerate(data.samples[replica])
+    ]
+
+
+def build_stage(plan: Plan, graph: ComputationGraph, stage: int, device: torch.device) -> LayerStage:
+    """The stage with its weights, on `device`."""
+    stages = build_stage_graph([part.layers for part in plan.stages], graph)
+    layers = [graph.layer(layer) for layer in plan.stages[stage].layers]
+    scenario = plan.scenario
+    model = MultimodalModel(layers, graph, precision=scenario.precision, seed=scenario.seed, device=device)
+    return LayerStage(
+        stage=stage,
+        layers=layers,
+        cuts=stages.cuts,
+        graph=graph,
+        model=model,
+        optimizer=scenario.optimizer,
+        count_kept=device.type == "cpu",
+    )
+
+
+Prepare = Callable[[int], tuple[RankProgram, Stage]]  # step -> this rank's program of that step and its stage, loaded
+
+
+def prepare_training(plan: Plan, rank: int, device: torch.device) -> Prepare:
+    """Real computes on synthetic data."""
+    graph = build_graph(plan.scenario)
+    stage_index, replica = divmod(rank, plan.dp)
+    stage = build_stage(plan, graph, stage_index, device)
+
+    def prepare(step: int) -> tuple[RankProgram, Stage]:
+        data = step_data(plan, step)
+        program = lower(plan, graph, data.loads).ranks[rank]
+        stage.load(step_microbatches(plan, data, step, replica, stage.raw_modules, device))
+        return program, stage
+
+    return prepare
+
+
+def prepare_rehearsal(plan: Plan, rank: int, scale: float) -> Prepare:
+    """Sleeps of the predicted durations times `scale`; one process stands for each tensor-parallel group."""
+    graph = build_graph(plan.scenario)
+    costs = AnalyticCostModel(plan.scenario)
+    stage = SleepStage()
+
+    def prepare(step: int) -> tuple[RankProgram, Stage]:
+        loads = step_data(plan, step).loads
+        program = lower(plan, graph, loads)
+        durations_s = predicted_durations(plan, graph, costs, program, loads)[rank]
+        own = collapse_tp(program, plan.tp).ranks[rank]
+        stage.load(own, [seconds * scale for seconds in durations_s])
+        return own, stage
+
+    return prepare
+
+
+def run_steps(
+    prepare: Prepare,
+    *,
+    steps: int,
+    replicas: dist.ProcessGroup | None,
+    device: torch.device,
+    clock: Clock,
+    on_step: Callable[[int, RankStep], None],
+) -> list[RankStep]:
+    """Run `steps` optimizer steps of this rank; collective. `on_step` is told of each."""
+    done = []
+    for step in range(steps):
+        program, stage = prepare(step)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        clock.start()
+        record = run_step(program, stage, replicas=replicas, device=device, clock=clock)
+        done.append(_rank_step(program, record, clock, stage.losses(), device))
+        on_step(step, done[-1])
+    return done
+
+
+def _rank_step(
+    program: RankProgram, record: StepRecord, clock: Clock, losses: dict[str, float], device: torch.device
+) -> RankStep:
+    on_cuda = device.type == "cuda"
+    return RankStep(
+        program=program,
+        timeline=tuple(
+            TimedAction(program.rank, action, clock.seconds(start), clock.seconds(end))
+            for action, start, end in record.marks
+        ),
+        losses=losses,
+        wait_s=record.wait_s,
+        activation_bytes=record.activation_bytes,
+        gradient_bytes=record.gradient_bytes,
+        reduce_bytes=record.reduce_bytes,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_cuda else record.peak_memory_bytes,
+    )

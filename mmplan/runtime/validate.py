@@ -1,0 +1,183 @@
+"""Does a run do what was predicted? Bubble, bytes, communication time, step time and memory, per rank and total.
+
+Two predictions stand beside each measured value, both for the very data of the recorded step. `planned` takes compute
+times from the cost model. `replayed` takes them from the run and everything else from the simulator: what then still
+differs is the schedule or the communication, not the price of a layer.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.loads import sample_loads
+from mmplan.errors import InputError
+from mmplan.planner.lower import lower
+from mmplan.planner.plan import Plan
+from mmplan.planner.prediction import Prediction
+from mmplan.planner.program import Program
+from mmplan.planner.simulate import footprint, predicted_durations, replay, with_measured
+from mmplan.planner.timing import Seconds
+from mmplan.runtime.measurement import Measurement, plan_hash
+from mmplan.scenario.samples import microbatch_samples
+
+Quantity = Literal["bubble", "sent_bytes", "reduce_bytes", "communication_s", "step_time_s", "peak_memory_bytes"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thresholds:
+    """Largest allowed differences; bytes are always exact.
+
+    `bubble` is in absolute points (0.05 = 5 points) against the replay, `rehearsed_bubble` against the plan in a
+    rehearsal: sleeps came within 2.8 points at worst and mostly within 2 of simulation at 30 ms units. The others are
+    fractions: step time of the replay, memory of the plan. Communication time is told without verdict when None: a
+    loopback link has no data sheet.
+    """
+
+    bubble: float = 0.05
+    rehearsed_bubble: float = 0.02
+    step_time: float = 0.15
+    memory: float = 0.10
+    communication: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationRow:
+    """One quantity of one rank (None: whole run).
+
+    `difference` is measured minus the prediction the verdict compares with, divided by it except for bubbles and
+    bytes. `passed` is None where nothing is demanded; then the difference is against the replay.
+    """
+
+    quantity: Quantity
+    rank: int | None
+    planned: float
+    replayed: float
+    measured: float
+    difference: float
+    threshold: float | None
+    passed: bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validation:
+    rehearsed: bool
+    recorded_step: int
+    rows: tuple[ValidationRow, ...]
+
+    @property
+    def passed(self) -> bool:
+        """No row misses its threshold."""
+        return all(row.passed is not False for row in self.rows)
+
+
+def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None) -> Validation:
+    """Compare a run with what its plan predicts for the recorded step.
+
+    Raises:
+        InputError: the run is of another plan.
+    """
+    if run.plan_hash != plan_hash(plan):
+        raise InputError(f"the run is of plan {run.plan_hash}, this plan is {plan_hash(plan)}")
+    limits = thresholds or Thresholds()
+    planned, replayed = predict_run(plan, run)
+    rows = [_bubble_row(planned, replayed, run, limits), _step_time_row(planned, replayed, run, limits)]
+    for index, measured in enumerate(run.ranks):
+        plan_rank, replay_rank = planned.ranks[index], replayed.ranks[index]
+        rows += [
+            _row("bubble", index, plan_rank.bubble, replay_rank.bubble, measured.bubble, None),
+            _row("sent_bytes", index, plan_rank.sent_bytes, replay_rank.sent_bytes, measured.sent_bytes, 0.0),
+            _row("reduce_bytes", index, plan_rank.reduce_bytes, replay_rank.reduce_bytes, measured.reduce_bytes, 0.0),
+            _row(
+                "communication_s",
+                index,
+                plan_rank.transfer_s + plan_rank.reduce_s,
+                replay_rank.transfer_s + replay_rank.reduce_s,
+                measured.transfer_s + measured.reduce_s,
+                limits.communication,
+            ),
+        ]
+        if not run.rehearsed:
+            reserved = plan.scenario.cluster.pool_of(plan_rank.rank).device.reserved_bytes
+            expected = plan_rank.peak_memory_bytes - reserved  # of the allocator, which does not see the reserve
+            memory = measured.peak_memory_bytes
+            rows.append(_row("peak_memory_bytes", index, expected, expected, memory, limits.memory))
+    return Validation(rehearsed=run.rehearsed, recorded_step=run.recorded_step, rows=(*_totals(rows, limits), *rows))
+
+
+def predict_run(plan: Plan, run: Measurement) -> tuple[Prediction, Prediction]:
+    """(planned, replayed) predictions of the recorded step; in a rehearsal the plan's computes are stretched alike."""
+    scenario = plan.scenario
+    graph = build_graph(scenario)
+    samples = microbatch_samples(scenario, dp=plan.dp, microbatch_size=plan.microbatch_size, step=run.recorded_step)
+    loads = [[sample_loads(scenario, microbatch) for microbatch in row] for row in samples]
+    program = lower(plan, graph, loads)
+    durations = predicted_durations(plan, graph, AnalyticCostModel(scenario), program, loads)
+    planned = _stretched(program, durations, run.time_scale)
+    measured_s = {
+        (program.ranks[item.rank].rank, item.action.kind, item.action.microbatch): item.end_s - item.start_s
+        for item in run.timeline
+        if item.action.kind != "REDUCE"
+    }
+    memory = footprint(plan, graph, program, loads)
+    return replay(program, planned, memory), replay(program, with_measured(program, planned, measured_s), memory)
+
+
+def _stretched(program: Program, durations: Seconds, factor: float) -> Seconds:
+    """Computes and updates `factor` times as long; communication as it is."""
+    return tuple(
+        tuple(
+            seconds if action.kind in ("SEND", "RECV", "REDUCE") else seconds * factor
+            for action, seconds in zip(rank.actions, row, strict=True)
+        )
+        for rank, row in zip(program.ranks, durations, strict=True)
+    )
+
+
+def _bubble_row(planned: Prediction, replayed: Prediction, run: Measurement, limits: Thresholds) -> ValidationRow:
+    threshold = limits.rehearsed_bubble if run.rehearsed else limits.bubble
+    row = _row("bubble", None, planned.bubble, replayed.bubble, run.bubble, threshold)
+    if not run.rehearsed:
+        return row
+    difference = run.bubble - planned.bubble
+    return replace(row, difference=difference, passed=abs(difference) <= threshold)
+
+
+def _step_time_row(planned: Prediction, replayed: Prediction, run: Measurement, limits: Thresholds) -> ValidationRow:
+    return _row("step_time_s", None, planned.step_time_s, replayed.step_time_s, run.step_time_s, limits.step_time)
+
+
+def _totals(rows: list[ValidationRow], limits: Thresholds) -> list[ValidationRow]:
+    """Sums over ranks of bytes and communication time."""
+    totals = []
+    summed: tuple[tuple[Quantity, float | None], ...] = (
+        ("sent_bytes", 0.0),
+        ("reduce_bytes", 0.0),
+        ("communication_s", limits.communication),
+    )
+    for quantity, threshold in summed:
+        parts = [row for row in rows if row.quantity == quantity]
+        planned, replayed, measured = (
+            sum(getattr(row, name) for row in parts) for name in ("planned", "replayed", "measured")
+        )
+        totals.append(_row(quantity, None, planned, replayed, measured, threshold))
+    return totals
+
+
+def _row(
+    quantity: Quantity, rank: int | None, planned: float, replayed: float, measured: float, threshold: float | None
+) -> ValidationRow:
+    """Compared with the replay; relative except for bubbles and bytes on the network."""
+    difference = measured - replayed
+    if quantity not in ("bubble", "sent_bytes", "reduce_bytes"):
+        difference = difference / replayed if replayed > 0 else float(measured > 0)
+    return ValidationRow(
+        quantity=quantity,
+        rank=rank,
+        planned=planned,
+        replayed=replayed,
+        measured=measured,
+        difference=difference,
+        threshold=threshold,
+        passed=None if threshold is None else abs(difference) <= threshold,
+    )
