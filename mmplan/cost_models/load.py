@@ -15,7 +15,10 @@ class Load:
     sequences: images, clips or samples; tokens: all tokens; pairs: sum over sequences of length squared (query-key
     pairs of full attention); window_pairs: the same within attention windows; context_tokens and context_pairs: tokens
     that cross-attention reads and sum of query length times context length; input_elements: raw input values (pixels,
-    mel frames, token ids) the module's first layer reads; targets: tokens with a loss.
+    mel frames, token ids) the module's first layer reads; targets: tokens with a loss; outputs: tokens that the module
+    hands on (after pooling and without dropped class tokens).
+
+    A projector's context_tokens are the tokens it reads, a talker's those that its `hidden` edge brings.
     """
 
     sequences: float = 0.0
@@ -26,6 +29,7 @@ class Load:
     context_pairs: float = 0.0
     input_elements: float = 0.0
     targets: float = 0.0
+    outputs: float = 0.0
 
     def __add__(self, other: "Load") -> "Load":
         return Load(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))

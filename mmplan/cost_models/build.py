@@ -1,0 +1,179 @@
+"""From a scenario to its computation graph: layers, edges, and where gradients flow.
+
+A module becomes `m.embed`, `m.0` .. `m.N-1`, and for language models `m.head`, `m.loss`; a projector is `m.0`. What is
+trained decides, layer by layer along the graph, which values carry gradients.
+"""
+
+from dataclasses import dataclass
+
+from mmplan.cost_models.blocks import block_ops, projector_ops
+from mmplan.cost_models.embeddings import (
+    audio_embed_ops,
+    end_ops,
+    head_ops,
+    loss_ops,
+    patch_embed_ops,
+    token_embed_ops,
+)
+from mmplan.cost_models.graph import ComputationGraph, Edge
+from mmplan.cost_models.layer import Layer, LayerKind, Source, values_with_grad
+from mmplan.cost_models.ops import Op, op_inputs
+from mmplan.errors import CostModelError
+from mmplan.scenario.scenario import EdgeKind, Model, ModelModule, Scenario, Transformer
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A layer before gradients are known."""
+
+    id: str
+    module: ModelModule
+    kind: LayerKind
+    index: int
+    sources: tuple[Source, ...]
+    ops: tuple[Op, ...]
+
+
+def build_graph(scenario: Scenario) -> ComputationGraph:
+    """The layer graph of a scenario's model.
+
+    Raises:
+        CostModelError: widths of producer and consumer differ, or a combination of edges that layers do not support.
+    """
+    model = scenario.model
+    drafts = [draft for module in model.modules for draft in _module_drafts(model, module)]
+    by_id = {draft.id: draft for draft in drafts}
+    layers: dict[str, Layer] = {}
+    for layer_id in _in_order(by_id):
+        layers[layer_id] = _finish(by_id[layer_id], layers)
+    edges = [_edge(layers, source, layer) for layer in layers.values() for source in layer.sources]
+    return ComputationGraph([layers[draft.id] for draft in drafts], edges)
+
+
+def _in_order(drafts: dict[str, _Draft]) -> list[str]:
+    order: list[str] = []
+    waiting = list(drafts)
+    while waiting:
+        ready = [d for d in waiting if all(source.producer in order for source in drafts[d].sources)]
+        if not ready:
+            raise CostModelError(f"modules feed each other in a circle: {', '.join(waiting[:4])}")
+        order += ready
+        waiting = [d for d in waiting if d not in order]
+    return order
+
+
+def _finish(draft: _Draft, layers: dict[str, Layer]) -> Layer:
+    with_grad = tuple(source.value for source in draft.sources if layers[source.producer].has_backward)
+    return Layer(
+        id=draft.id,
+        module=draft.module.name,
+        modality=draft.module.modality,
+        kind=draft.kind,
+        index=draft.index,
+        sources=draft.sources,
+        ops=draft.ops,
+        grad_values=values_with_grad(draft.ops, with_grad),
+    )
+
+
+def _edge(layers: dict[str, Layer], source: Source, consumer: Layer) -> Edge:
+    producer = layers[source.producer]
+    width = producer.output.width
+    wanted = next(value.width for op in consumer.ops for value in op_inputs(op) if value.name == source.value)
+    if wanted != width:
+        raise CostModelError(f"{producer.id} hands on tokens of width {width}, {consumer.id} reads width {wanted}")
+    return Edge(
+        producer=producer.id,
+        consumer=consumer.id,
+        width=width,
+        load_module=producer.module,
+        load_field="tokens" if producer.module == consumer.module else "outputs",
+        carries_grad=producer.has_backward,
+        cuttable=consumer.kind != "loss",
+    )
+
+
+def last_layer_id(module: ModelModule) -> str:
+    """The layer whose output other modules read."""
+    return f"{module.name}.0" if module.transformer is None else f"{module.name}.{module.transformer.layers - 1}"
+
+
+def _feeding(model: Model, module: ModelModule, kind: EdgeKind) -> tuple[ModelModule, ...]:
+    return tuple(model.module(e.producer) for e in model.edges if e.consumer == module.name and e.kind == kind)
+
+
+def _only(module: ModelModule, kind: EdgeKind, producers: tuple[ModelModule, ...]) -> ModelModule:
+    if len(producers) != 1:
+        raise CostModelError(f"module {module.name} needs exactly one {kind} edge, has {len(producers)}")
+    return producers[0]
+
+
+def output_width(module: ModelModule) -> int:
+    """Width of the tokens a module hands on."""
+    if module.projector is not None:
+        return module.projector.dims[-1]
+    return _transformer(module).hidden
+
+
+def _transformer(module: ModelModule) -> Transformer:
+    if module.transformer is None:
+        raise CostModelError(f"module {module.name} of kind {module.kind} has no transformer")
+    return module.transformer
+
+
+def _module_drafts(model: Model, module: ModelModule) -> list[_Draft]:
+    if module.projector is not None:
+        producer = _only(module, "input", _feeding(model, module, "input"))
+        ops = projector_ops(module.projector, module.training, output_width(producer))
+        source = Source(last_layer_id(producer), "x")
+        return [_Draft(f"{module.name}.0", module, "projector", 0, (source,), ops)]
+    drafts = [_embed_draft(model, module), *_block_drafts(model, module)]
+    if module.kind == "language_model" and module.vocabulary is not None:
+        shape, head = _transformer(module), f"{module.name}.head"
+        ops = head_ops(module.vocabulary, shape.hidden, module.training)
+        drafts.append(_Draft(head, module, "head", 0, (Source(last_layer_id(module), "x"),), ops))
+        loss = loss_ops(module.vocabulary)
+        drafts.append(_Draft(f"{module.name}.loss", module, "loss", 0, (Source(head, "x"),), loss))
+    return drafts
+
+
+def _embed_draft(model: Model, module: ModelModule) -> _Draft:
+    shape, layer_id = _transformer(module), f"{module.name}.embed"
+    if module.vision is not None:
+        return _Draft(layer_id, module, "patch_embed", 0, (), patch_embed_ops(module.vision, shape, module.training))
+    if module.audio is not None:
+        return _Draft(layer_id, module, "audio_embed", 0, (), audio_embed_ops(module.audio, shape, module.training))
+    if module.vocabulary is None:
+        raise CostModelError(f"module {module.name} has none of vision, audio and vocabulary: nothing to embed")
+    merged, talkers = _feeding(model, module, "merge"), _feeding(model, module, "hidden")
+    if any(producer.name == "text" for producer in merged):
+        raise CostModelError(
+            f"module {module.name} merges a module named 'text', the name of its own tokens: rename it"
+        )
+    if talkers and (len(talkers) > 1 or _feeding(model, module, "cross_attention")):
+        raise CostModelError(f"module {module.name} can have one hidden edge and then no cross-attention edge")
+    hidden_source = (talkers[0].name, output_width(talkers[0])) if talkers else None
+    names = tuple(producer.name for producer in merged)
+    ops = token_embed_ops(module.vocabulary, shape.hidden, module.training, names, hidden_source)
+    sources = tuple(Source(last_layer_id(producer), producer.name) for producer in (*merged, *talkers))
+    return _Draft(layer_id, module, "token_embed", 0, sources, ops)
+
+
+def _block_drafts(model: Model, module: ModelModule) -> list[_Draft]:
+    shape, contexts = _transformer(module), _feeding(model, module, "cross_attention")
+    rope = module.audio is None and not (module.vision is not None and module.vision.learned_positions)
+    drafts: list[_Draft] = []
+    for index in range(shape.layers):
+        before = f"{module.name}.{index - 1}" if index else f"{module.name}.embed"
+        sources: tuple[Source, ...] = (Source(before, "x"),)
+        width: int | None = None
+        if index in shape.cross_layers:
+            producer = _only(module, "cross_attention", contexts)
+            width = shape.cross_width or output_width(producer)
+            sources = (*sources, Source(last_layer_id(producer), "context"))
+        ops = block_ops(shape, module.training, index, rope=rope, context_width=width)
+        if index == shape.layers - 1:
+            ops += end_ops(module.vision, module.audio, shape, module.training, ops[-1].y)
+        kind: LayerKind = "cross_block" if width is not None else "block"
+        drafts.append(_Draft(f"{module.name}.{index}", module, kind, index, sources, ops))
+    return drafts

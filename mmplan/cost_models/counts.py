@@ -1,0 +1,159 @@
+"""FLOPs, parameters and bytes of a layer: one question per function, one rule per operator.
+
+FLOPs are those of matrix products (2 per multiply-add), counted as torch's FlopCounterMode does: attention over all
+query-key pairs whether causal or not, its backward with recomputed scores (5 products for the forward's 2).
+"""
+
+import math
+
+from mmplan.cost_models.graph import Edge
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.load import Load, Loads
+from mmplan.cost_models.ops import (
+    Activation,
+    Attention,
+    ClassToken,
+    Conv1d,
+    CrossEntropy,
+    Embedding,
+    Linear,
+    Multiply,
+    Norm,
+    Op,
+    Positions,
+    Value,
+    op_inputs,
+    op_trainable,
+)
+from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
+
+FP32_BYTES = 4
+
+
+def product_flops(op: Op, load: Load, tp: int = 1) -> float:
+    """FLOPs of an operator's forward matrix products on one of `tp` ranks."""
+    match op:
+        case Linear():
+            return 2 * op.x.rows.of(load) * op.x.width * op.y.width / (1 if op.parallel == "none" else tp)
+        case Conv1d():
+            return 2 * op.y.rows.of(load) * op.kernel * op.x.width * op.y.width
+        case Attention():
+            return 4 * op.pairs.of(load) * op.heads * op.head_dim / tp
+        case _:
+            return 0.0
+
+
+def op_dgrad_flops(layer: Layer, op: Op, load: Load, tp: int = 1) -> float:
+    """FLOPs of the gradient with respect to the operator's inputs; zero when none of them carries one."""
+    if not any(value.name in layer.grad_values for value in op_inputs(op)):
+        return 0.0
+    return product_flops(op, load, tp) * (2.5 if isinstance(op, Attention) else 1.0)
+
+
+def op_wgrad_flops(op: Op, load: Load, tp: int = 1) -> float:
+    """FLOPs of the gradient with respect to the operator's weights; zero when they are frozen."""
+    return product_flops(op, load, tp) if op_trainable(op) else 0.0
+
+
+def forward_flops(layer: Layer, load: Load, tp: int = 1) -> float:
+    """FLOPs of the forward pass on each of `tp` ranks."""
+    return sum(product_flops(op, load, tp) for op in layer.ops)
+
+
+def dgrad_flops(layer: Layer, load: Load, tp: int = 1) -> float:
+    """FLOPs of all input gradients, inner ones included, on each of `tp` ranks."""
+    return sum(op_dgrad_flops(layer, op, load, tp) for op in layer.ops)
+
+
+def wgrad_flops(layer: Layer, load: Load, tp: int = 1) -> float:
+    """FLOPs of all weight gradients on each of `tp` ranks."""
+    return sum(op_wgrad_flops(op, load, tp) for op in layer.ops)
+
+
+def op_parameters(op: Op, tp: int = 1) -> int:
+    """Parameters of an operator on one of `tp` ranks, tied ones included."""
+    match op:
+        case Linear():
+            split_bias = op.bias and op.parallel == "column"
+            weight = op.x.width * op.y.width // (1 if op.parallel == "none" else tp)
+            return weight + (op.y.width // (tp if split_bias else 1) if op.bias else 0)
+        case Conv1d():
+            return op.kernel * op.x.width * op.y.width + op.y.width
+        case Norm():
+            return op.x.width // op.groups * (2 if op.kind == "layer" else 1)
+        case Embedding():
+            return op.size * op.y.width // tp
+        case ClassToken():
+            return op.y.width
+        case Positions():
+            return op.size * op.y.width
+        case _:
+            return 0
+
+
+def _is_tied(op: Op) -> bool:
+    return isinstance(op, Linear) and op.tied
+
+
+def parameters(layer: Layer) -> int:
+    """Parameters of the layer; a tied head counts none, its matrix is the token table's."""
+    return sum(op_parameters(op) for op in layer.ops if not _is_tied(op))
+
+
+def trainable_parameters(layer: Layer) -> int:
+    """Parameters of the layer that are trained, tied ones not counted."""
+    return sum(op_parameters(op) for op in layer.ops if op_trainable(op) and not _is_tied(op))
+
+
+def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:
+    """Values that autograd keeps for an operator's backward (derivatives.yaml of torch)."""
+    grad = {value.name for value in op_inputs(op)} & set(layer.grad_values)
+    match op:
+        case Linear():
+            return (op.x,) if op.trainable else ()
+        case Conv1d() | Norm():
+            return (op.x,) if op.trainable or grad else ()
+        case Attention():
+            return (op.q, op.k, op.v, op.y) if grad else ()
+        case Activation():
+            return (op.x,) if grad else ()
+        case Multiply():
+            return tuple(kept for kept, other in ((op.a, op.b), (op.b, op.a)) if other.name in grad)
+        case _:
+            return ()
+
+
+def saved_fp32_elements(layer: Layer, op: Op, load: Load, tp: int = 1) -> float:
+    """fp32 numbers that autograd keeps besides values: norm statistics, log-sum-exp, log-probabilities."""
+    if op.y.name not in layer.grad_values:
+        return 0.0
+    match op:
+        case Norm():
+            groups = op.groups / (tp if op.x.sharded else 1)
+            return op.x.rows.of(load) * groups * (2 if op.kind == "layer" else 1)
+        case Attention():
+            return op.q.rows.of(load) * op.heads / tp
+        case CrossEntropy():
+            return op.x.elements(load, tp)
+        case _:
+            return 0.0
+
+
+def kept_bytes(layer: Layer, load: Load, precision: Dtype, tp: int = 1) -> int:
+    """Bytes of activations that autograd keeps from a layer's forward to its backward, on each of `tp` ranks.
+
+    Counted: every floating-point tensor saved, once, the layer's own inputs and raw pixels included. Not counted:
+    parameters, integer indices and labels, and the rotary table, which all layers share. An input that two layers of
+    a stage both keep is counted in both. Exact for torch with flash attention where every sequence has context, as on
+    CUDA; on CPU in 16 bit layer norm keeps its statistics in 2 bytes instead of 4.
+    """
+    values = {value.name: value for op in layer.ops for value in saved_values(layer, op)}
+    fp32 = sum(saved_fp32_elements(layer, op, load, tp) for op in layer.ops)
+    stored = sum(value.elements(load, tp) for value in values.values())
+    return math.ceil(stored * DTYPE_BYTES[precision] + fp32 * FP32_BYTES)
+
+
+def edge_bytes(edge: Edge, loads: Loads, precision: Dtype) -> int:
+    """Bytes of one microbatch's tensor on an edge; its gradient has the same size."""
+    tokens: float = getattr(loads[edge.load_module], edge.load_field)
+    return math.ceil(edge.width * tokens * DTYPE_BYTES[precision])

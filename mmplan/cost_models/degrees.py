@@ -1,0 +1,25 @@
+"""Which tensor-parallel degrees divide everything that they have to divide."""
+
+from mmplan.scenario.scenario import ModelModule, Scenario
+
+
+def sharded_widths(module: ModelModule) -> dict[str, int]:
+    """Sizes that tensor parallelism splits in a module, by their name."""
+    widths: dict[str, int] = {}
+    if module.transformer is not None:
+        shape = module.transformer
+        widths |= {"heads": shape.heads, "kv_heads": shape.kv_heads, "ffn": shape.ffn}
+    if module.vocabulary is not None:
+        widths["vocabulary"] = module.vocabulary.size
+    if module.projector is not None:
+        inner = module.projector.dims[1:-1:2]
+        widths |= {f"dims[{2 * position + 1}]": width for position, width in enumerate(inner)}
+    return widths
+
+
+def tp_degrees(scenario: Scenario) -> tuple[int, ...]:
+    """Degrees that divide each pool's node and the heads, key-value heads, ffn, vocabulary and inner projector widths
+    of every module, ascending; 1 is always among them."""
+    sizes = [pool.devices_per_node for pool in scenario.cluster.pools]
+    sizes += [width for module in scenario.model.modules for width in sharded_widths(module).values()]
+    return tuple(degree for degree in range(1, min(sizes) + 1) if all(size % degree == 0 for size in sizes))

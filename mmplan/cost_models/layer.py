@@ -1,0 +1,63 @@
+"""A layer: the smallest piece of a model that a pipeline stage can hold, with what is trained in it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmplan.cost_models.ops import Op, Value, op_inputs, op_trainable
+from mmplan.scenario.scenario import Modality
+
+LayerKind = Literal["patch_embed", "audio_embed", "block", "cross_block", "projector", "token_embed", "head", "loss"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The output of layer `producer` enters the operators under the name `value`."""
+
+    producer: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One node of the computation graph; the last operator's value is its output.
+
+    `index` counts the blocks of a module (0 for other kinds). `grad_values` names the values that carry a gradient:
+    inputs with a trainable layer upstream and everything computed from them or from trainable parameters.
+    """
+
+    id: str
+    module: str
+    modality: Modality
+    kind: LayerKind
+    index: int
+    sources: tuple[Source, ...]
+    ops: tuple[Op, ...]
+    grad_values: tuple[str, ...]
+
+    @property
+    def output(self) -> Value:
+        return self.ops[-1].y
+
+    @property
+    def trainable(self) -> bool:
+        """Some parameter of the layer is trained."""
+        return any(op_trainable(op) for op in self.ops)
+
+    @property
+    def input_grad(self) -> bool:
+        """Some input carries a gradient: a trainable layer lies upstream."""
+        return any(source.value in self.grad_values for source in self.sources)
+
+    @property
+    def has_backward(self) -> bool:
+        """The layer, or something upstream, is trained; equals "the output carries a gradient"."""
+        return self.output.name in self.grad_values
+
+
+def values_with_grad(ops: tuple[Op, ...], inputs_with_grad: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the values that carry a gradient, given those inputs that do, in the order they are computed."""
+    grad = list(inputs_with_grad)
+    for op in ops:
+        if op_trainable(op) or any(value.name in grad for value in op_inputs(op)):
+            grad.append(op.y.name)
+    return tuple(grad)

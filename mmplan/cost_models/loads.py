@@ -1,0 +1,168 @@
+"""The load of every module for given samples: exact sums, no averages of squares.
+
+Lengths follow the model: images become patches (and a class token), audio clips mel frames and half as many tokens,
+a language model's sequence is the tokens merged into it plus its own text, a talker's also its producer's tokens.
+"""
+
+import math
+from collections.abc import Sequence
+
+from mmplan.cost_models.load import Load
+from mmplan.errors import CostModelError
+from mmplan.scenario.samples import reference_samples
+from mmplan.scenario.scenario import AudioInput, Model, ModelModule, Sample, Scenario, VisionInput
+
+
+def sample_loads(scenario: Scenario, samples: Sequence[Sample]) -> dict[str, Load]:
+    """Module name -> load of all `samples` together."""
+    total = {module.name: Load() for module in scenario.model.modules}
+    for sample in samples:
+        for name, load in _one_sample(scenario.model, sample).items():
+            total[name] += load
+    return total
+
+
+def mean_loads(scenario: Scenario, microbatch_size: int) -> dict[str, Load]:
+    """Module name -> mean load of a microbatch of `microbatch_size` samples of the scenario's data."""
+    samples = reference_samples(scenario.data)
+    total = sample_loads(scenario, samples)
+    return {name: load.scaled(microbatch_size / len(samples)) for name, load in total.items()}
+
+
+def sequence_lengths(model: Model, sample: Sample) -> dict[str, tuple[int, ...]]:
+    """Module name -> tokens of each of its sequences in this sample, in the order they are packed."""
+    lengths: dict[str, tuple[int, ...]] = {}
+    for name in _upstream_first(model):
+        lengths[name] = _lengths(model, model.module(name), sample, lengths)
+    return lengths
+
+
+def output_lengths(module: ModelModule, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Tokens that each sequence of a module hands on: after pooling, without dropped class tokens."""
+    if module.audio is not None:
+        return tuple(length // module.audio.pool for length in lengths)
+    if module.vision is not None and module.vision.class_token and not module.vision.keep_class_token:
+        dropped = module.vision.tiles if module.vision.joint_tiles else 1
+        return tuple(length - dropped for length in lengths)
+    return lengths
+
+
+def own_tokens(module: ModelModule, sample: Sample) -> int:
+    """Token ids that a language model or text encoder reads itself: speech tokens for a talker, else text."""
+    return sample.speech_tokens if module.modality == "speech" else sample.text_tokens
+
+
+def context_length(model: Model, module: ModelModule, sample: Sample) -> int:
+    """Tokens of other modules that a module's cross layers, projector or `hidden` edge read in this sample."""
+    lengths = sequence_lengths(model, sample)
+    return _incoming(model, module, ("input", "cross_attention", "hidden"), lengths)
+
+
+def image_tokens(vision: VisionInput, size: tuple[int, int], merge: int) -> int:
+    """Patches of an image: of `image_size` when fixed, else of its own (height, width).
+
+    At native resolution each side is rounded to a multiple of patch * sqrt(merge), at least one, so that a projector
+    can merge whole squares (as Qwen2-VL's `smart_resize`).
+    """
+    if vision.image_size is not None:
+        return (vision.image_size // vision.patch) ** 2
+    group = math.isqrt(merge)
+    unit = vision.patch * group
+    height, width = (max(1, round(side / unit)) * group for side in size)
+    return height * width
+
+
+def audio_frames(audio: AudioInput, clip_s: float) -> int:
+    """Mel frames of a clip after padding; at least one."""
+    return max(1, round(audio.frames_per_s * (audio.pad_s if audio.pad_s is not None else clip_s)))
+
+
+def audio_clip_frames(module: ModelModule, sample: Sample) -> tuple[int, ...]:
+    """Mel frames of each clip of a sample; empty for modules without audio."""
+    return tuple(audio_frames(module.audio, clip_s) for clip_s in sample.audio_s) if module.audio is not None else ()
+
+
+def image_patch_counts(model: Model, module: ModelModule, sample: Sample) -> tuple[int, ...]:
+    """Patches of each image (or tile) of a sample; empty for modules without vision."""
+    if module.vision is None:
+        return ()
+    counts = (image_tokens(module.vision, size, _merge_after(model, module)) for size in sample.images)
+    return tuple(count for count in counts for _ in range(module.vision.tiles))
+
+
+def _merge_after(model: Model, module: ModelModule) -> int:
+    consumers = (model.module(edge.consumer) for edge in model.edges if edge.producer == module.name)
+    return max((c.projector.merge for c in consumers if c.projector is not None), default=1)
+
+
+def _upstream_first(model: Model) -> list[str]:
+    order: list[str] = []
+    waiting = [module.name for module in model.modules]
+    while waiting:
+        feeds = {name: {edge.producer for edge in model.edges if edge.consumer == name} for name in waiting}
+        ready = [name for name in waiting if feeds[name] <= set(order)]
+        if not ready:
+            raise CostModelError(f"modules feed each other in a circle: {', '.join(waiting)}")
+        order += ready
+        waiting = [name for name in waiting if name not in ready]
+    return order
+
+
+def _lengths(model: Model, module: ModelModule, sample: Sample, lengths: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    if module.vision is not None:
+        tiles, extra = module.vision.tiles, 1 if module.vision.class_token else 0
+        tokens = [patches + extra for patches in image_patch_counts(model, module, sample)]
+        joined = tiles if module.vision.joint_tiles else 1
+        return tuple(sum(tokens[first : first + joined]) for first in range(0, len(tokens), joined))
+    if module.audio is not None:
+        return tuple(math.ceil(frames / 2) for frames in audio_clip_frames(module, sample))
+    if module.projector is not None:
+        producer = next(edge.producer for edge in model.edges if edge.consumer == module.name)
+        incoming = output_lengths(model.module(producer), lengths[producer])
+        return tuple(length // module.projector.merge for length in incoming)
+    return (own_tokens(module, sample) + _incoming(model, module, ("merge", "hidden"), lengths),)
+
+
+def _incoming(model: Model, module: ModelModule, kinds: tuple[str, ...], lengths: dict[str, tuple[int, ...]]) -> int:
+    return sum(
+        sum(output_lengths(model.module(edge.producer), lengths[edge.producer]))
+        for edge in model.edges
+        if edge.consumer == module.name and edge.kind in kinds
+    )
+
+
+def _input_elements(model: Model, module: ModelModule, sample: Sample) -> int:
+    if module.vision is not None:
+        values_per_patch = module.vision.channels * module.vision.temporal_patch * module.vision.patch**2
+        return sum(image_patch_counts(model, module, sample)) * values_per_patch
+    if module.audio is not None:
+        return sum(audio_clip_frames(module, sample)) * module.audio.mel_bins
+    return own_tokens(module, sample) if module.vocabulary is not None else 0
+
+
+def _window_pairs(length: int, window: int | None) -> int:
+    if window is None:
+        return length**2
+    return length // window * window**2 + (length % window) ** 2
+
+
+def _one_sample(model: Model, sample: Sample) -> dict[str, Load]:
+    lengths = sequence_lengths(model, sample)
+    loads: dict[str, Load] = {}
+    for module in model.modules:
+        own = lengths[module.name]
+        window = module.transformer.window_tokens if module.transformer is not None else None
+        context = _incoming(model, module, ("input", "cross_attention", "hidden"), lengths)
+        is_language_model = module.kind == "language_model"
+        loads[module.name] = Load(
+            sequences=len(own),
+            tokens=sum(own),
+            pairs=sum(length**2 for length in own),
+            window_pairs=sum(_window_pairs(length, window) for length in own),
+            context_tokens=context,
+            context_pairs=sum(own) * context if is_language_model else 0,
+            input_elements=_input_elements(model, module, sample),
+            targets=max(0, own_tokens(module, sample) - 1) if is_language_model else 0,
+            outputs=sum(output_lengths(module, own)),
+        )
+    return loads

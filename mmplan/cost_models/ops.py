@@ -1,0 +1,261 @@
+"""The few operators a layer is made of: a small intermediate form that costs and torch modules are both derived from.
+
+A layer is a list of operators over named values (packed rows, no padding). Every question about a layer, such as its
+FLOPs, what autograd keeps of it, its bytes over a link, is one rule per operator in `counts.py`,
+`memory.py` and `analytic.py`; `runtime/layers.py` runs the same list in torch.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmplan.cost_models.load import Load
+
+Parallel = Literal["none", "column", "row"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A number of rows (or pairs) as a linear form of a load: `load.field * times / per`."""
+
+    field: str
+    times: int = 1
+    per: int = 1
+
+    def of(self, load: Load) -> float:
+        count: float = getattr(load, self.field)
+        return count * self.times / self.per
+
+
+TOKENS = Rows("tokens")
+CONTEXT = Rows("context_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor [rows, width]; `sharded` values are split along width over the tensor-parallel ranks."""
+
+    name: str
+    rows: Rows
+    width: int
+    sharded: bool = False
+
+    def elements(self, load: Load, tp: int = 1) -> float:
+        """Elements on one rank."""
+        return self.rows.of(load) * self.width / (tp if self.sharded else 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear:
+    """y = x W^T (+ b). `column` splits W's outputs over tp ranks, `row` its inputs (Megatron, arXiv 1909.08053,
+    section 3). `tied`: the weight is the token table of the same module, counted there."""
+
+    name: str
+    x: Value
+    y: Value
+    bias: bool
+    trainable: bool
+    parallel: Parallel = "none"
+    tied: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conv1d:
+    """Convolution over the frames of each clip, padding (kernel - 1) / 2, with bias; never sharded."""
+
+    name: str
+    x: Value
+    y: Value
+    kernel: int
+    stride: int
+    trainable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Norm:
+    """Layer norm (scale and shift) or RMS norm (scale) over each of `groups` equal parts of a row (heads for q and k);
+    one scale [width / groups] serves all groups."""
+
+    name: str
+    x: Value
+    y: Value
+    kind: Literal["layer", "rms"]
+    trainable: bool
+    groups: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rope:
+    """Rotary embedding of each head by the row's position in its sequence."""
+
+    x: Value
+    y: Value
+    heads: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attention:
+    """softmax(q k^T / sqrt(head_dim)) v within each sequence, window, or between a sequence and its context.
+
+    `pairs` counts query-key pairs; kv_heads < heads shares keys among heads (GQA).
+    """
+
+    q: Value
+    k: Value
+    v: Value
+    y: Value
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    pairs: Rows
+    window: int | None = None
+    cross: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activation:
+    """Element-wise non-linearity."""
+
+    kind: Literal["gelu", "silu"]
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Multiply:
+    """Element-wise product."""
+
+    a: Value
+    b: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Add:
+    """Element-wise sum."""
+
+    a: Value
+    b: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Embedding:
+    """Rows of a table [size, width] by token id; the table is split over tp ranks by token id."""
+
+    name: str
+    y: Value
+    size: int
+    trainable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassToken:
+    """One learned row in front of every `period` rows, or of each sequence when `period` is None."""
+
+    name: str
+    x: Value
+    y: Value
+    period: int | None
+    trainable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Positions:
+    """Adds row i of a table to row i of each image or clip.
+
+    size > 0: a stored table [size, width] that starts anew every `size` rows or sequence; 0: fixed sinusoids.
+    """
+
+    name: str
+    x: Value
+    y: Value
+    size: int
+    trainable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interleave:
+    """Places the rows of several inputs into one packed sequence, at positions that the microbatch gives."""
+
+    parts: tuple[Value, ...]
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropClassToken:
+    """Inverse of `ClassToken`: drops the first of every `period` rows, or of each sequence."""
+
+    x: Value
+    y: Value
+    period: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MergeRows:
+    """Concatenates `merge` neighbouring rows of a sequence; a remainder is dropped."""
+
+    x: Value
+    y: Value
+    merge: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pool:
+    """Averages `size` neighbouring rows of a sequence; a remainder is dropped."""
+
+    x: Value
+    y: Value
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossEntropy:
+    """Sum of token cross entropies in fp32, divided by the number of targets in the global batch: one number."""
+
+    x: Value
+    y: Value
+
+
+Op = (
+    Linear
+    | Conv1d
+    | Norm
+    | Rope
+    | Attention
+    | Activation
+    | Multiply
+    | Add
+    | Embedding
+    | ClassToken
+    | Positions
+    | Interleave
+    | DropClassToken
+    | MergeRows
+    | Pool
+    | CrossEntropy
+)
+
+
+def op_inputs(op: Op) -> tuple[Value, ...]:
+    """The values an operator reads, raw inputs of the batch excluded when they are integers."""
+    match op:
+        case Attention():
+            return (op.q, op.k, op.v)
+        case Multiply() | Add():
+            return (op.a, op.b)
+        case Interleave():
+            return op.parts
+        case Embedding():
+            return ()
+        case _:
+            return (op.x,)
+
+
+def op_trainable(op: Op) -> bool:
+    """Whether the operator has a parameter that is trained."""
+    match op:
+        case Linear() | Conv1d() | Norm() | Embedding() | ClassToken() | Positions():
+            return op.trainable
+        case _:
+            return False

@@ -1,0 +1,60 @@
+"""Minimal bytes that an operator moves through device memory: each input read once, each output written once.
+
+For matrix products these bytes matter at small row counts only; point-wise operators take no other time.
+"""
+
+from mmplan.cost_models.counts import FP32_BYTES, op_parameters
+from mmplan.cost_models.load import Load
+from mmplan.cost_models.ops import (
+    Activation,
+    Attention,
+    Conv1d,
+    CrossEntropy,
+    Embedding,
+    Linear,
+    MergeRows,
+    Multiply,
+    Norm,
+    Op,
+    op_inputs,
+)
+
+
+def forward_bytes(op: Op, load: Load, dtype_bytes: int, tp: int = 1) -> float:
+    """Bytes read and written by the forward pass on each of `tp` ranks; 0.0 when there are no rows."""
+    if op.y.rows.of(load) == 0:
+        return 0.0
+    read = sum(value.elements(load, tp) for value in op_inputs(op))
+    written = op.y.elements(load, tp)
+    match op:
+        case MergeRows():
+            return 0.0  # a view
+        case CrossEntropy():
+            return read * (dtype_bytes + FP32_BYTES)  # logits in, fp32 log-probabilities out
+        case Embedding():
+            return 2 * written * dtype_bytes
+        case Linear() | Conv1d():
+            return (read + written + op_parameters(op, tp)) * dtype_bytes
+        case _:
+            return (read + written) * dtype_bytes
+
+
+def backward_bytes(op: Op, load: Load, dtype_bytes: int, tp: int = 1) -> float:
+    """Bytes read and written by the input gradients on each of `tp` ranks; 0.0 when there are no rows."""
+    if op.y.rows.of(load) == 0:
+        return 0.0
+    read = sum(value.elements(load, tp) for value in op_inputs(op))
+    written = op.y.elements(load, tp)
+    match op:
+        case MergeRows():
+            return 0.0  # a view
+        case CrossEntropy():
+            return read * (dtype_bytes + FP32_BYTES)
+        case Linear() | Conv1d():
+            return (read + written + op_parameters(op, tp)) * dtype_bytes
+        case Attention():
+            return (2 * read + 2 * written) * dtype_bytes  # q, k, v, output and its gradient in; three gradients out
+        case Activation() | Multiply() | Norm():
+            return (2 * read + written) * dtype_bytes  # saved inputs and output gradient in, input gradients out
+        case _:
+            return (read + written) * dtype_bytes
