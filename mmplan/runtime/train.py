@@ -20,7 +20,7 @@ from mmplan.planner.stage_graph import build_stage_graph
 from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.clock import Clock
 from mmplan.runtime.executor import StepRecord, run_step
-from mmplan.runtime.model import MultimodalModel
+from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.rehearse import SleepStage, collapse_tp
 from mmplan.runtime.stage import LayerStage, Stage
 from mmplan.scenario.samples import microbatch_samples
@@ -78,6 +78,7 @@ def step_microbatches(
             first_index=first + index * plan.microbatch_size,
             targets_in_batch=targets,
             raw_modules=raw_modules,
+            dtype=TORCH_DTYPES[scenario.precision],
             device=device,
         )
         for index, samples in enumerate(data.samples[replica])
