@@ -63,7 +63,7 @@ def build_stage_graph(stages: Sequence[Sequence[str]], graph: ComputationGraph) 
     depths = [1] * len(stages)
     for stage in reversed(order):
         depths[stage] = 1 + max((depths[target] for target in successors[stage]), default=0)
-    backward = {stage_of[layer.id] for layer in graph.layers() if layer.trainable or layer.input_grad}
+    backward = {stage_of[layer.id] for layer in graph.layers() if layer.has_backward}
     return StageGraph(
         successors=successors,
         order=order,

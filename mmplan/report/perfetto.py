@@ -42,7 +42,7 @@ def trace_events(plan: Plan, prediction: Prediction) -> list[dict[str, object]]:
     return events
 
 
-def write_trace(plan: Plan, prediction: Prediction, path: Path) -> None:
+def save_trace(plan: Plan, prediction: Prediction, path: Path) -> None:
     """Write the trace; the file appears whole or not at all."""
     document = {
         "traceEvents": trace_events(plan, prediction),

@@ -121,7 +121,7 @@ def test_two_ranks_that_both_send_first_are_found() -> None:
 
 
 def circle(send_first: bool) -> Program:
-    """Rank i computes microbatch i, sends it to rank i + 1 and receives microbatch i - 1 from rank i - 1, cyclically."""
+    """Rank i computes microbatch i, sends it to rank i + 1 and receives microbatch i - 1 from rank i - 1."""
     ranks = []
     for i in range(3):
         to, source = (i + 1) % 3, (i - 1) % 3

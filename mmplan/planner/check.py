@@ -1,0 +1,222 @@
+"""Is a plan sound, and are its numbers true? Shares no code with the solvers, the schedules or the lowering.
+
+Everything is computed again from the scenario inside the plan: the layer graph, loads, seconds, bytes. The plan's
+program is made by `lower` like any caller would and judged by `check_program`.
+"""
+
+from collections.abc import Iterator
+
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.degrees import tp_degrees
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.loads import mean_loads
+from mmplan.planner.check_numbers import check_numbers
+from mmplan.planner.check_program import check_program
+from mmplan.planner.finding import Finding
+from mmplan.planner.lower import lower
+from mmplan.planner.plan import Plan, scenario_hash
+from mmplan.planner.program import Program
+
+
+def check_plan(plan: Plan) -> tuple[Finding, ...]:
+    """Everything wrong with the plan and its program; empty when it is sound."""
+    findings = check_structure(plan)
+    if findings:
+        return findings
+    graph = build_graph(plan.scenario)
+    loads = mean_loads(plan.scenario, plan.microbatch_size)
+    findings = check_numbers(plan, graph, AnalyticCostModel(plan.scenario), loads)
+    program = lower(plan, graph, [[loads] * plan.microbatches])
+    return (*findings, *check_program(program), *check_tensors(plan, graph, program))
+
+
+def check_structure(plan: Plan) -> tuple[Finding, ...]:
+    """Layers, stages, degrees and batch; no costs."""
+    graph = build_graph(plan.scenario)
+    rules = (_hash, _layers, _degrees, _tensor_parallel, _batch, _allowed)
+    findings = [finding for rule in rules for finding in rule(plan, graph)]
+    if not any(finding.rule == "layers" for finding in findings):
+        findings += [finding for rule in (_stage_order, _zones) for finding in rule(plan, graph)]
+    return tuple(findings)
+
+
+def _hash(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
+    expected = scenario_hash(plan.scenario)
+    if plan.scenario_hash != expected:
+        message = f"the plan says its scenario has hash {plan.scenario_hash}, the scenario in it has {expected}"
+        yield Finding(rule="scenario hash", message=message)
+
+
+def _layers(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
+    """Each layer of the graph in exactly one stage, and nothing else in any stage."""
+    found: dict[str, list[int]] = {}
+    for index, stage in enumerate(plan.stages):
+        if not stage.layers:
+            yield Finding(rule="layers", message=f"stage {index} holds no layer")
+        for name in stage.layers:
+            found.setdefault(name, []).append(index)
+    known = {layer.id for layer in graph.layers()}
+    for layer in graph.layers():
+        if layer.id not in found:
+            yield Finding(rule="layers", message=f"layer {layer.id} is in no stage")
+    for name, stages in found.items():
+        if name not in known:
+            message = f"stage {stages[0]} holds {name}, which model {plan.scenario.model.name} does not have"
+            yield Finding(rule="layers", message=message)
+        elif len(stages) > 1:
+            where = " and ".join(str(stage) for stage in stages)
+            yield Finding(rule="layers", message=f"layer {name} is listed {len(stages)} times, in stages {where}")
+
+
+def _degrees(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
+    """Positive degrees that fit the cluster."""
+    if min(plan.pp, plan.dp, plan.tp, plan.microbatch_size, plan.microbatches) < 1:
+        message = (
+            f"pp={plan.pp}, dp={plan.dp}, tp={plan.tp}, microbatch size {plan.microbatch_size} and "
+            f"{plan.microbatches} microbatches must all be positive"
+        )
+        yield Finding(rule="degrees", message=message)
+    devices = plan.scenario.cluster.device_count
+    if plan.rank_count > devices:
+        product = f"pp={plan.pp} x dp={plan.dp} x tp={plan.tp} = {plan.rank_count}"
+        yield Finding(rule="degrees", message=f"{product} devices, cluster {plan.scenario.cluster.name} has {devices}")
+
+
+def _tensor_parallel(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
+    """tp divides the model's widths, and its group lies inside one node."""
+    possible = tp_degrees(plan.scenario)
+    if plan.tp not in possible:
+        names = ", ".join(str(degree) for degree in possible)
+        message = f"tp={plan.tp} does not divide the heads, widths and nodes of this scenario; possible: {names}"
+        yield Finding(rule="tensor parallel", message=message)
+    cluster = plan.scenario.cluster
+    for first in range(0, min(plan.rank_count, cluster.device_count), max(plan.tp, 1)):
+        last = min(first + plan.tp, cluster.device_count) - 1
+        if cluster.node_of(first) != cluster.node_of(last):
+            nodes = f"nodes {cluster.node_of(first)} and {cluster.node_of(last)}"
+            message = f"tp={plan.tp} puts ranks {first} to {last} of one group on {nodes}"
+            yield Finding(rule="tensor parallel", message=message)
+            break
+
+
+def _batch(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
+    samples = plan.dp * plan.microbatch_size * plan.microbatches
+    if samples != plan.scenario.global_batch:
+        product = f"dp={plan.dp} x {plan.microbatch_size} samples x {plan.microbatches} microbatches = {samples}"
+        yield Finding(rule="batch", message=f"{product}, the global batch is {plan.scenario.global_batch}")
+
+
+def _allowed(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
+    """What the scenario's constraints allow."""
+    constraints = plan.scenario.constraints
+    limits: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+        ("tp", plan.tp, constraints.tp),
+        ("pp", plan.pp, constraints.pp),
+        ("dp", plan.dp, constraints.dp),
+        ("microbatch", plan.microbatch_size, constraints.microbatch),
+        ("schedule", plan.schedule, constraints.schedule),
+    )
+    for name, value, allowed in limits:
+        if allowed and value not in allowed:
+            names = ", ".join(str(item) for item in allowed)
+            yield Finding(rule="constraints", message=f"{name} is {value}, constraints.{name} allows {names}")
+
+
+def _stage_order(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
+    """Layers inside a stage and stages among each other follow the direction of the edges."""
+    place = {
+        layer: (index, position)
+        for index, stage in enumerate(plan.stages)
+        for position, layer in enumerate(stage.layers)
+    }
+    links: dict[int, dict[int, str]] = {index: {} for index in range(plan.pp)}
+    for edge in graph.edges():
+        (source, early), (target, late) = place[edge.producer], place[edge.consumer]
+        if source == target and early > late:
+            message = f"stage {source} lists {edge.consumer} before {edge.producer}, which feeds it"
+            yield Finding(rule="stage order", message=message)
+        elif source != target:
+            links[source].setdefault(target, edge.name)
+    cycle = _stage_cycle(links)
+    if cycle:
+        steps = ", ".join(f"{a} feeds {b} ({links[a][b]})" for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+        yield Finding(rule="stage order", message=f"stages wait for each other in a circle: {steps}")
+        return
+    for source, targets in links.items():
+        for target, name in targets.items():
+            if target < source:
+                message = f"stage {source} feeds the earlier stage {target} ({name}): number them along the edges"
+                yield Finding(rule="stage order", message=message)
+
+
+def _stage_cycle(links: dict[int, dict[int, str]]) -> list[int]:
+    """Stages of one cycle, or nothing: drop stages that nobody left feeds, then walk back among the rest."""
+    left = set(links)
+    while True:
+        fed = {target for source in left for target in links[source] if target in left}
+        if fed == left:
+            break
+        left = fed
+    if not left:
+        return []
+    path = [min(left)]
+    while True:
+        feeder = min(source for source in left if path[-1] in links[source])
+        if feeder in path:
+            return list(reversed(path[path.index(feeder) :]))
+        path.append(feeder)
+
+
+def _zones(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
+    """No cut touches a no-split layer or crosses an edge that cannot be cut."""
+    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
+    zone = set(plan.scenario.constraints.no_split)
+    for edge in graph.edges():
+        source, target = stage_of[edge.producer], stage_of[edge.consumer]
+        if source == target:
+            continue
+        where = f"between stage {source} and stage {target}"
+        if not edge.cuttable:
+            yield Finding(rule="uncuttable edge", message=f"edge {edge.name} is cut {where} and cannot be")
+        for layer in sorted({edge.producer, edge.consumer} & zone):
+            message = f"edge {edge.name} is cut {where}, constraints.no_split names {layer}"
+            yield Finding(rule="no-split zone", message=message)
+
+
+def check_tensors(plan: Plan, graph: ComputationGraph, program: Program) -> tuple[Finding, ...]:
+    """Every stage gets each tensor it reads, and each gradient that flows back, once per microbatch."""
+    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
+    activations: set[tuple[int, int, str]] = set()  # source stage, target stage, producing layer
+    gradients: set[tuple[int, int, str]] = set()
+    for edge in graph.edges():
+        source, target = stage_of[edge.producer], stage_of[edge.consumer]
+        if source != target:
+            activations.add((source, target, edge.producer))
+            if edge.carries_grad:
+                gradients.add((target, source, edge.producer))
+    stage_of_rank = {rank.rank: rank.stage for rank in program.ranks}
+    findings = []
+    for rank in program.ranks:
+        expected = sorted(
+            (source, layer, mark, microbatch)
+            for mark, needs in ((">", activations), ("<", gradients))
+            for source, target, layer in needs
+            if target == rank.stage
+            for microbatch in range(program.microbatches)
+        )
+        got = sorted((stage_of_rank[a.peer], *_named(a.tensor), a.microbatch) for a in rank.actions if a.kind == "RECV")
+        lost = sorted(set(expected) - set(got)) or sorted(set(got) - set(expected))
+        if lost or len(got) != len(set(got)):
+            source, layer, mark, microbatch = lost[0] if lost else got[0]
+            what = "output" if mark == ">" else "gradient of the output"
+            verb = "does not receive" if set(expected) - set(got) else "receives without need or twice"
+            message = f"rank {rank.rank} (stage {rank.stage}) {verb} the {what} of {layer} from stage {source}"
+            findings.append(Finding(rule="tensors", message=f"{message}, microbatch {microbatch}"))
+    return tuple(findings)
+
+
+def _named(tensor: str) -> tuple[str, str]:
+    """Producing layer and direction mark of a tensor's name."""
+    mark = ">" if ">" in tensor else "<"
+    return tensor.split(mark)[0], mark

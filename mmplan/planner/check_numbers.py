@@ -1,0 +1,136 @@
+"""Are the seconds and bytes that a plan records what its scenario gives? The closed form, computed a second time.
+
+With m microbatches per replica, T_s = forward + backward of stage s, and lag = the seconds a cut tensor (and its
+gradient, where one flows back) is on its way:
+
+    tail_s = T_s + max over cut edges s -> r of (lag + tail_r)
+    objective = (m - 1) * max T_s + max tail_s + max finish_s
+"""
+
+from collections.abc import Iterator
+
+from mmplan.cost_models.cost_model import CostModel
+from mmplan.cost_models.counts import edge_bytes, kept_bytes, trainable_parameters
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.load import Loads
+from mmplan.cost_models.memory import state_bytes
+from mmplan.planner.finding import Finding
+from mmplan.planner.plan import Plan
+from mmplan.scenario.scenario import DTYPE_BYTES
+from mmplan.units import format_bytes, format_seconds
+
+# Sums of float seconds in another order differ by some 1e-15 per term; a real error is far above this.
+_RELATIVE_TOLERANCE = 1e-6
+
+
+def check_numbers(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> tuple[Finding, ...]:
+    """Recorded times, memory, objective and bound of a plan whose structure is sound; `loads` of a mean microbatch."""
+    return (*_stages(plan, graph, costs, loads), *_certificate(plan, graph, costs, loads))
+
+
+def _differs(recorded: float, computed: float) -> bool:
+    return abs(recorded - computed) > _RELATIVE_TOLERANCE * max(abs(recorded), abs(computed))
+
+
+def _stage_depths(plan: Plan, graph: ComputationGraph) -> list[int]:
+    """Stages on the longest way to a sink; stages are numbered along the edges, so the last comes first here."""
+    stage_of = plan.stage_of_layer()
+    follows: list[set[int]] = [set() for _ in plan.stages]
+    for edge in graph.edges():
+        if stage_of[edge.producer] != stage_of[edge.consumer]:
+            follows[stage_of[edge.producer]].add(stage_of[edge.consumer])
+    depths = [1] * plan.pp
+    for stage in reversed(range(plan.pp)):
+        depths[stage] = max((depths[later] + 1 for later in follows[stage]), default=1)
+    return depths
+
+
+def _stages(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> Iterator[Finding]:
+    """Per stage: seconds, microbatches in flight, memory, capacity."""
+    scenario = plan.scenario
+    depths = _stage_depths(plan, graph)
+    for index, stage in enumerate(plan.stages):
+        layers = [graph.layer(layer) for layer in stage.layers]
+        forward_s = sum(costs.forward_s(layer, loads[layer.module], plan.tp) for layer in layers)
+        backward_s = sum(costs.backward_s(layer, loads[layer.module], plan.tp) for layer in layers)
+        for name, recorded_s, computed_s in (
+            ("forward", stage.forward_s, forward_s),
+            ("backward", stage.backward_s, backward_s),
+            ("finish", stage.finish_s, _finish_s(plan, graph, costs, index)),
+        ):
+            if _differs(recorded_s, computed_s):
+                message = f"stage {index} records {name} {format_seconds(recorded_s)}, its layers take "
+                yield Finding(rule="stage times", message=message + format_seconds(computed_s))
+        in_flight = plan.microbatches if plan.schedule == "gpipe" else min(plan.microbatches, depths[index])
+        if stage.in_flight != in_flight:
+            message = f"stage {index} records {stage.in_flight} microbatches in flight, {plan.schedule} with "
+            message += f"{plan.microbatches} microbatches at depth {depths[index]} holds {in_flight}"
+            yield Finding(rule="in flight", message=message)
+        pools = [scenario.cluster.pool_of(rank) for rank in plan.stage_ranks(index)]
+        capacity = min(int(pool.device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for pool in pools)
+        reserved = max(pool.device.reserved_bytes for pool in pools)
+        state = sum(state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp) for layer in layers)
+        kept = sum(kept_bytes(layer, loads[layer.module], scenario.precision, plan.tp) for layer in layers)
+        memory = reserved + state + in_flight * kept
+        if _differs(stage.capacity_bytes, capacity):
+            message = f"stage {index} records a capacity of {format_bytes(stage.capacity_bytes)}, its devices have "
+            yield Finding(rule="capacity", message=message + format_bytes(capacity))
+        if _differs(stage.memory_bytes, memory):
+            message = f"stage {index} records {format_bytes(stage.memory_bytes)}, its layers need "
+            yield Finding(rule="memory number", message=message + format_bytes(memory))
+        if memory > capacity:
+            parts = (
+                f"{format_bytes(reserved)} reserve + {format_bytes(state)} state + {in_flight} x {format_bytes(kept)}"
+            )
+            message = (
+                f"stage {index} needs {parts} kept = {format_bytes(memory)}, a device has {format_bytes(capacity)}"
+            )
+            yield Finding(rule="memory", message=message)
+
+
+def _finish_s(plan: Plan, graph: ComputationGraph, costs: CostModel, index: int) -> float:
+    """Gradient all-reduce over the replicas, then the update of one rank's parameters."""
+    layers = [graph.layer(layer) for layer in plan.stages[index].layers]
+    parameters = sum(trainable_parameters(layer) for layer in layers)
+    if parameters == 0:
+        return 0.0
+    gradient_bytes = parameters * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype] / plan.tp
+    reduce_s = costs.all_reduce_s(gradient_bytes, plan.dp, 1) if plan.dp > 1 else 0.0
+    return reduce_s + costs.optimizer_s(parameters // plan.tp)
+
+
+def _objective_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> float:
+    """The closed form of the module's docstring, from recomputed seconds."""
+    stage_of = plan.stage_of_layer()
+    near = plan.rank_count <= min(pool.devices_per_node for pool in plan.scenario.cluster.pools)
+    busy_s = [0.0] * plan.pp
+    for layer in graph.layers():
+        load = loads[layer.module]
+        busy_s[stage_of[layer.id]] += costs.forward_s(layer, load, plan.tp) + costs.backward_s(layer, load, plan.tp)
+    tail_s = list(busy_s)
+    for source in reversed(range(plan.pp)):
+        for edge in graph.edges():
+            target = stage_of[edge.consumer]
+            if stage_of[edge.producer] == source and target != source:
+                one_way_s = costs.transfer_s(edge_bytes(edge, loads, plan.scenario.precision), near)
+                lag_s = one_way_s * (2 if edge.carries_grad else 1)
+                tail_s[source] = max(tail_s[source], busy_s[source] + lag_s + tail_s[target])
+    finish_s = max(_finish_s(plan, graph, costs, index) for index in range(plan.pp))
+    return (plan.microbatches - 1) * max(busy_s) + max(tail_s) + finish_s
+
+
+def _certificate(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> Iterator[Finding]:
+    """Objective, bound and gap."""
+    certificate = plan.certificate
+    objective_s = _objective_s(plan, graph, costs, loads)
+    if _differs(certificate.objective_s, objective_s):
+        message = f"the plan records a step of {format_seconds(certificate.objective_s)}, the closed form gives "
+        yield Finding(rule="objective", message=message + format_seconds(objective_s))
+    if certificate.bound_s > certificate.objective_s * (1 + _RELATIVE_TOLERANCE):
+        message = f"the lower bound {format_seconds(certificate.bound_s)} is above the plan's own step of "
+        yield Finding(rule="bound", message=message + format_seconds(certificate.objective_s))
+    if certificate.status != "given" and certificate.objective_s > 0:
+        gap = (certificate.objective_s - certificate.bound_s) / certificate.objective_s
+        if abs(gap - certificate.gap) > _RELATIVE_TOLERANCE:
+            message = f"the plan records a gap of {certificate.gap:.6f}, objective and bound give {gap:.6f}"
+            yield Finding(rule="gap", message=message)
