@@ -221,7 +221,9 @@ class ClusterSpec(Strict):
     """The machines."""
 
     name: Name | None = Field(default=None, description="default: made of the device and the counts")
-    device: str | DeviceSpec = Field(description="catalogue name (`mmplan devices`) or a device of your own")
+    device: str | DeviceSpec = Field(
+        description="name in the hardware catalogue, such as h100-sxm, or a device of your own"
+    )
     nodes: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1, description="number of nodes")
     devices_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in a node")
     node_link: str | LinkSpec | None = Field(
