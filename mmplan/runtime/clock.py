@@ -54,20 +54,25 @@ class CudaClock:
 
     def __init__(self, control: dist.ProcessGroup) -> None:
         self._control = control
-        self._origin = torch.cuda.Event(enable_timing=True)
+        self._origin = _timing_event()
 
     def start(self) -> None:
         torch.cuda.synchronize()
         dist.barrier(self._control)
-        self._origin = torch.cuda.Event(enable_timing=True)
+        self._origin = _timing_event()
         self._origin.record()
 
     def mark(self) -> Mark:
-        event = torch.cuda.Event(enable_timing=True)
+        event = _timing_event()
         event.record()
         return event
 
     def seconds(self, mark: Mark) -> float:
         assert isinstance(mark, torch.cuda.Event)
         mark.synchronize()
-        return self._origin.elapsed_time(mark) / 1e3  # elapsed_time is in milliseconds
+        milliseconds: float = self._origin.elapsed_time(mark)
+        return milliseconds / 1e3
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -1,10 +1,10 @@
-"""Gradients of a stage as flat buffers in the plan's gradient dtype.
+"""Gradients of a stage in one flat buffer of the plan's gradient dtype.
 
 Every trainable parameter owns a slice, so that one all-reduce sums all of them and a parameter that got no gradient (an
 encoder without images in the whole step) contributes zeros instead of making replicas diverge.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -12,21 +12,18 @@ from torch.nn import Parameter
 
 
 class FlatGradients:
-    """Accumulates the gradients of `parameters` (those that require one) as soon as autograd has them."""
+    """Takes over the gradients of those `parameters` that require one as soon as autograd has them."""
 
     def __init__(self, parameters: Iterable[Parameter], dtype: torch.dtype) -> None:
         self.parameters = tuple(p for p in parameters if p.requires_grad)
-        count = sum(p.numel() for p in self.parameters)
         device = self.parameters[0].device if self.parameters else torch.device("cpu")
-        self._flat = torch.zeros(count, dtype=dtype, device=device)
-        self.views: tuple[Tensor, ...] = tuple(
-            part.view_as(parameter)
-            for part, parameter in zip(
-                self._flat.split([p.numel() for p in self.parameters]), self.parameters, strict=True
-            )
-        )
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            parameter.register_post_accumulate_grad_hook(_accumulate_into(view))
+        self._flat = torch.zeros(sum(p.numel() for p in self.parameters), dtype=dtype, device=device)
+        views, first = [], 0
+        for parameter in self.parameters:
+            views.append(self._flat[first : first + parameter.numel()].view_as(parameter))
+            first += parameter.numel()
+            parameter.register_post_accumulate_grad_hook(_accumulate_into(views[-1]))  # type: ignore[no-untyped-call]
+        self.views: tuple[Tensor, ...] = tuple(views)
 
     def buffers(self) -> tuple[Tensor, ...]:
         """What is summed over replicas; empty when nothing is trained."""
@@ -39,7 +36,7 @@ class FlatGradients:
         return self._flat.nbytes
 
 
-def _accumulate_into(view: Tensor):  # type: ignore[no-untyped-def]
+def _accumulate_into(view: Tensor) -> Callable[[Tensor], None]:
     def hook(parameter: Tensor) -> None:
         assert parameter.grad is not None
         view.add_(parameter.grad)

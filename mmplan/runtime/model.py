@@ -39,7 +39,8 @@ class MultimodalModel(nn.Module):
 
     def layer(self, layer_id: str) -> nn.Module:
         """The module of one layer: `module(inputs by producer layer id, microbatch) -> Tensor`."""
-        return self.layers[_key(layer_id)]
+        module: nn.Module = self.layers[_key(layer_id)]
+        return module
 
     def forward(self, batch: Microbatch) -> dict[str, Tensor]:
         """Losses by module, each the sum over this microbatch divided by the targets of the global batch."""

@@ -11,11 +11,11 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import sample_loads
+from mmplan.planner.durations import predicted_durations
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import RankProgram
-from mmplan.planner.simulate import predicted_durations
 from mmplan.planner.stage_graph import build_stage_graph
 from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.clock import Clock

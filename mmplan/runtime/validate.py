@@ -12,11 +12,13 @@ from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.loads import sample_loads
 from mmplan.errors import InputError
+from mmplan.planner.durations import predicted_durations, with_measured
+from mmplan.planner.liveness import footprint
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.program import Program
-from mmplan.planner.simulate import footprint, predicted_durations, replay, with_measured
+from mmplan.planner.simulate import replay
 from mmplan.planner.timing import Seconds
 from mmplan.runtime.measurement import Measurement, plan_hash
 from mmplan.scenario.samples import microbatch_samples
