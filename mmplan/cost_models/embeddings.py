@@ -88,9 +88,10 @@ def token_embed_ops(
     width = vocabulary.width or hidden
     text = Value("text", Rows("input_elements"), width)
     ops: list[Op] = [Embedding(name="table", y=text, size=vocabulary.size, trainable=trained)]
-    parts = [text, *(Value(name, TOKENS, hidden) for name in merged)]
+    parts, keys = [text, *(Value(name, TOKENS, hidden) for name in merged)], ["text", *merged]
     project_all = hidden_source is not None and vocabulary.width is not None
     if hidden_source is not None:
+        keys.append(hidden_source[0])
         states = Value(hidden_source[0], CONTEXT, hidden_source[1])
         if project_all:
             parts.append(states)
@@ -101,7 +102,7 @@ def token_embed_ops(
     if len(parts) == 1:
         return tuple(ops)
     sequence = Value("sequence", TOKENS, width)
-    ops.append(Interleave(parts=tuple(parts), y=sequence))
+    ops.append(Interleave(parts=tuple(parts), keys=tuple(keys), y=sequence))
     if project_all:
         ops += linear_ops("from_hidden", sequence, Value("embedded", TOKENS, hidden), training, bias=True)
     return tuple(ops)

@@ -52,10 +52,14 @@ def own_tokens(module: ModelModule, sample: Sample) -> int:
     return sample.speech_tokens if module.modality == "speech" else sample.text_tokens
 
 
-def context_length(model: Model, module: ModelModule, sample: Sample) -> int:
-    """Tokens of other modules that a module's cross layers, projector or `hidden` edge read in this sample."""
+def context_lengths(model: Model, module: ModelModule, sample: Sample) -> tuple[int, ...]:
+    """Tokens of other modules that cross layers or a `hidden` edge read in this sample (one number), or that a
+    projector reads (one number per sequence)."""
     lengths = sequence_lengths(model, sample)
-    return _incoming(model, module, ("input", "cross_attention", "hidden"), lengths)
+    if module.projector is None:
+        return (_incoming(model, module, ("cross_attention", "hidden"), lengths),)
+    producer = next(edge.producer for edge in model.edges if edge.consumer == module.name)
+    return output_lengths(model.module(producer), lengths[producer])
 
 
 def image_tokens(vision: VisionInput, size: tuple[int, int], merge: int) -> int:
@@ -73,8 +77,9 @@ def image_tokens(vision: VisionInput, size: tuple[int, int], merge: int) -> int:
 
 
 def audio_frames(audio: AudioInput, clip_s: float) -> int:
-    """Mel frames of a clip after padding; at least one."""
-    return max(1, round(audio.frames_per_s * (audio.pad_s if audio.pad_s is not None else clip_s)))
+    """Mel frames of a clip after padding: at least two and even, so that the second convolution halves them exactly."""
+    seconds = audio.pad_s if audio.pad_s is not None else clip_s
+    return 2 * max(1, math.ceil(round(audio.frames_per_s * seconds) / 2))
 
 
 def audio_clip_frames(module: ModelModule, sample: Sample) -> tuple[int, ...]:
@@ -115,7 +120,7 @@ def _lengths(model: Model, module: ModelModule, sample: Sample, lengths: dict[st
         joined = tiles if module.vision.joint_tiles else 1
         return tuple(sum(tokens[first : first + joined]) for first in range(0, len(tokens), joined))
     if module.audio is not None:
-        return tuple(math.ceil(frames / 2) for frames in audio_clip_frames(module, sample))
+        return tuple(frames // 2 for frames in audio_clip_frames(module, sample))
     if module.projector is not None:
         producer = next(edge.producer for edge in model.edges if edge.consumer == module.name)
         incoming = output_lengths(model.module(producer), lengths[producer])

@@ -176,9 +176,13 @@ class Positions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interleave:
-    """Places the rows of several inputs into one packed sequence, at positions that the microbatch gives."""
+    """Places the rows of several inputs into one packed sequence, at positions that the microbatch gives.
+
+    `keys` names each part's entry there: a producer module, or `text` for the module's own tokens.
+    """
 
     parts: tuple[Value, ...]
+    keys: tuple[str, ...]
     y: Value
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmplan.cost_models.loads import (
     audio_clip_frames,
-    context_length,
+    context_lengths,
     image_patch_counts,
     output_lengths,
     own_tokens,
@@ -38,7 +38,8 @@ class Microbatch:
     merge_positions: language model -> source (producer module or `"text"`) -> int64 rows of the packed sequence.
     labels: `[tokens]` int64, the next text token or -100 where there is no loss.
     targets_in_batch: labels other than -100 in the whole global batch (all replicas and microbatches of the step).
-    context_lengths: language model with cross-attention -> context tokens of each sample.
+    context_lengths: language model with cross-attention -> context tokens of each sample; projector -> tokens of each
+        sequence it reads.
     """
 
     lengths: Mapping[str, tuple[int, ...]]
@@ -92,7 +93,11 @@ def make_microbatch(
         merge_positions={m.name: _positions(model, m, samples, per_sample, device) for m in readers},
         labels={m.name: _labels(m, drawn[m.name], per_sample, device) for m in readers if m.name in drawn},
         targets_in_batch=dict(targets_in_batch),
-        context_lengths={m.name: tuple(context_length(model, m, sample) for sample in samples) for m in readers},
+        context_lengths={
+            m.name: tuple(n for sample in samples for n in context_lengths(model, m, sample))
+            for m in model.modules
+            if m.vocabulary is not None or m.projector is not None
+        },
     )
 
 
