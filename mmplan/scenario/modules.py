@@ -1,11 +1,14 @@
 """Modules and edges of a scenario file as a `Model`, with the checks that need more than one key."""
 
+from dataclasses import replace
+
 import networkx as nx
 
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, shown
 from mmplan.scenario.scenario import (
     AudioInput,
     EdgeKind,
+    Modality,
     Model,
     ModelEdge,
     ModelModule,
@@ -37,7 +40,17 @@ def model_from_spec(name: str, spec: ModelSpec, document: Document) -> Model:
     edges = tuple(ModelEdge(producer=p, consumer=c, kind=kind) for p, c, kind in producers)
     model = Model(name=name, modules=tuple(modules), edges=edges)
     _check_edges(model, document)
-    return model
+    return replace(model, modules=tuple(replace(m, modality=_modality(m, model)) for m in modules))
+
+
+def _modality(module: ModelModule, model: Model) -> Modality:
+    """A projector has its producer's modality; a language model that another one feeds speaks."""
+    for edge in model.edges:
+        if edge.consumer == module.name and edge.kind == "input":
+            return _modality(model.module(edge.producer), model)
+        if edge.consumer == module.name and edge.kind == "hidden":
+            return "speech"
+    return module.modality
 
 
 def output_width(module: ModelModule) -> int:

@@ -53,7 +53,7 @@ def llava(config: Fields, name: str) -> Model:
     llm = language_module(config, text_fields(config, "llama"), "llm")
     width = hidden_size(llm)
     projector = projector_module(
-        "projector", (hidden_size(vision), width, width), bias=config.get("multimodal_projector_bias")
+        "projector", "vision", (hidden_size(vision), width, width), bias=config.get("multimodal_projector_bias")
     )
     return chain(name, vision, projector, llm)
 
@@ -120,7 +120,7 @@ def mllama(config: Fields, name: str) -> Model:
     text = config.inner("text_config", TEXT_DEFAULTS["mllama_text_model"])
     count = text.count("num_hidden_layers", most=MAX_LAYERS)
     llm = language_module(config, text, "llm", cross_layers=text.indices("cross_attention_layers", count))
-    projector = projector_module("projector", (hidden_size(vision), hidden_size(llm)))
+    projector = projector_module("projector", "vision", (hidden_size(vision), hidden_size(llm)))
     return chain(name, vision, projector, llm, kind="cross_attention")
 
 
@@ -138,7 +138,7 @@ def qwen2_audio(config: Fields, name: str) -> Model:
         source=SOURCE,
     )
     llm = language_module(config, text_fields(config, "qwen2"), "llm")
-    return chain(name, audio, projector_module("projector", (hidden_size(audio), hidden_size(llm))), llm)
+    return chain(name, audio, projector_module("projector", "audio", (hidden_size(audio), hidden_size(llm))), llm)
 
 
 def qwen2_5_omni(config: Fields, name: str) -> Model:
@@ -162,7 +162,7 @@ def qwen2_5_omni(config: Fields, name: str) -> Model:
         audio=AudioInput(mel_bins=ear.count("num_mel_bins"), pad_s=None, pool=2),
         source=SOURCE,
     )
-    audio_projector = projector_module("audio_projector", (hidden_size(audio), ear.count("output_dim")))
+    audio_projector = projector_module("audio_projector", "audio", (hidden_size(audio), ear.count("output_dim")))
     text = thinker.inner("text_config", TEXT_DEFAULTS["qwen2_5_omni_text"])
     llm = language_module(thinker, text, "llm")
     edges = [

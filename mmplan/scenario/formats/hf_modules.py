@@ -6,6 +6,7 @@ from mmplan.scenario.formats.hf_defaults import TEXT_DEFAULTS
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import (
     EdgeKind,
+    Modality,
     Model,
     ModelEdge,
     ModelModule,
@@ -40,9 +41,9 @@ def divided(fields: Fields, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def projector_module(name: str, dims: tuple[int, ...], bias: Any = None) -> ModelModule:
+def projector_module(name: str, modality: Modality, dims: tuple[int, ...], bias: Any = None) -> ModelModule:
     projector = Projector(dims=dims, bias=bias is not False)
-    return ModelModule(name=name, kind="projector", modality="text", projector=projector, source=SOURCE)
+    return ModelModule(name=name, kind="projector", modality=modality, projector=projector, source=SOURCE)
 
 
 def merger_module(name: str, tower: Fields, hidden: int, width: int, norm: Any) -> ModelModule:
@@ -50,7 +51,7 @@ def merger_module(name: str, tower: Fields, hidden: int, width: int, norm: Any) 
     merge = tower.count("spatial_merge_size", most=100) ** 2
     dims = (hidden * merge, hidden * merge, width)
     projector = Projector(dims=dims, merge=merge, norm=norm, norm_before_merge=True)
-    return ModelModule(name=name, kind="projector", modality="text", projector=projector, source=SOURCE)
+    return ModelModule(name=name, kind="projector", modality="vision", projector=projector, source=SOURCE)
 
 
 def vit_blocks(tower: Fields, layers: int, *, first_norm: bool, attention_bias: bool = True) -> Transformer:
@@ -159,7 +160,13 @@ def language_module(
         cross_width=hidden if cross_layers else None,
     )
     tied = config.flag("tie_word_embeddings") or text.flag("tie_word_embeddings")
+    modality: Modality = "text" if table_width is None else "speech"
     vocabulary = Vocabulary(size=text.count("vocab_size"), tied=tied, width=table_width)
     return ModelModule(
-        name=name, kind="language_model", modality="text", transformer=transformer, vocabulary=vocabulary, source=SOURCE
+        name=name,
+        kind="language_model",
+        modality=modality,
+        transformer=transformer,
+        vocabulary=vocabulary,
+        source=SOURCE,
     )
