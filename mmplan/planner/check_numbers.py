@@ -95,7 +95,9 @@ def _finish_s(plan: Plan, graph: ComputationGraph, costs: CostModel, index: int)
     if parameters == 0:
         return 0.0
     gradient_bytes = parameters * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype] / plan.tp
-    reduce_s = costs.all_reduce_s(gradient_bytes, plan.dp, 1) if plan.dp > 1 else 0.0
+    node_size = min(pool.devices_per_node for pool in plan.scenario.cluster.pools)
+    together = max(1, min(plan.dp, node_size // plan.tp))  # replicas of a stage are neighbours, tp ranks apart
+    reduce_s = costs.all_reduce_s(gradient_bytes, plan.dp, together) if plan.dp > 1 else 0.0
     return reduce_s + costs.optimizer_s(parameters // plan.tp)
 
 

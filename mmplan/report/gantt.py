@@ -1,5 +1,6 @@
 """A picture of one step: what every rank does when, and below it the memory of every rank over time."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from mmplan.planner.prediction import Prediction, TimedAction
 from mmplan.report.palette import BACKWARD, FORWARD, REDUCE, STEP, TRANSFER, WEIGHT_GRADIENT, colour
 from mmplan.units import format_bytes, format_seconds
 
-_GIB = 2.0**30
 _LABEL_FRACTION = 0.012  # a bar narrower than this part of the axis has no room for its microbatch number
+_LABEL_ROWS = 32  # nor has one of more rows than this
+_NAMED_STAGES = 8  # more lines than this need no legend: the colours go from first to last stage
+_MEMORY_TICKS = 4
 
 
 def plot_gantt(plan: Plan, prediction: Prediction, path: Path, *, title: str = "") -> None:
@@ -28,23 +31,22 @@ def plot_gantt(plan: Plan, prediction: Prediction, path: Path, *, title: str = "
         title: goes before step time and bubble; the scenario's name when empty.
     """
     with_memory = any(rank.memory_steps for rank in prediction.ranks)
-    rows = len(prediction.ranks)
-    rows_inches = min(0.34 * rows + 0.4, 22.0)
-    memory_inches = 2.1 if with_memory else 0.0
-    figure = Figure(figsize=(13.0, rows_inches + memory_inches + 1.6), dpi=130, layout="constrained")
+    rows_inches = min(max(0.42 * len(prediction.ranks), 1.0), 10.0)
+    heights = [rows_inches, 2.2] if with_memory else [rows_inches]
+    figure = Figure(figsize=(13.0, sum(heights) + 1.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    heights = [rows_inches, memory_inches] if with_memory else [rows_inches]
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    scale, unit = (1e3, "ms") if prediction.step_time_s < 1.0 else (1.0, "s")
-    _draw_rows(axes[0], plan, prediction, scale)
+    modalities = [stage_modality(plan, stage) for stage in range(plan.pp)]
+    _draw_rows(axes[0], plan, prediction, modalities)
     if with_memory:
-        _draw_memory(axes[1], plan, prediction, scale)
-    axes[-1].set_xlabel(f"time in the step ({unit})")
-    name = title or plan.scenario.name
+        _draw_memory(axes[1], plan, prediction)
+    axes[-1].set_xlabel("time in the step")
+    axes[-1].xaxis.set_major_formatter(lambda time_s, _: format_seconds(time_s) if time_s else "0")
     numbers = f"step {format_seconds(prediction.step_time_s)}, bubble {100 * prediction.bubble:.1f} %"
-    shape = f"{plan.schedule}, pp {plan.pp} x dp {plan.dp} x tp {plan.tp}, {plan.microbatches} microbatches"
-    figure.suptitle(f"{name}: {numbers}", fontsize=13, fontweight="bold", x=0.01, ha="left")
-    axes[0].set_title(shape, fontsize=9, loc="left", color="#555555")
+    heading = f"{title or plan.scenario.name}: {numbers}"
+    figure.suptitle(heading, fontsize=13, fontweight="bold", x=0.01, ha="left")
+    handles = _legend(prediction.timeline, modalities)
+    figure.legend(handles=handles, loc="outside lower center", ncols=10, frameon=False, fontsize=8)
     partial = path.with_name(path.name + ".partial")
     figure.savefig(partial, format="png")
     partial.replace(path)
@@ -59,47 +61,40 @@ def stage_modality(plan: Plan, stage: int) -> str:
     return max(counts, key=lambda modality: counts[modality])
 
 
-def _draw_rows(axes: Axes, plan: Plan, prediction: Prediction, scale: float) -> None:
-    """One row of bars per rank."""
+def _draw_rows(axes: Axes, plan: Plan, prediction: Prediction, modalities: Sequence[str]) -> None:
+    """One row of bars per rank on a grey strip that shows where the rank is idle."""
+    rows = len(prediction.ranks)
     row_of = {rank.rank: row for row, rank in enumerate(prediction.ranks)}
-    modality = [stage_modality(plan, stage) for stage in range(plan.pp)]
+    axes.barh(range(rows), prediction.step_time_s, height=0.7, color="#F1F1F1")
     bars: dict[str, list[list[tuple[float, float]]]] = {}
-    narrowest_s = _LABEL_FRACTION * prediction.step_time_s
     for item in prediction.timeline:
         kind, row = item.action.kind, row_of[item.rank]
         if kind == "RECV":
             continue
-        low, high = (row + 0.36, row + 0.44) if kind == "SEND" else (row - 0.36, row + 0.33)
-        left, right = item.start_s * scale, item.end_s * scale
-        fill = colour(kind, modality[item.action.stage])
-        bars.setdefault(fill, []).append([(left, low), (right, low), (right, high), (left, high)])
-        if kind in "FBIW" and item.end_s - item.start_s > narrowest_s and len(prediction.ranks) <= 40:
-            ink = "black" if kind == "F" else "white"
-            axes.text(
-                (left + right) / 2,
-                row - 0.02,
-                str(item.action.microbatch),
-                color=ink,
-                ha="center",
-                va="center",
-                fontsize=7,
-            )
-    for fill, corners in bars.items():
-        edge = "none" if fill == TRANSFER else "white"
-        axes.add_collection(PolyCollection(corners, facecolors=fill, edgecolors=edge, linewidths=0.4))
-    axes.set_xlim(0.0, prediction.step_time_s * scale)
-    axes.set_ylim(len(prediction.ranks) - 0.4, -0.6)
-    axes.set_yticks(range(len(prediction.ranks)), [_row_name(plan, rank.rank, rank.stage) for rank in prediction.ranks])
-    axes.tick_params(axis="y", labelsize=8 if len(prediction.ranks) <= 24 else 5, length=0)
+        low, high = (row + 0.36, row + 0.46) if kind == "SEND" else (row - 0.35, row + 0.35)
+        fill = colour(kind, modalities[item.action.stage])
+        corners = [(item.start_s, low), (item.end_s, low), (item.end_s, high), (item.start_s, high)]
+        bars.setdefault(fill, []).append(corners)
+        if kind in "FBIW" and rows <= _LABEL_ROWS:
+            _label_bar(axes, item, row, prediction.step_time_s)
+    for fill, boxes in bars.items():
+        edge = fill if fill == TRANSFER else "white"
+        axes.add_collection(PolyCollection(boxes, facecolors=fill, edgecolors=edge, linewidths=0.3))
+    axes.set_xlim(0.0, prediction.step_time_s)
+    axes.set_ylim(rows - 0.4, -0.6)
+    axes.set_yticks(range(rows), [_row_name(plan, rank.rank, rank.stage) for rank in prediction.ranks])
+    axes.tick_params(axis="y", labelsize=8 if rows <= 24 else 5, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.legend(
-        handles=_legend(prediction.timeline, modality),
-        loc="lower left",
-        bbox_to_anchor=(0.35, 1.0),
-        ncols=8,
-        frameon=False,
-        fontsize=8,
-    )
+    shape = f"{plan.schedule}, pp {plan.pp} x dp {plan.dp} x tp {plan.tp}, {plan.microbatches} microbatches"
+    axes.set_title(shape, fontsize=9, loc="left", color="#555555")
+
+
+def _label_bar(axes: Axes, item: TimedAction, row: int, step_time_s: float) -> None:
+    """The microbatch in a bar that is wide enough."""
+    if item.end_s - item.start_s > _LABEL_FRACTION * step_time_s:
+        ink = "black" if item.action.kind == "F" else "white"
+        middle_s = (item.start_s + item.end_s) / 2
+        axes.text(middle_s, row, str(item.action.microbatch), color=ink, ha="center", va="center", fontsize=7)
 
 
 def _row_name(plan: Plan, rank: int, stage: int) -> str:
@@ -108,40 +103,48 @@ def _row_name(plan: Plan, rank: int, stage: int) -> str:
     return f"{ranks}  {layers[0]}" if len(layers) == 1 else f"{ranks}  {layers[0]} … {layers[-1]}"
 
 
-def _legend(timeline: Sequence[TimedAction], modality: Sequence[str]) -> list[Patch]:
+def _legend(timeline: Sequence[TimedAction], modalities: Sequence[str]) -> list[Patch]:
     """Only what occurs."""
     kinds = {item.action.kind for item in timeline}
+    backward = {item.action.stage for item in timeline if item.action.kind in "BI"}
     handles = []
-    for name in dict.fromkeys(modality):
+    for name in dict.fromkeys(modalities):
         handles.append(Patch(color=FORWARD[name], label=f"{name} forward"))
-        if kinds & {"B", "I"}:
+        if any(modalities[stage] == name for stage in backward):
             handles.append(Patch(color=BACKWARD[name], label=f"{name} backward"))
-    rest = {"W": (WEIGHT_GRADIENT, "weight gradient"), "SEND": (TRANSFER, "transfer"), "REDUCE": (REDUCE, "all-reduce")}
-    handles += [Patch(color=fill, label=label) for kind, (fill, label) in rest.items() if kind in kinds]
-    if "STEP" in kinds:
-        handles.append(Patch(color=STEP, label="optimizer"))
-    return handles
+    rest = {
+        "W": (WEIGHT_GRADIENT, "weight gradient"),
+        "SEND": (TRANSFER, "transfer"),
+        "REDUCE": (REDUCE, "all-reduce"),
+        "STEP": (STEP, "optimizer"),
+    }
+    return handles + [Patch(color=fill, label=label) for kind, (fill, label) in rest.items() if kind in kinds]
 
 
-def _draw_memory(axes: Axes, plan: Plan, prediction: Prediction, scale: float) -> None:
-    """One stepped line per rank in the colours of a map from first to last stage; the least capacity dashed."""
+def _draw_memory(axes: Axes, plan: Plan, prediction: Prediction) -> None:
+    """One stepped line per rank in the colours of a map from first to last stage; the capacity dashed when near."""
     shades = colormaps["viridis"]
     for rank in prediction.ranks:
-        if not rank.memory_steps:
-            continue
-        times = [time_s * scale for time_s, _ in rank.memory_steps] + [prediction.step_time_s * scale]
-        held = [step_bytes / _GIB for _, step_bytes in rank.memory_steps]
+        times_s = [time_s for time_s, _ in rank.memory_steps] + [prediction.step_time_s]
+        held = [held_bytes for _, held_bytes in rank.memory_steps]
         shade = shades(0.9 * rank.stage / max(plan.pp - 1, 1))
-        label = f"stage {rank.stage}" if rank.replica == 0 and plan.pp <= 8 else None
-        axes.step(times, [*held, held[-1]], where="post", color=shade, linewidth=1.1, label=label)
+        label = f"stage {rank.stage}" if rank.replica == 0 else None
+        if held:
+            axes.step(times_s, [*held, held[-1]], where="post", color=shade, linewidth=1.1, label=label)
     capacity_bytes = min(stage.capacity_bytes for stage in plan.stages)
     peak_bytes = max(rank.peak_memory_bytes for rank in prediction.ranks)
+    top_bytes = float(peak_bytes)
     if 0 < capacity_bytes < 2 * peak_bytes:
-        axes.axhline(capacity_bytes / _GIB, color="#BB5566", linestyle="--", linewidth=1)
-    where = f"peak {format_bytes(peak_bytes)} of {format_bytes(capacity_bytes)} per device"
+        axes.axhline(capacity_bytes, color="#BB5566", linestyle="--", linewidth=1)
+        top_bytes = max(top_bytes, capacity_bytes)
+    tick_bytes = 2 ** math.ceil(math.log2(top_bytes / _MEMORY_TICKS))
+    ticks = [tick_bytes * index for index in range(math.ceil(top_bytes / tick_bytes) + 1)]
+    axes.set_yticks(ticks, [format_bytes(tick) if tick else "0" for tick in ticks], fontsize=8)
+    axes.set_ylim(0.0, 1.06 * top_bytes)
+    where = (
+        f"memory: peak {format_bytes(peak_bytes)} of {format_bytes(capacity_bytes)} that the plan may use per device"
+    )
     axes.set_title(where, fontsize=9, loc="left", color="#555555")
-    axes.set_ylabel("memory (GiB)", fontsize=9)
-    axes.set_ylim(bottom=0.0)
     axes.spines[["top", "right"]].set_visible(False)
-    if plan.pp <= 8:
+    if plan.pp <= _NAMED_STAGES:
         axes.legend(loc="lower right", ncols=4, fontsize=7, frameon=False)

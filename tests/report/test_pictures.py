@@ -1,0 +1,97 @@
+"""Charts and traces of the tiny scenario, cut in two by hand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
+from mmplan.planner.plan import Certificate, Plan, StagePlan, scenario_hash
+from mmplan.planner.prediction import Prediction
+from mmplan.planner.simulate import simulate
+from mmplan.report.gantt import plot_gantt, stage_modality
+from mmplan.report.perfetto import save_trace, trace_events
+from mmplan.scenario.load import load_scenario
+
+TINY = Path(__file__).parents[2] / "scenarios" / "tiny.yaml"
+
+
+@pytest.fixture(scope="module")
+def planned() -> tuple[Plan, Prediction]:
+    scenario = load_scenario(TINY)
+    graph = build_graph(scenario)
+    ids = [layer.id for layer in graph.layers()]
+    halves = (ids[: len(ids) // 2], ids[len(ids) // 2 :])
+    stages = tuple(
+        StagePlan(
+            layers=tuple(half),
+            forward_s=1.0,
+            backward_s=2.0,
+            finish_s=0.0,
+            in_flight=1,
+            memory_bytes=1,
+            capacity_bytes=2**30,
+        )
+        for half in halves
+    )
+    plan = Plan(
+        scenario=scenario,
+        scenario_hash=scenario_hash(scenario),
+        dp=1,
+        tp=1,
+        microbatch_size=1,
+        microbatches=scenario.global_batch,
+        schedule="1f1b",
+        stages=stages,
+        certificate=Certificate(objective_s=1.0, bound_s=0.0, gap=1.0, status="given", wall_s=0.0),
+    )
+    return plan, simulate(plan, graph, AnalyticCostModel(scenario))
+
+
+def test_a_chart_is_a_png_and_replaces_the_file_whole(planned: tuple[Plan, Prediction], tmp_path: Path) -> None:
+    path = tmp_path / "gantt.png"
+    path.write_text("old")
+    plot_gantt(*planned, path)
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["gantt.png"]
+
+
+def test_a_run_without_memory_steps_is_drawn_too(planned: tuple[Plan, Prediction], tmp_path: Path) -> None:
+    plan, prediction = planned
+    bare = replace(prediction, ranks=tuple(replace(rank, memory_steps=()) for rank in prediction.ranks))
+    plot_gantt(plan, bare, tmp_path / "run.png", title="measured")
+    assert (tmp_path / "run.png").stat().st_size > 10_000
+
+
+def test_a_stage_has_the_modality_of_most_of_its_layers(planned: tuple[Plan, Prediction]) -> None:
+    plan, _ = planned
+    assert stage_modality(plan, plan.pp - 1) == "text"
+
+
+def test_a_trace_has_every_action_once_on_its_track(planned: tuple[Plan, Prediction], tmp_path: Path) -> None:
+    plan, prediction = planned
+    save_trace(plan, prediction, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len(slices) == sum(item.action.kind != "RECV" for item in prediction.timeline)
+    last_us = max(event["ts"] + event["dur"] for event in slices)
+    assert last_us == pytest.approx(1e6 * prediction.step_time_s)
+    for rank in prediction.ranks:
+        track = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["pid"] == rank.rank and e["tid"] == 0)
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in zip(track, track[1:], strict=False))
+
+
+def test_every_arrow_of_a_trace_begins_in_a_transfer_and_ends_in_its_reader(
+    planned: tuple[Plan, Prediction],
+) -> None:
+    plan, prediction = planned
+    events = trace_events(plan, prediction)
+    starts = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    assert len(starts) == sum(item.action.kind == "SEND" for item in prediction.timeline)
+    for number, start in starts.items():
+        assert ends[number]["pid"] != start["pid"]
+        assert ends[number]["ts"] > start["ts"]  # type: ignore[operator]
