@@ -5,6 +5,7 @@ A local run cannot hang: every communication has a time-out, a failing rank ends
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ DEFAULT_UNIT_S = 0.03  # bubbles of sleeps came within 2.8 points of simulation 
 _POLL_S = 0.1
 _GRACE_S = 5.0  # between asking the processes to end and killing them
 
+_ERROR_LINE = re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b")  # how a traceback ends
+
 OnStep = Callable[[int, float, Mapping[str, float]], None]  # step, its seconds on rank 0, losses by module so far known
 
 
@@ -30,16 +33,30 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     """Processes that a run of the plan takes; in a rehearsal one stands for each tensor-parallel group.
 
     Raises:
-        InputError: the plan shards tensors and is to be run for real.
+        InputError: the plan shards tensors, or splits a tied vocabulary, and is to be run for real.
     """
     if rehearse:
         return plan.pp * plan.dp
+    _refuse_split_vocabulary(plan)
     if plan.tp > 1:
         raise InputError(
             f"the plan has tp={plan.tp} and this release executes tp=1 only: "
             "set `constraints.tp: [1]` in the scenario and optimize again, or rehearse the plan"
         )
     return plan.rank_count
+
+
+def _refuse_split_vocabulary(plan: Plan) -> None:
+    stage_of = plan.stage_of_layer()
+    for module in plan.scenario.model.modules:
+        if module.vocabulary is None or not module.vocabulary.tied or f"{module.name}.head" not in stage_of:
+            continue
+        table, head = stage_of[f"{module.name}.embed"], stage_of[f"{module.name}.head"]
+        if table != head:
+            raise InputError(
+                f"'{module.name}' shares one matrix between token table (stage {table}) and head (stage {head}); "
+                "this release executes such a module within one stage only: set `constraints.pp: [1]`, or rehearse"
+            )
 
 
 def execute(
@@ -144,4 +161,6 @@ def _cause(scratch: Path, returncode: int) -> str:
         message = str(first["message"])
         return message if message.startswith("rank ") else f"rank {first['rank']}: {message}"
     lines = (scratch / "log").read_text(errors="replace").strip().splitlines()
-    return f"the processes ended with code {returncode} and no rank said why; last words: {' | '.join(lines[-3:])}"
+    errors = [line.strip() for line in lines if _ERROR_LINE.match(line.strip())]
+    said = errors[0] if errors else " | ".join(lines[-3:])
+    return f"the processes ended with code {returncode} before any rank could report; their log says: {said}"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.ops import Linear
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.layers import build_layer
 
@@ -35,6 +36,7 @@ class MultimodalModel(nn.Module):
         self._order = tuple(layers)
         self._reads = {layer.id: tuple(graph.predecessors(layer.id)) for layer in layers}
         self.layers = nn.ModuleDict({_key(layer.id): _seeded_layer(layer, seed) for layer in layers})
+        _tie_vocabularies(self._order, self.layers)
         self.to(device=device, dtype=TORCH_DTYPES[precision])
 
     def layer(self, layer_id: str) -> nn.Module:
@@ -52,6 +54,17 @@ class MultimodalModel(nn.Module):
             if layer.kind == "loss":
                 losses[layer.module] = values[layer.id]
         return losses
+
+
+def _tie_vocabularies(order: Sequence[Layer], modules: nn.ModuleDict) -> None:
+    """A tied head reads the token table of its module; ValueError when the table lies elsewhere."""
+    for layer in order:
+        if any(isinstance(op, Linear) and op.tied for op in layer.ops):
+            table = _key(f"{layer.module}.embed")
+            if table not in modules:
+                raise ValueError(f"{layer.id} shares its weight with {layer.module}.embed, which is not in this stage")
+            head_weight = modules[table].get_parameter("parts.table.weight")
+            modules[_key(layer.id)].get_submodule("parts.head").register_parameter("weight", head_weight)
 
 
 def _key(layer_id: str) -> str:

@@ -16,9 +16,12 @@ from mmplan.planner.program import Program, RankProgram
 
 
 def time_scale(plan: Plan, unit_s: float) -> float:
-    """Factor on all predicted computes that makes the shortest stage's mean forward last `unit_s`; never below 1."""
-    shortest_s = min((stage.forward_s for stage in plan.stages if stage.forward_s > 0), default=unit_s)
-    return max(1.0, unit_s / shortest_s)
+    """Factor on all predicted computes that makes a mean forward, over microbatches and stages, last `unit_s`.
+
+    Never below 1. A sleep ends up to a millisecond late whatever its length, so it is the mean that bounds the relative
+    error of a step; a stage much shorter than the mean hardly matters to it.
+    """
+    return max(1.0, unit_s / (sum(stage.forward_s for stage in plan.stages) / plan.pp))
 
 
 def collapse_tp(program: Program, tp: int) -> Program:

@@ -116,7 +116,7 @@ def predict_run(plan: Plan, run: Measurement) -> tuple[Prediction, Prediction]:
     program = lower(plan, graph, loads)
     durations = predicted_durations(plan, graph, AnalyticCostModel(scenario), program, loads)
     planned = _stretched(program, durations, run.time_scale)
-    measured_s = {
+    measured_s: dict[tuple[int, str, int], float] = {
         (program.ranks[item.rank].rank, item.action.kind, item.action.microbatch): item.end_s - item.start_s
         for item in run.timeline
         if item.action.kind != "REDUCE"
