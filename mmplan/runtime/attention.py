@@ -81,7 +81,7 @@ def rotate(x: Tensor, lengths: Sequence[int], heads: int) -> Tensor:
 
     Pairs element i with element i + head_dim / 2 of a head, as Hugging Face's LLaMA does.
     """
-    parts = x.view(x.shape[0], heads, -1)
+    parts = x.view(x.shape[0], heads, x.shape[1] // heads)
     cos, sin = _rope_table(tuple(lengths), parts.shape[2], x.dtype, x.device)
     first, second = parts.chunk(2, dim=-1)
     rotated: Tensor = parts * cos + torch.cat((-second, first), dim=-1) * sin
