@@ -7,6 +7,7 @@ gradient, where one flows back) is on its way:
     objective = (m - 1) * max T_s + max tail_s + max finish_s
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from mmplan.cost_models.cost_model import CostModel
@@ -95,10 +96,15 @@ def _finish_s(plan: Plan, graph: ComputationGraph, costs: CostModel, index: int)
     if parameters == 0:
         return 0.0
     gradient_bytes = parameters * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype] / plan.tp
-    node_size = min(pool.devices_per_node for pool in plan.scenario.cluster.pools)
-    together = max(1, min(plan.dp, node_size // plan.tp))  # replicas of a stage are neighbours, tp ranks apart
+    together = min(_most_in_one_node(plan, stage) for stage in range(plan.pp))
     reduce_s = costs.all_reduce_s(gradient_bytes, plan.dp, together) if plan.dp > 1 else 0.0
     return reduce_s + costs.optimizer_s(parameters // plan.tp)
+
+
+def _most_in_one_node(plan: Plan, stage: int) -> int:
+    """Replicas of a stage that share a node, where most of them do."""
+    nodes = Counter(plan.scenario.cluster.node_of(rank) for rank in plan.stage_ranks(stage)[:: plan.tp])
+    return max(nodes.values())
 
 
 def _objective_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> float:

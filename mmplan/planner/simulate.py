@@ -15,8 +15,8 @@ from mmplan.planner.liveness import Footprint, footprint, memory_steps, peak_buf
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, RankPrediction, TimedAction
-from mmplan.planner.program import Program
-from mmplan.planner.timing import Timing, time_program
+from mmplan.planner.program import Program, RankProgram
+from mmplan.planner.timing import time_program
 
 
 def simulate(
@@ -45,24 +45,25 @@ def mean_step_loads(plan: Plan) -> tuple[tuple[Loads, ...], ...]:
 def replay(program: Program, durations: Sequence[Sequence[float]], memory: Footprint) -> Prediction:
     """The step that results when every action takes the given seconds (see `time_program`)."""
     timing = time_program(program, durations)
-    computes = [
-        (start_s, end_s)
-        for index, rank in enumerate(program.ranks)
-        for action, start_s, end_s in zip(rank.actions, timing.start_s[index], timing.end_s[index], strict=True)
-        if action.kind in "FBIW"
+    timed = [
+        [
+            TimedAction(rank.rank, action, start_s, end_s)
+            for action, start_s, end_s in zip(rank.actions, starts, ends, strict=True)
+        ]
+        for rank, starts, ends in zip(program.ranks, timing.start_s, timing.end_s, strict=True)
     ]
-    pipeline_s = max(end_s for _, end_s in computes) - min(start_s for start_s, _ in computes)
-    ranks = tuple(_rank_prediction(program, index, timing, memory, pipeline_s) for index in range(len(program.ranks)))
+    computes = [item for row in timed for item in row if item.action.kind in "FBIW"]
+    pipeline_s = max(item.end_s for item in computes) - min(item.start_s for item in computes)
+    ranks = tuple(
+        _rank_prediction(rank, row, static, kept, pipeline_s)
+        for rank, row, static, kept in zip(program.ranks, timed, memory.static_bytes, memory.kept_bytes, strict=True)
+    )
     return Prediction(
-        step_time_s=max(end_s for row in timing.end_s for end_s in row),
+        step_time_s=max(item.end_s for row in timed for item in row),
         pipeline_s=pipeline_s,
         bubble=_bubble(sum(rank.busy_s for rank in ranks), len(ranks) * pipeline_s),
         ranks=ranks,
-        timeline=tuple(
-            TimedAction(rank.rank, action, start_s, end_s)
-            for index, rank in enumerate(program.ranks)
-            for action, start_s, end_s in zip(rank.actions, timing.start_s[index], timing.end_s[index], strict=True)
-        ),
+        timeline=tuple(item for row in timed for item in row),
     )
 
 
@@ -71,14 +72,8 @@ def _bubble(busy_s: float, available_s: float) -> float:
 
 
 def _rank_prediction(
-    program: Program, index: int, timing: Timing, memory: Footprint, pipeline_s: float
+    rank: RankProgram, timed: Sequence[TimedAction], static_bytes: int, kept_bytes: Sequence[int], pipeline_s: float
 ) -> RankPrediction:
-    rank = program.ranks[index]
-    timed = [
-        TimedAction(rank.rank, action, start_s, end_s)
-        for action, start_s, end_s in zip(rank.actions, timing.start_s[index], timing.end_s[index], strict=True)
-    ]
-
     def total_s(kinds: tuple[str, ...]) -> float:
         return sum(item.end_s - item.start_s for item in timed if item.action.kind in kinds)
 
@@ -86,7 +81,7 @@ def _rank_prediction(
         return sum(item.action.bytes for item in timed if item.action.kind == kind)
 
     busy_s = total_s(("F", "B", "I", "W"))
-    steps = memory_steps(timed, memory.static_bytes[index], memory.kept_bytes[index])
+    steps = memory_steps(timed, static_bytes, kept_bytes)
     return RankPrediction(
         rank=rank.rank,
         stage=rank.stage,

@@ -11,8 +11,11 @@ from mmplan.cost_models.counts import edge_bytes, kept_bytes, trainable_paramete
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.memory import state_bytes
 from mmplan.planner.check import check_plan, check_tensors
+from mmplan.planner.configuration import Configuration
+from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan, StagePlan, scenario_hash
+from mmplan.planner.pricing import Prices
 from mmplan.planner.simulate import mean_step_loads
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Constraints, Scenario
@@ -224,3 +227,22 @@ def test_a_program_that_forgets_a_tensor() -> None:
     broken = replace(program, ranks=(program.ranks[0], replace(last, actions=actions)))
     (finding,) = check_tensors(made, build_graph(TOY), broken)
     assert str(finding) == ("tensors: rank 1 (stage 1) does not receive the output of llm.0 from stage 0, microbatch 2")
+
+
+@pytest.mark.parametrize(("dp", "devices_per_node"), [(1, 8), (2, 2), (6, 4), (6, 8), (12, 8)])
+def test_the_planner_and_the_checker_compute_the_same_numbers(dp: int, devices_per_node: int) -> None:
+    """Encoders in parallel, replicas that straddle nodes: two implementations of the closed form."""
+    toy = scenario(llm_layers=2, vision_layers=1, audio_layers=1, frozen_vision=True, global_batch=12)
+    network = replace(LINK, bytes_per_s=1e9, latency_s=1e-5)
+    pool = replace(toy.cluster.pools[0], devices_per_node=devices_per_node, nodes=24)
+    toy = replace(toy, cluster=replace(toy.cluster, pools=(pool,), network_link=network))
+    graph = build_graph(toy)
+    configuration = Configuration(tp=1, dp=dp, pp=3, microbatch_size=1, microbatches=12 // dp, schedule="1f1b")
+    stages = (
+        ("vision.embed", "vision.0", "vision_projector.0"),
+        ("audio.embed", "audio.0", "audio_projector.0"),
+        ("llm.embed", "llm.0", "llm.1", "llm.head", "llm.loss"),
+    )
+    prices = Prices(toy, graph, AnalyticCostModel(toy))
+    made = plan_from_cut(prices, configuration, stages, bound_s=0.0, status="given", wall_s=0.0)
+    assert messages(made) == []

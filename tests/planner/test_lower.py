@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +19,7 @@ from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.simulate import mean_step_loads
 from mmplan.planner.stage_graph import build_stage_graph
+from mmplan.scenario.load import load_scenario
 from mmplan.scenario.samples import microbatch_samples
 from mmplan.scenario.scenario import Sample
 
@@ -159,3 +161,18 @@ def test_no_cut_and_no_times_make_a_program_that_deadlocks_or_lacks_a_tensor(
     counts = Counter(action.kind for rank in program.ranks for action in rank.actions)
     assert counts["F"] == made.pp * made.microbatches
     assert counts["SEND"] == counts["RECV"]
+
+
+def test_cross_attention_context_goes_once_to_every_stage_that_reads_it() -> None:
+    """Llama 3.2 11B: 8 of 40 text layers read the projected image tokens; four stages hold some of them."""
+    mllama = load_scenario(Path(__file__).parents[2] / "scenarios" / "llama-3.2-11b-vision.yaml")
+    graph = build_graph(mllama)
+    readers = [edge.consumer for edge in graph.edges() if edge.producer == "projector.0"]
+    assert len(readers) == 8
+    text = [layer.id for layer in graph.layers() if layer.module == "llm"]
+    images = [layer.id for layer in graph.layers() if layer.module != "llm"]
+    stages = [images, text[:11], text[11:21], text[21:31], text[31:]]
+    cuts = [cut for cut in build_stage_graph(stages, graph).cuts if cut.edge.producer == "projector.0"]
+    assert [cut.target for cut in cuts] == [1, 2, 3, 4]
+    for cut, layers in zip(cuts, stages[1:], strict=True):
+        assert cut.edge.consumer == next(layer for layer in layers if layer in readers)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_a_trace_has_every_action_once_on_its_track(planned: tuple[Plan, Predict
     assert last_us == pytest.approx(1e6 * prediction.step_time_s)
     for rank in prediction.ranks:
         track = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["pid"] == rank.rank and e["tid"] == 0)
-        assert all(end <= start + 1e-6 for (_, end), (start, _) in zip(track, track[1:], strict=False))
+        assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(track))
 
 
 def test_every_arrow_of_a_trace_begins_in_a_transfer_and_ends_in_its_reader(
