@@ -68,7 +68,7 @@ def peak_buffer_bytes(timed: Sequence[TimedAction]) -> int:
 
 
 def _accumulate(changes: Sequence[tuple[float, int]], first: int) -> tuple[tuple[float, int], ...]:
-    """Running sum over time; at one instant what leaves goes before what comes."""
+    """Running sum over time; changes at one instant count together."""
     held = first
     steps = [(0.0, first)]
     for time_s, change in sorted(changes):

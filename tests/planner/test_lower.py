@@ -172,7 +172,9 @@ def test_cross_attention_context_goes_once_to_every_stage_that_reads_it() -> Non
     text = [layer.id for layer in graph.layers() if layer.module == "llm"]
     images = [layer.id for layer in graph.layers() if layer.module != "llm"]
     stages = [images, text[:11], text[11:21], text[21:31], text[31:]]
-    cuts = [cut for cut in build_stage_graph(stages, graph).cuts if cut.edge.producer == "projector.0"]
+    stage_graph = build_stage_graph(stages, graph)
+    assert stage_graph.depths == (5, 4, 3, 2, 1)  # images also feed the last stage; the longest path counts
+    cuts = [cut for cut in stage_graph.cuts if cut.edge.producer == "projector.0"]
     assert [cut.target for cut in cuts] == [1, 2, 3, 4]
     for cut, layers in zip(cuts, stages[1:], strict=True):
         assert cut.edge.consumer == next(layer for layer in layers if layer in readers)
