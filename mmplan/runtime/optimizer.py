@@ -15,6 +15,9 @@ class StageOptimizer:
         self._masters = tuple(
             p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in gradients.parameters
         )
+        pairs = zip(self._masters, gradients.parameters, strict=True)
+        self._master_bytes = sum(master.nbytes for master, parameter in pairs if master is not parameter)
+        self._moment_bytes = 0
         self._optimizer: torch.optim.Optimizer | None = None
         if self._masters and settings.name == "adamw":
             self._optimizer = torch.optim.AdamW(self._masters, lr=settings.learning_rate)
@@ -31,17 +34,15 @@ class StageOptimizer:
             master.grad = None
             if master is not parameter:
                 parameter.data.copy_(master.data)
+        if self._moment_bytes == 0:
+            self._moment_bytes = self._count_moments()
 
     def memory_bytes(self) -> int:
         """Master copies and moments that exist now (moments appear in the first step)."""
-        masters = sum(m.nbytes for m, p in zip(self._masters, self._gradients.parameters, strict=True) if m is not p)
-        if self._optimizer is None:
-            return 0
-        # `step` counters are one element per parameter; memory models count moments only, so do we.
-        moments = sum(
-            value.nbytes
-            for state in self._optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, Tensor) and value.dim() > 0
-        )
-        return masters + moments
+        return self._master_bytes + self._moment_bytes
+
+    def _count_moments(self) -> int:
+        """Without the `step` counters, one element for each parameter."""
+        assert self._optimizer is not None
+        tensors = [v for state in self._optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+        return sum(tensor.nbytes for tensor in tensors if tensor.dim() > 0)

@@ -1,0 +1,174 @@
+"""Pipelines whose gradients are compared with one process, and the code that its four processes run."""
+
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tiny_plans import AUDIO, FOUR_STAGES, TWO_STAGES, VISION, hand_plan, tiny_scenario
+from torch import Tensor
+
+from mmplan.cost_models.build import build_graph
+from mmplan.planner.lower import lower
+from mmplan.planner.plan import Plan
+from mmplan.planner.program import RankProgram
+from mmplan.runtime.clock import WallClock
+from mmplan.runtime.executor import run_step
+from mmplan.runtime.model import MultimodalModel
+from mmplan.runtime.train import build_stage, step_data, step_microbatches
+from mmplan.scenario.scenario import (
+    Distribution,
+    Model,
+    ModelEdge,
+    ModelModule,
+    Scenario,
+    Training,
+    Transformer,
+    Vocabulary,
+)
+
+PROCESSES = 4
+CPU = torch.device("cpu")
+
+
+def _with_training(scenario: Scenario, trainings: Mapping[str, Training]) -> Scenario:
+    modules = tuple(replace(m, training=trainings.get(m.name, m.training)) for m in scenario.model.modules)
+    return replace(scenario, model=replace(scenario.model, modules=modules))
+
+
+def _cross_attention(scenario: Scenario) -> Scenario:
+    """Vision tokens are read by llm layers 1 and 4 instead of being merged; audio is merged as before."""
+    llm = scenario.model.module("llm")
+    assert llm.transformer is not None
+    crossed = replace(llm, transformer=replace(llm.transformer, cross_layers=(1, 4), cross_width=128))
+    modules = tuple(crossed if m.name == "llm" else m for m in scenario.model.modules)
+    edges = tuple(replace(e, kind="cross_attention") if e.producer == "projector" else e for e in scenario.model.edges)
+    return replace(scenario, model=replace(scenario.model, modules=modules, edges=edges))
+
+
+def _talker(scenario: Scenario) -> Scenario:
+    """A second language model reads the first one's last states: the stage of llm's end feeds its own head and the talker."""
+    shape = Transformer(
+        layers=2,
+        hidden=64,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        ffn=128,
+        gated_mlp=True,
+        causal=True,
+        norm="rms",
+    )
+    talker = ModelModule(
+        name="talker",
+        kind="language_model",
+        modality="speech",
+        transformer=shape,
+        vocabulary=Vocabulary(size=96),
+    )
+    edges = (*scenario.model.edges, ModelEdge(producer="llm", consumer="talker", kind="hidden"))
+    model = Model(name="talking", modules=(*scenario.model.modules, talker), edges=edges)
+    speech = Distribution(values=(0.0, 12.0, 20.0), weights=(0.25, 0.5, 0.25))
+    return replace(scenario, model=model, data=replace(scenario.data, speech_tokens=speech))
+
+
+def cases() -> dict[str, Plan]:
+    """Name -> plan; every one has microbatches without images among those with."""
+    tiny = replace(tiny_scenario(), global_batch=6)
+    frozen = _with_training(tiny, {"vision": Training(mode="frozen")})
+    frozen_all = _with_training(tiny, {"vision": Training(mode="frozen"), "projector": Training(mode="frozen")})
+    lora = Training(mode="lora", rank=4, targets=("q", "v", "down"))
+    adapted = _with_training(tiny, {"llm": lora})
+    cross_stages = (VISION, (*AUDIO, "llm.embed", "llm.0-1"), ("llm.2-4",), ("llm.5", "llm.head", "llm.loss"))
+    talker_stages = (
+        (*VISION, *AUDIO),
+        ("llm.embed", "llm.0-5"),
+        ("llm.head", "llm.loss"),
+        ("talker.embed", "talker.0-1", "talker.head", "talker.loss"),
+    )
+    return {
+        "1f1b": hand_plan(tiny, FOUR_STAGES),
+        "gpipe": hand_plan(tiny, FOUR_STAGES, schedule="gpipe"),
+        "two samples in a microbatch": hand_plan(tiny, FOUR_STAGES, microbatch_size=2),
+        "frozen vision encoder": hand_plan(frozen, FOUR_STAGES),
+        "frozen vision stage": hand_plan(frozen_all, FOUR_STAGES),
+        "LoRA language model": hand_plan(adapted, FOUR_STAGES),
+        "two replicas": hand_plan(tiny, TWO_STAGES, dp=2),
+        "cross-attention in two stages": hand_plan(_cross_attention(tiny), cross_stages),
+        "talker": hand_plan(_talker(tiny), talker_stages),
+    }
+
+
+def perturb(model: MultimodalModel) -> None:
+    """Deterministic noise on every weight, so that LoRA's zero matrices do not hide gradients."""
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankResult:
+    """Gradients by parameter name, losses, and bytes sent, of one rank."""
+
+    gradients: dict[str, Tensor]
+    losses: dict[str, float]
+    sent_bytes: int
+    program_bytes: int
+
+
+def whole_model(plan: Plan) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Gradients and losses of one process that runs all microbatches of all replicas."""
+    graph = build_graph(plan.scenario)
+    model = MultimodalModel(graph.layers(), graph, precision="fp32", seed=plan.scenario.seed, device=CPU)
+    perturb(model)
+    data = step_data(plan, 0)
+    raw_modules = [module.name for module in plan.scenario.model.modules if module.projector is None]
+    losses: dict[str, float] = {}
+    for replica in range(plan.dp):
+        for batch in step_microbatches(plan, data, 0, replica, raw_modules, CPU):
+            parts = model(batch)
+            torch.stack(list(parts.values())).sum().backward()
+            for module, loss in parts.items():
+                losses[module] = losses.get(module, 0.0) + loss.item()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, losses
+
+
+def run_rank(plan: Plan, rank: int, replicas: dist.ProcessGroup | None, control: dist.ProcessGroup) -> RankResult:
+    """One step of this rank's stage, without the weight update."""
+    graph = build_graph(plan.scenario)
+    data = step_data(plan, 0)
+    program = lower(plan, graph, data.loads).ranks[rank]
+    actions = tuple(action for action in program.actions if action.kind != "STEP")
+    program = RankProgram(rank=rank, stage=program.stage, replica=program.replica, actions=actions)
+    stage = build_stage(plan, graph, program.stage, CPU)
+    perturb(stage.model)
+    stage.load(step_microbatches(plan, data, 0, program.replica, stage.raw_modules, CPU))
+    clock = WallClock(control, one_host=True)
+    clock.start()
+    record = run_step(program, stage, replicas=replicas, device=CPU, clock=clock)
+    return RankResult(
+        gradients={name: gradient.clone() for name, gradient in stage.named_gradients().items()},
+        losses=stage.losses(),
+        sent_bytes=record.activation_bytes + record.gradient_bytes,
+        program_bytes=sum(action.bytes for action in actions if action.kind == "SEND"),
+    )
+
+
+def run_all_cases(rank: int, folder: str) -> None:
+    """Body of one of the four processes; writes its results to `folder`."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", PROCESSES)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=30))
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    world = dist.new_group(range(PROCESSES))
+    results = {
+        name: run_rank(plan, rank, pairs[rank // 2] if plan.dp == 2 else None, world) for name, plan in cases().items()
+    }
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

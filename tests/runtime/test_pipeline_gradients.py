@@ -1,0 +1,71 @@
+"""The executor on four processes against the whole model in one: losses, every gradient, and bytes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+from gradient_cases import PROCESSES, RankResult, cases, run_all_cases, whole_model
+
+from mmplan.runtime.train import step_data
+
+pytestmark = pytest.mark.distributed
+
+CASES = cases()
+Results = dict[str, list[RankResult]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All cases in one start of four processes, because starting costs more than running."""
+    folder = tmp_path_factory.mktemp("ranks")
+    context = multiprocessing.start_processes(
+        run_all_cases, args=(str(folder),), nprocs=PROCESSES, join=False, start_method="spawn"
+    )
+    try:
+        for _ in range(PROCESSES):
+            if context.join(timeout=100):
+                break
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+    ranks = [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False) for rank in range(PROCESSES)]
+    return {name: [rank[name] for rank in ranks] for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pipeline_equals_one_process(name: str, results: Results) -> None:
+    """To 1e-6 of each gradient's largest element, in fp32."""
+    plan, ranks = CASES[name], results[name]
+    expected, expected_losses = whole_model(plan)
+    found: dict[str, torch.Tensor] = {}
+    for index, rank in enumerate(ranks):
+        replica = index % plan.dp
+        if replica > 0:  # replicas hold the same sums
+            for parameter, gradient in rank.gradients.items():
+                assert torch.equal(gradient, found[parameter])
+        found |= rank.gradients
+    assert found.keys() == expected.keys()
+    for parameter, gradient in expected.items():
+        error = (found[parameter] - gradient).abs().max() / gradient.abs().max().clamp_min(1e-30)
+        assert error < 1e-6, f"{parameter}: relative error {error:.1e}"
+    for module, loss in expected_losses.items():
+        assert sum(rank.losses.get(module, 0.0) for rank in ranks) == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_on_the_network_are_those_of_the_program(name: str, results: Results) -> None:
+    for rank in results[name]:
+        assert rank.sent_bytes == rank.program_bytes
+
+
+def test_the_cases_hold_microbatches_with_and_without_images() -> None:
+    for plan in CASES.values():
+        images = [sum(load["vision"].sequences for load in row) for row in step_data(plan, 0).loads]
+        per_microbatch = [load["vision"].sequences for row in step_data(plan, 0).loads for load in row]
+        assert max(per_microbatch) > 0
+        if plan.microbatch_size == 1:
+            assert min(per_microbatch) == 0
+        if plan.dp == 2:
+            assert images[0] != images[1]

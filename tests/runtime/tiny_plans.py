@@ -1,0 +1,62 @@
+"""Plans made by hand for runtime tests: stages given as short layer ids, numbers from the cost model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.loads import mean_loads
+from mmplan.planner.plan import Certificate, Plan, ScheduleName, StagePlan, scenario_hash
+from mmplan.scenario.layer_ids import expand_ids
+from mmplan.scenario.load import load_scenario
+from mmplan.scenario.scenario import Scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+VISION = ("vision.embed", "vision.0-3", "projector.0")
+AUDIO = ("audio.embed", "audio.0-1", "audio_projector.0")
+FOUR_STAGES = (VISION, AUDIO, ("llm.embed", "llm.0-2"), ("llm.3-5", "llm.head", "llm.loss"))
+TWO_STAGES = ((*VISION, *AUDIO, "llm.embed"), ("llm.0-5", "llm.head", "llm.loss"))
+
+
+def tiny_scenario() -> Scenario:
+    return load_scenario(SCENARIOS / "tiny.yaml")
+
+
+def hand_plan(
+    scenario: Scenario,
+    stages: Sequence[Sequence[str]],
+    *,
+    dp: int = 1,
+    microbatch_size: int = 1,
+    schedule: ScheduleName = "1f1b",
+) -> Plan:
+    graph, costs, loads = build_graph(scenario), AnalyticCostModel(scenario), mean_loads(scenario, microbatch_size)
+    parts = []
+    for short in stages:
+        layers = [graph.layer(layer) for layer in expand_ids(short)]
+        parts.append(
+            StagePlan(
+                layers=tuple(layer.id for layer in layers),
+                forward_s=sum(costs.forward_s(layer, loads[layer.module], 1) for layer in layers),
+                backward_s=sum(
+                    costs.dgrad_s(layer, loads[layer.module], 1) + costs.wgrad_s(layer, loads[layer.module], 1)
+                    for layer in layers
+                ),
+                finish_s=0.0,
+                in_flight=1,
+                memory_bytes=1,
+                capacity_bytes=1,
+            )
+        )
+    return Plan(
+        scenario=scenario,
+        scenario_hash=scenario_hash(scenario),
+        dp=dp,
+        tp=1,
+        microbatch_size=microbatch_size,
+        microbatches=scenario.global_batch // (dp * microbatch_size),
+        schedule=schedule,
+        stages=tuple(parts),
+        certificate=Certificate(objective_s=1.0, bound_s=0.0, gap=1.0, status="given", wall_s=0.0),
+    )
