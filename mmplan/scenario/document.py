@@ -60,6 +60,11 @@ def listed(words: Iterable[object], limit: int = 12) -> str:
     return ", ".join(quoted[:limit]) + (f" and {len(quoted) - limit} more" if len(quoted) > limit else "")
 
 
+def counted(count: int, word: str) -> str:
+    """`1 item`, `2 items`."""
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
 def shown(value: object) -> str:
     """A value as it is quoted in a message: short, on one line, with its YAML name."""
     if value is None:
@@ -67,9 +72,9 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return f"the boolean {str(value).lower()}"
     if isinstance(value, dict):
-        return f"a mapping with {len(value)} keys" if value else "an empty mapping"
+        return f"a mapping with {counted(len(value), 'key')}" if value else "an empty mapping"
     if isinstance(value, list):
-        return f"a list of {len(value)} items" if value else "an empty list"
+        return f"a list of {counted(len(value), 'item')}" if value else "an empty list"
     if isinstance(value, int) and abs(value) >= 10**18:
         return "a huge number"
     if isinstance(value, int | float):

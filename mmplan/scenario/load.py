@@ -1,13 +1,13 @@
 """`load_scenario`: from a YAML file to a checked `Scenario`, in the order a reader would check it."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, read_document, shown
 from mmplan.scenario.formats.hf_config import bundled_configs, read_hf_config
-from mmplan.scenario.layer_ids import expand_ids
 from mmplan.scenario.machines import cluster_from_spec
 from mmplan.scenario.modules import model_from_spec
 from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, Scenario, Training
@@ -15,7 +15,7 @@ from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ScenarioSpec
 from mmplan.scenario.sizes import data_from_spec
 from mmplan.scenario.validate import validate_spec
 
-_RANGE = re.compile(r"^(?P<module>.+)\.(?P<first>\d{1,6})(?:-(?P<last>\d{1,6}))?$")
+_RANGE = re.compile(r"^(?P<module>.+)\.(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?$")
 
 
 def load_scenario(path: Path | str) -> Scenario:
@@ -133,7 +133,7 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         pp=tuple(spec.pp),
         dp=tuple(spec.dp),
         microbatch=tuple(spec.microbatch),
-        schedule=(spec.schedule,) if isinstance(spec.schedule, str) else tuple(spec.schedule),
+        schedule=tuple(spec.schedule),
     )
 
 
@@ -150,9 +150,22 @@ def _no_split(items: list[str], model: Model, document: Document) -> tuple[str, 
         match = _RANGE.match(item)
         last = f"{match['module']}.{int(match['last'] or match['first'])}" if match is not None else item
         if last not in known:
-            hint = did_you_mean(item, [*names, *known]) or "; layers are named like 'llm.0', 'llm.0-7', 'llm.head'"
+            hint = _layer_hint(item, match["module"] if match is not None else None, names)
             raise document.error(at, f"unknown layer {shown(item)}{hint}")
-        if match is not None and int(match["first"]) > int(match["last"] or match["first"]):
+        if match is None:
+            result.append(item)
+            continue
+        first, end = int(match["first"]), int(match["last"] or match["first"])
+        if first > end:
             raise document.error(at, f"the range {shown(item)} runs backwards")
-        result.extend(expand_ids([item]))
+        result.extend(f"{match['module']}.{number}" for number in range(first, end + 1))
     return tuple(dict.fromkeys(result))
+
+
+def _layer_hint(item: str, module: str | None, names: Mapping[str, tuple[str, ...]]) -> str:
+    """What is said about an unknown layer."""
+    blocks = [layer for layer in names.get(module or "", ()) if layer.rpartition(".")[2].isdigit()]
+    if blocks:
+        return f"; '{module}' has {len(blocks)} block{'s' if len(blocks) > 1 else ''}, the last is '{blocks[-1]}'"
+    known = [*names, *(layer for layers in names.values() for layer in layers)]
+    return did_you_mean(item, known) or "; layers are named like 'llm.0', 'llm.0-7', 'llm.head'"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import networkx as nx
 
-from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, shown
+from mmplan.scenario.document import Document, KeyPath, counted, did_you_mean, listed, shown
 from mmplan.scenario.scenario import (
     AudioInput,
     EdgeKind,
@@ -72,7 +72,7 @@ def _edge_names(spec: ModelSpec, document: Document) -> list[tuple[str, str, Edg
     for index, words in enumerate(spec.edges or []):
         at: KeyPath = ("model", "edges", index)
         if len(words) not in (2, 3):
-            raise document.error(at, f"expected [producer, consumer], found {len(words)} names")
+            raise document.error(at, f"expected [producer, consumer], found {counted(len(words), 'name')}")
         for name in words[:2]:
             if name not in spec.modules:
                 hint = did_you_mean(name, spec.modules) or f"; modules: {listed(spec.modules)}"
@@ -88,7 +88,7 @@ def _edge_kind(spec: ModelSpec, words: list[str], at: KeyPath, document: Documen
     assert spec.modules is not None
     producer, consumer = spec.modules[words[0]], spec.modules[words[1]]
     if isinstance(consumer, VisionSpec | AudioSpec):
-        raise document.error(at, f"'{words[1]}' is a {consumer.kind}: it reads the data and takes no edge")
+        raise document.error(at, f"'{words[1]}' reads the data and takes no edge: its kind is {consumer.kind}")
     if isinstance(consumer, ProjectorSpec):
         fitting: tuple[EdgeKind, ...] = ("input",)
     elif isinstance(producer, LanguageSpec):
@@ -251,6 +251,6 @@ def _check_width(model: Model, edge: ModelEdge, at: KeyPath, document: Document)
             raise document.error(at, f"'{edge.producer}' gives width {given}, '{edge.consumer}' takes {expected}")
     elif edge.kind == "merge" and width != output_width(consumer):
         message = f"'{edge.producer}' gives width {width}, '{edge.consumer}' has hidden {output_width(consumer)}"
-        raise document.error(at, f"{message}; put a projector between them")
+        raise document.error(at, message if producer.projector is not None else f"{message}; put a projector between")
     elif edge.kind == "hidden" and consumer.vocabulary is not None and consumer.vocabulary.width not in (None, width):
         raise document.error(at, f"'{edge.consumer}' has table_width {consumer.vocabulary.width}, needs {width}")

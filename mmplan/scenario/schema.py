@@ -7,7 +7,7 @@ language models LLaMA-like (RMSNorm, no biases, gated MLP, causal).
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from mmplan.scenario.document import did_you_mean, listed
@@ -18,6 +18,7 @@ from mmplan.scenario.schema_values import (
     DistributionSpec,
     ImageSizes,
     Rate,
+    Schedules,
     Seconds,
 )
 
@@ -45,6 +46,10 @@ class Strict(BaseModel):
                 hint = did_you_mean(str(key), known) or f"; known keys: {listed(known, 40)}"
                 raise PydanticCustomError("unknown_key", "unknown key{hint}", {"hint": hint, "key": key})
         return values
+
+
+# "a name, or a mapping": which of the two follows from what stands in the file, so that messages speak of that one.
+_NAME_OR_MAPPING = Discriminator(lambda value: "mapping" if isinstance(value, dict | BaseModel) else "name")
 
 
 class BlockSpec(Strict):
@@ -158,6 +163,11 @@ class LoraTraining(Strict):
     lora: LoraSpec
 
 
+TrainingSpec = Annotated[
+    Annotated[Literal["full", "frozen"], Tag("name")] | Annotated[LoraTraining, Tag("mapping")], _NAME_OR_MAPPING
+]
+
+
 class DataSpec(Strict):
     """Sizes of samples: distributions per modality, or the rows of a manifest."""
 
@@ -200,6 +210,9 @@ class LinkSpec(Strict):
     fraction: Fraction = Field(default=1.0, description="what large messages reach of the bandwidth")
 
 
+NamedLink = Annotated[Annotated[str, Tag("name")] | Annotated[LinkSpec, Tag("mapping")], _NAME_OR_MAPPING]
+
+
 class DeviceSpec(Strict):
     """A device that is not in the catalogue. Rates are dense (not sparse)."""
 
@@ -217,21 +230,18 @@ class DeviceSpec(Strict):
     source: str = ""
 
 
+NamedDevice = Annotated[Annotated[str, Tag("name")] | Annotated[DeviceSpec, Tag("mapping")], _NAME_OR_MAPPING]
+
+
 class ClusterSpec(Strict):
     """The machines."""
 
     name: Name | None = Field(default=None, description="default: made of the device and the counts")
-    device: str | DeviceSpec = Field(
-        description="name in the hardware catalogue, such as h100-sxm, or a device of your own"
-    )
+    device: NamedDevice = Field(description="name in the hardware catalogue, such as h100-sxm, or a device of your own")
     nodes: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1, description="number of nodes")
     devices_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in a node")
-    node_link: str | LinkSpec | None = Field(
-        default=None, description="catalogue link inside a node; default: the device's"
-    )
-    network: str | LinkSpec | None = Field(
-        default=None, description="catalogue link between nodes; default: the device's"
-    )
+    node_link: NamedLink | None = Field(default=None, description="catalogue link inside a node; default: the device's")
+    network: NamedLink | None = Field(default=None, description="catalogue link between nodes; default: the device's")
 
 
 class ConstraintsSpec(Strict):
@@ -247,9 +257,7 @@ class ConstraintsSpec(Strict):
     pp: CountOrList = Field(default=[], description="allowed numbers of stages")
     dp: CountOrList = Field(default=[], description="allowed numbers of replicas")
     microbatch: CountOrList = Field(default=[], description="allowed samples per microbatch")
-    schedule: list[Literal["1f1b", "gpipe"]] | Literal["1f1b", "gpipe"] = Field(
-        default=[], description="allowed schedules"
-    )
+    schedule: Schedules = Field(default=[], description="allowed schedules")
 
 
 class ScenarioSpec(Strict):
@@ -258,7 +266,7 @@ class ScenarioSpec(Strict):
     name: Name
     source: str = Field(default="", description="where the facts come from")
     model: ModelSpec
-    train: dict[ModuleName, Literal["full", "frozen"] | LoraTraining] = Field(
+    train: dict[ModuleName, TrainingSpec] = Field(
         default={}, description="per module: full (default), frozen or {lora: {rank, targets}}"
     )
     data: DataSpec

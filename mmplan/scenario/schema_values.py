@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from mmplan.scenario.document import shown
+from mmplan.scenario.document import did_you_mean, shown
 from mmplan.scenario.scenario import Distribution
 from mmplan.units import parse_bytes, parse_bytes_per_s, parse_flops_per_s, parse_seconds
 
@@ -38,8 +38,10 @@ def quantity(parse: Callable[[str], float], example: str, *, zero: bool = False)
             raise refuse(
                 str(error) if isinstance(error, ValueError) else f"expected {example}, found {shown(value)}"
             ) from error
-        if not (math.isfinite(number) and (number > 0 or (zero and number == 0)) and number <= MAX_QUANTITY):
-            raise refuse(f"expected {example}, {'zero' if zero else 'more than zero'} or above, found {shown(value)}")
+        if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+            raise refuse(f"expected {example}, {'zero or more' if zero else 'above zero'}, found {shown(value)}")
+        if number > MAX_QUANTITY:
+            raise refuse(f"expected {example}, at most {MAX_QUANTITY:g} in base units, found {shown(value)}")
         return number
 
     return BeforeValidator(validate)
@@ -141,4 +143,24 @@ CountOrList = Annotated[
     list[int],
     BeforeValidator(_counts),
     WithJsonSchema({"anyOf": [_COUNT, {"type": "array", "items": _COUNT}]}),
+]
+
+
+SCHEDULES = ("1f1b", "gpipe")
+
+
+def _schedules(value: Any) -> list[str]:
+    items = value if isinstance(value, list) else [value]
+    for item in items:
+        if item not in SCHEDULES:
+            hint = did_you_mean(item, SCHEDULES) if isinstance(item, str) else ""
+            raise refuse(f"expected '1f1b' or 'gpipe', found {shown(item)}{hint}")
+    return items
+
+
+_SCHEDULE = {"enum": list(SCHEDULES)}
+Schedules = Annotated[
+    list[str],
+    BeforeValidator(_schedules),
+    WithJsonSchema({"anyOf": [_SCHEDULE, {"type": "array", "items": _SCHEDULE}]}),
 ]

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mmplan.errors import InputError
-from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, shown
+from mmplan.scenario.document import Document, KeyPath, counted, did_you_mean, listed, shown
 from mmplan.scenario.schema import ScenarioSpec
 
 _NOUNS = {
@@ -72,13 +72,11 @@ def _sentence(kind: str, context: Mapping[str, Any], value: Any, message: str) -
         if name in context:
             return f"expected {word} {context[name]}, found {shown(value)}"
     if kind == "string_pattern_mismatch":
-        return "expected a name that starts with a letter or digit and has letters, digits, '-', '_', '.' or '+', " + (
-            f"found {shown(value)}"
-        )
-    if "min_length" in context:
-        return f"expected at least {context['min_length']} items or characters, found {shown(value)}"
-    if "max_length" in context:
-        return f"expected at most {context['max_length']} items or characters, found {shown(value)}"
+        return f"expected a name of letters, digits, '-' and '_' that starts with a letter, found {shown(value)}"
+    for name, word in (("min_length", "at least"), ("max_length", "at most")):
+        if name in context:
+            unit = "character" if isinstance(value, str) else "item"
+            return f"expected {word} {counted(context[name], unit)}, found {shown(value)}"
     return f"{message[:1].lower()}{message[1:]}, found {shown(value)}"
 
 
