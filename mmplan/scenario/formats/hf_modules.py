@@ -109,7 +109,8 @@ def qwen_vision_module(tower: Fields, transformer: Transformer) -> ModelModule:
 def whisper_blocks(tower: Fields, window_tokens: int | None) -> Transformer:
     hidden, heads = tower.count("d_model"), tower.count("encoder_attention_heads")
     return Transformer(
-        layers=tower.count("encoder_layers", most=MAX_LAYERS),
+        # transformers maps num_hidden_layers onto encoder_layers: where a file has both, the former is built.
+        layers=tower.count("num_hidden_layers", "encoder_layers", most=MAX_LAYERS),
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
