@@ -66,7 +66,7 @@ def _by_head(x: Tensor, first_row: int, count: int, length: int, heads: int) -> 
 
 
 @lru_cache(maxsize=16)
-def _rope_table(
+def rope_table(
     lengths: tuple[int, ...], head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """cos and sin [rows, 1, head_dim] of each row's angle; shared by all layers that see the same lengths."""
@@ -82,7 +82,7 @@ def rotate(x: Tensor, lengths: Sequence[int], heads: int) -> Tensor:
     Pairs element i with element i + head_dim / 2 of a head, as Hugging Face's LLaMA does.
     """
     parts = x.view(x.shape[0], heads, x.shape[1] // heads)
-    cos, sin = _rope_table(tuple(lengths), parts.shape[2], x.dtype, x.device)
+    cos, sin = rope_table(tuple(lengths), parts.shape[2], x.dtype, x.device)
     first, second = parts.chunk(2, dim=-1)
     rotated: Tensor = parts * cos + torch.cat((-second, first), dim=-1) * sin
     return rotated.view(x.shape)

@@ -34,38 +34,42 @@ class GroupedNorm(nn.Module):
         elif x.is_cuda:
             normed = F.rms_norm(parts, (self.size,), self.weight, RMS_NORM_EPS)
         else:
-            normed = _rms_norm(parts, self.weight)
+            normed = rms_norm(parts, self.weight)
         return normed.view(x.shape)
 
 
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def _inverse_rms(x: Tensor) -> Tensor:
-    return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + RMS_NORM_EPS)
+    return torch.rsqrt(_wide(x).pow(2).mean(-1, keepdim=True) + RMS_NORM_EPS)
 
 
 class _RmsNorm(torch.autograd.Function):
-    """y = x / rms(x) * weight over the last dim, computed in fp32; keeps x, weight and 1 / rms."""
+    """y = x / rms(x) * weight over the last dim, computed in fp32 or wider; keeps x, weight and 1 / rms."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         inverse_rms = _inverse_rms(x)
         ctx.save_for_backward(x, weight, inverse_rms)
-        return (x.float() * inverse_rms * weight.float()).to(x.dtype)
+        return (_wide(x) * inverse_rms * _wide(weight)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight, inverse_rms = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative has to see how 1 / rms depends on x
             inverse_rms = _inverse_rms(x)
-        grad, unit = grads[0].float(), x.float() * inverse_rms
+        grad, unit = _wide(grads[0]), _wide(x) * inverse_rms
         x_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
-            scaled = grad * weight.float()
+            scaled = grad * _wide(weight)
             x_grad = (inverse_rms * (scaled - unit * (scaled * unit).mean(-1, keepdim=True))).to(x.dtype)
         if ctx.needs_input_grad[1]:
             weight_grad = (grad * unit).flatten(0, -2).sum(0).to(weight.dtype)
         return x_grad, weight_grad
 
 
-def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     normed: Tensor = _RmsNorm.apply(x, weight)  # type: ignore[no-untyped-call]
     return normed

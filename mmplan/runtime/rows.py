@@ -80,9 +80,9 @@ def convolve(x: Tensor, conv: nn.Module, lengths: Sequence[int]) -> Tensor:
 
 def interleave(parts: Sequence[Tensor], keys: Sequence[str], positions: Mapping[str, Tensor]) -> Tensor:
     """Row i of a part goes to row positions[key][i] of the packed sequence; every row is written once."""
+    order = torch.cat([positions[key] for key in keys]).argsort()  # gathering keeps indices only, scattering rows too
     rows = torch.cat(list(parts))
-    order = torch.cat([positions[key].to(rows.device) for key in keys])
-    return rows.new_zeros(rows.shape).index_copy(0, order, rows)
+    return rows.index_select(0, order.to(rows.device))
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:
