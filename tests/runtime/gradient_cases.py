@@ -51,7 +51,7 @@ def _cross_attention(scenario: Scenario) -> Scenario:
 
 
 def _talker(scenario: Scenario) -> Scenario:
-    """A second language model reads the first one's last states: the stage of llm's end feeds its own head and the talker."""
+    """A second language model reads the last states of the first, which so feed two stages."""
     shape = Transformer(
         layers=2,
         hidden=64,

@@ -1,0 +1,153 @@
+"""Whole runs through torchrun on this machine: training, rehearsal, and every way to fail."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_plans import FOUR_STAGES, TWO_STAGES, hand_plan, tiny_scenario
+
+from mmplan.errors import InputError, RunError
+from mmplan.planner.plan import Plan
+from mmplan.runtime.launch import execute, process_count
+from mmplan.runtime.measurement import load_run, save_run
+from mmplan.runtime.validate import validate
+
+
+def two_stage_plan() -> Plan:
+    return hand_plan(replace(tiny_scenario(), global_batch=4), TWO_STAGES)
+
+
+@pytest.mark.distributed
+def test_training_lowers_the_loss_and_sends_the_predicted_bytes(tmp_path: Path) -> None:
+    plan = hand_plan(replace(tiny_scenario(), global_batch=8), TWO_STAGES, dp=2, schedule="gpipe")
+    told: list[tuple[int, float]] = []
+
+    def on_step(step: int, seconds: float, losses: Mapping[str, float]) -> None:
+        told.append((step, losses["llm"]))
+
+    run = execute(plan, steps=20, local=4, on_step=on_step)
+    assert run.steps[-1].losses["llm"] < 0.3 * run.steps[0].losses["llm"]
+    assert told == [(step.index, pytest.approx(step.losses["llm"])) for step in run.steps]
+    assert run.recorded_step > 0
+    validation = validate(plan, run)
+    checked = {row.quantity for row in validation.rows if row.threshold == 0.0 and row.passed}
+    assert checked == {"sent_bytes", "reduce_bytes"}
+    assert all(row.passed for row in validation.rows if row.quantity in ("sent_bytes", "reduce_bytes"))
+    assert all(row.passed for row in validation.rows if row.quantity == "peak_memory_bytes")
+    assert all(rank.reduce_bytes > 0 and rank.transfer_s > 0 for rank in run.ranks)
+    save_run(run, tmp_path / "run.json")
+    assert load_run(tmp_path / "run.json") == run
+
+
+@pytest.mark.distributed
+def test_rehearsal_takes_one_process_for_each_tensor_parallel_group_and_the_bytes_of_the_plan() -> None:
+    plan = replace(two_stage_plan(), tp=2)
+    run = execute(plan, steps=1, local=2, rehearse=True, unit_s=0.01)
+    assert run.rehearsed and run.time_scale > 1
+    validation = validate(plan, run)
+    assert all(row.passed for row in validation.rows if row.quantity == "sent_bytes")
+
+
+def patched_workers(folder: Path, monkeypatch: pytest.MonkeyPatch, statements: str) -> None:
+    """Python runs `statements` at the start of rank 1's process, before anything else."""
+    body = "\n".join(f"    {line}" for line in statements.splitlines())
+    (folder / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK') == '1':\n{body}\n")
+    path = os.pathsep.join([str(folder), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path)
+
+
+RAISES_IN_A_SLEEP = """
+import time, traceback
+real = time.sleep
+def sleep(seconds):
+    if any(frame.name == "forward" for frame in traceback.extract_stack()):
+        raise ValueError("the forward broke")
+    real(seconds)
+time.sleep = sleep
+"""
+
+
+@pytest.mark.distributed
+def test_a_rank_that_raises_ends_the_run_with_its_name_and_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patched_workers(tmp_path, monkeypatch, RAISES_IN_A_SLEEP)
+    with pytest.raises(RunError, match=r"rank 1, action 1F0: ValueError: the forward broke"):
+        execute(two_stage_plan(), steps=1000, local=2, rehearse=True)
+
+
+@pytest.mark.distributed
+def test_a_rank_that_hangs_ends_the_run_after_the_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patched_workers(
+        tmp_path, monkeypatch, RAISES_IN_A_SLEEP.replace('raise ValueError("the forward broke")', "real(999)")
+    )
+    with pytest.raises(RunError, match=r"rank 0, action 0\w+: RuntimeError"):
+        execute(two_stage_plan(), steps=1000, local=2, rehearse=True, timeout_s=2)
+
+
+@pytest.mark.distributed
+def test_an_interrupt_leaves_no_process_behind() -> None:
+    seen: list[int] = []
+
+    def interrupt(step: int, seconds: float, losses: Mapping[str, float]) -> None:
+        seen.extend(worker_processes())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(two_stage_plan(), steps=1000, local=2, rehearse=True, unit_s=0.01, on_step=interrupt)
+    assert len(seen) == 3  # torchrun and its two workers
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in seen) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in seen if Path(f"/proc/{pid}").exists()]
+
+
+def worker_processes() -> list[int]:
+    """Processes below this one, by their parent in /proc."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def test_a_wrong_number_of_processes_is_refused_with_the_arithmetic() -> None:
+    plan = hand_plan(tiny_scenario(), FOUR_STAGES, dp=2)
+    with pytest.raises(InputError, match=r"^3 local processes, the plan needs pp=4 x dp=2 x tp=1 = 8$"):
+        execute(plan, steps=1, local=3)
+
+
+def test_tensor_parallel_plans_are_refused_naming_the_constraint() -> None:
+    plan = replace(two_stage_plan(), tp=2)
+    with pytest.raises(InputError, match=r"tp=2 and this release executes tp=1 only: set `constraints.tp: \[1\]`"):
+        execute(plan, steps=1, local=4)
+    assert process_count(plan, rehearse=True) == 2
+
+
+def test_a_tied_vocabulary_may_not_be_split_over_stages() -> None:
+    scenario = tiny_scenario()
+    modules = tuple(
+        replace(m, vocabulary=replace(m.vocabulary, tied=True)) if m.vocabulary is not None else m
+        for m in scenario.model.modules
+    )
+    plan = hand_plan(replace(scenario, model=replace(scenario.model, modules=modules)), TWO_STAGES)
+    with pytest.raises(
+        InputError, match=r"'llm' shares one matrix between token table \(stage 0\) and head \(stage 1\)"
+    ):
+        execute(plan, steps=1, local=2)
+
+
+def test_a_run_has_at_least_one_step() -> None:
+    with pytest.raises(InputError, match="at least 1 step, found 0"):
+        execute(two_stage_plan(), steps=0, local=2)

@@ -1,0 +1,162 @@
+"""Validation of runs that are made up from the prediction itself, then spoilt one number at a time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
+
+from mmplan.errors import InputError
+from mmplan.planner.plan import Plan
+from mmplan.runtime.measurement import (
+    Measurement,
+    RankMeasurement,
+    StepMeasurement,
+    load_run,
+    plan_hash,
+    run_document,
+    save_run,
+)
+from mmplan.runtime.validate import Thresholds, predict_run, validate
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return hand_plan(replace(tiny_scenario(), global_batch=4), TWO_STAGES, dp=2)
+
+
+@pytest.fixture(scope="module")
+def run(plan: Plan) -> Measurement:
+    """A run that did exactly what the plan's cost model says."""
+    empty = Measurement(
+        plan_hash=plan_hash(plan),
+        mmplan_version="0",
+        torch_version="0",
+        python_version="3",
+        device="cpu",
+        backend="gloo",
+        hosts=("here",),
+        rehearsed=False,
+        time_scale=1.0,
+        steps=(StepMeasurement(index=0, step_time_s=1.0, losses={"llm": 6.0}),),
+        recorded_step=0,
+        pipeline_s=1.0,
+        bubble=0.0,
+        ranks=(),
+        actions=(),
+        timeline=(),
+    )
+    planned, _ = predict_run(plan, empty)
+    ranks = tuple(
+        RankMeasurement(
+            rank=rank.rank,
+            stage=rank.stage,
+            replica=rank.replica,
+            busy_s=rank.busy_s,
+            bubble=rank.bubble,
+            activation_bytes=rank.sent_bytes,
+            gradient_bytes=0,
+            reduce_bytes=rank.reduce_bytes,
+            transfer_s=rank.transfer_s,
+            wait_s=0.0,
+            reduce_s=rank.reduce_s,
+            peak_memory_bytes=rank.peak_memory_bytes,
+        )
+        for rank in planned.ranks
+    )
+    return replace(
+        empty,
+        ranks=ranks,
+        pipeline_s=planned.pipeline_s,
+        bubble=planned.bubble,
+        steps=(StepMeasurement(index=0, step_time_s=planned.step_time_s, losses={"llm": 6.0}),),
+        timeline=tuple(item for item in planned.timeline if item.action.kind not in ("SEND", "RECV")),
+    )
+
+
+def test_a_run_that_did_as_predicted_passes_with_no_difference(plan: Plan, run: Measurement) -> None:
+    validation = validate(plan, run, Thresholds(communication=0.0001))
+    assert validation.passed
+    assert all(row.difference == pytest.approx(0, abs=1e-9) for row in validation.rows)
+    assert {row.quantity for row in validation.rows if row.rank is None} == {
+        "bubble",
+        "step_time_s",
+        "sent_bytes",
+        "reduce_bytes",
+        "communication_s",
+    }
+
+
+def _first_rank(run: Measurement, **changes: float) -> Measurement:
+    return replace(run, ranks=(replace(run.ranks[0], **changes), *run.ranks[1:]))
+
+
+SPOILT: dict[str, Callable[[Measurement], Measurement]] = {
+    "sent_bytes": lambda run: _first_rank(run, activation_bytes=run.ranks[0].activation_bytes + 1),
+    "reduce_bytes": lambda run: _first_rank(run, reduce_bytes=run.ranks[0].reduce_bytes - 1),
+    "peak_memory_bytes": lambda run: _first_rank(run, peak_memory_bytes=int(run.ranks[0].peak_memory_bytes * 1.11)),
+    "bubble": lambda run: replace(run, bubble=run.bubble + 0.051),
+    "step_time_s": lambda run: replace(run, steps=(replace(run.steps[0], step_time_s=run.step_time_s * 1.16),)),
+}
+
+
+@pytest.mark.parametrize("quantity", SPOILT)
+def test_one_wrong_number_fails_exactly_its_rows(quantity: str, plan: Plan, run: Measurement) -> None:
+    validation = validate(plan, SPOILT[quantity](run))
+    assert not validation.passed
+    assert {row.quantity for row in validation.rows if row.passed is False} == {quantity}
+
+
+def test_slow_computes_spoil_the_plan_but_not_the_replay(plan: Plan, run: Measurement) -> None:
+    """All computes and updates twice as long: the replay explains the longer step."""
+    timeline = tuple(replace(item, end_s=item.start_s + 2 * (item.end_s - item.start_s)) for item in run.timeline)
+    _, replayed = predict_run(plan, replace(run, timeline=timeline))
+    slow = replace(
+        run,
+        timeline=timeline,
+        bubble=replayed.bubble,
+        steps=(replace(run.steps[0], step_time_s=replayed.step_time_s),),
+    )
+    validation = validate(plan, slow)
+    step = next(row for row in validation.rows if row.quantity == "step_time_s")
+    assert step.passed and step.measured > 1.5 * step.planned
+
+
+def test_a_rehearsal_is_held_to_the_stretched_plan_and_has_no_memory(plan: Plan, run: Measurement) -> None:
+    stretched = replace(run, rehearsed=True, time_scale=50.0)
+    planned, _ = predict_run(plan, stretched)
+    steps = (replace(run.steps[0], step_time_s=planned.step_time_s),)
+    faithful = replace(stretched, bubble=planned.bubble + 0.019, steps=steps, timeline=())
+    assert validate(plan, faithful).passed
+    assert not validate(plan, replace(faithful, bubble=planned.bubble + 0.021)).passed
+    assert "peak_memory_bytes" not in {row.quantity for row in validate(plan, faithful).rows}
+
+
+def test_a_run_of_another_plan_is_refused(plan: Plan, run: Measurement) -> None:
+    other = replace(plan, schedule="gpipe")
+    with pytest.raises(InputError, match=f"the run is of plan {plan_hash(plan)}, this plan is {plan_hash(other)}"):
+        validate(other, run)
+
+
+def test_runs_survive_the_file(run: Measurement, tmp_path: Path) -> None:
+    save_run(run, tmp_path / "run.json")
+    assert load_run(tmp_path / "run.json") == run
+    assert run_document(run)["schema_version"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not a run"),
+        ("{}", "not a run"),
+        ("[1]", "not a run"),
+    ],
+)
+def test_files_that_are_no_runs_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_run(tmp_path / "run.json")
+    with pytest.raises(InputError, match="cannot read the run"):
+        load_run(tmp_path / "missing.json")
