@@ -34,3 +34,8 @@ def lowered_ns(objective_ns: int, tolerance: float) -> int:
 
 def scaled_ns(duration_ns: int, factor: float) -> int:
     return math.ceil(duration_ns * factor)
+
+
+def floor_ns_of_bound(solver_bound: float) -> int:
+    """A solver reports its integer bound as a float, possibly a hair off: the last whole value that is surely proven."""
+    return math.floor(solver_bound * (1 - 1e-12))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mmplan.planner.cut_problem import CutProblem, evaluate_cut
+from mmplan.planner.cut_result import CutResult
 from mmplan.planner.pareto import pareto_rows
 from mmplan.planner.stage_moves import Moves, list_moves
 from mmplan.planner.stage_rest import Rest, measure_rest
@@ -19,20 +20,6 @@ from mmplan.planner.upsets import BoolArray, IntArray, Upsets
 CHUNK_ROWS = 400_000  # successors made at once: 100 MB
 MAX_ROWS = 20_000_000  # successors in all: 20 to 40 s, after which the answer is a bound, not a proof
 MAX_WIDTH = 2_000  # labels kept per upset
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CutResult:
-    """What a solver knows: the best cut found (None: none below the cutoff), and that no cut is below `bound_ns`.
-
-    `exhausted` tells that a budget was hit, so that the bound may lie below the best cut. `rows` counts the work.
-    """
-
-    stage_of: tuple[int, ...] | None
-    objective_ns: int | None
-    bound_ns: int
-    exhausted: bool
-    rows: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

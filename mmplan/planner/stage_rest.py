@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmplan.planner.cut_problem import CutProblem
+from mmplan.planner.floors import bottleneck_floor, finish_floor, heaviest_paths
 from mmplan.planner.upsets import IntArray, Upsets
 
 
@@ -37,11 +38,10 @@ def measure_rest(problem: CutProblem, upsets: Upsets) -> Rest:
     """Tables for one problem over its upsets."""
     outside = ~upsets.member
     ancestors = _ancestors(problem)
-    path_ns, length, hop_ns = _paths(problem)
+    path_ns = heaviest_paths(problem)
+    length, hop_ns = _lengths_and_hops(problem)
     groups = outside.sum(axis=1)
     last = np.where(outside.any(axis=1), problem.groups - 1 - outside[:, ::-1].argmax(axis=1), 0)
-    finish = np.array(problem.finish_ns, dtype=np.int64)
-    fixed_ns = problem.finish_fixed_ns if any(problem.trainable) else 0
     kept = np.array(problem.kept_bytes, dtype=np.int64)
     return Rest(
         work_ns=outside @ np.array(problem.work_ns, dtype=np.int64),
@@ -54,15 +54,8 @@ def measure_rest(problem: CutProblem, upsets: Upsets) -> Rest:
         path_kept_bytes=ancestors @ kept,
         floor_bottleneck_ns=bottleneck_floor(problem),
         floor_path_ns=int(path_ns.max()),
-        floor_finish_ns=fixed_ns + max(int(finish.max()), -(-int(finish.sum()) // problem.stages)),
+        floor_finish_ns=finish_floor(problem),
     )
-
-
-def bottleneck_floor(problem: CutProblem) -> int:
-    """No cut has a lighter busiest stage: the mean, the heaviest group, and equal groups cannot be halved."""
-    works, counts = np.unique(np.array(problem.work_ns, dtype=np.int64), return_counts=True)
-    at_least = -(-np.cumsum(counts[::-1])[::-1] // problem.stages)  # groups this heavy or heavier that share a stage
-    return max(-(-sum(problem.work_ns) // problem.stages), int((at_least * works).max()))
 
 
 def _ancestors(problem: CutProblem) -> IntArray:
@@ -73,17 +66,13 @@ def _ancestors(problem: CutProblem) -> IntArray:
     return ancestors
 
 
-def _paths(problem: CutProblem) -> tuple[IntArray, IntArray, IntArray]:
-    """Per group: heaviest path that ends with it, groups on the longest such path, least lag among its ancestors."""
-    path_ns = np.array(problem.work_ns, dtype=np.int64)
+def _lengths_and_hops(problem: CutProblem) -> tuple[IntArray, IntArray]:
+    """Per group: groups on the longest path that ends with it, and the least lag among its ancestors' edges."""
     length = np.ones(problem.groups, dtype=np.int64)
     unseen = np.iinfo(np.int64).max
     hop_ns = np.full(problem.groups, unseen, dtype=np.int64)
     for edge in sorted(problem.edges, key=lambda edge: edge.consumer):
-        path_ns[edge.consumer] = max(
-            path_ns[edge.consumer], problem.work_ns[edge.consumer] + path_ns[edge.producer]
-        )
         length[edge.consumer] = max(length[edge.consumer], 1 + length[edge.producer])
         hop_ns[edge.consumer] = min(hop_ns[edge.consumer], hop_ns[edge.producer], edge.lag_ns)
     hop_ns[hop_ns == unseen] = 0
-    return path_ns, length, hop_ns
+    return length, hop_ns

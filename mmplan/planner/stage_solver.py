@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from mmplan.planner.cut_problem import CutProblem
+from mmplan.planner.cut_result import CutResult
 from mmplan.planner.quantise import lowered_ns, scaled_ns
-from mmplan.planner.stage_dp import MAX_ROWS, MAX_WIDTH, CutResult, cap_below, cut_by_dp
+from mmplan.planner.stage_dp import MAX_ROWS, MAX_WIDTH, cap_below, cut_by_dp
 from mmplan.planner.stage_rest import measure_rest
 from mmplan.planner.upsets import Upsets
 

@@ -1,0 +1,54 @@
+"""What no cut of a problem can beat, term by term, for many numbers of stages at once."""
+
+import numpy as np
+
+from mmplan.planner.cut_problem import CutProblem
+from mmplan.planner.upsets import BoolArray, IntArray
+
+
+def heaviest_paths(problem: CutProblem) -> IntArray:
+    """Per group: the heaviest path that ends with it."""
+    path_ns = np.array(problem.work_ns, dtype=np.int64)
+    for edge in sorted(problem.edges, key=lambda edge: edge.consumer):
+        path_ns[edge.consumer] = max(path_ns[edge.consumer], problem.work_ns[edge.consumer] + path_ns[edge.producer])
+    return path_ns
+
+
+def bottleneck_floors(problem: CutProblem, stages: IntArray) -> IntArray:
+    """[stages] no cut into so many stages has a lighter busiest stage.
+
+    It has at least the mean, and of n groups with work w or more some stage holds ceil(n / stages).
+    """
+    work, count = np.unique(np.array(problem.work_ns, dtype=np.int64), return_counts=True)
+    so_heavy = np.cumsum(count[::-1])[::-1]
+    shared = (-(-so_heavy // stages[:, None]) * work).max(axis=1)
+    floors: IntArray = np.maximum(-(-sum(problem.work_ns) // stages), shared)
+    return floors
+
+
+def finish_floors(problem: CutProblem, stages: IntArray) -> IntArray:
+    """[stages] no cut ends its step sooner after the last backward."""
+    fixed_ns = problem.finish_fixed_ns if any(problem.trainable) else 0
+    floors: IntArray = fixed_ns + np.maximum(max(problem.finish_ns), -(-sum(problem.finish_ns) // stages))
+    return floors
+
+
+def memory_may_fit(problem: CutProblem, stages: IntArray, microbatches: IntArray) -> BoolArray:
+    """[stages] False where even an even spread, with as few microbatches in flight as can be, does not fit."""
+    alive = np.ones_like(microbatches) if problem.schedule == "1f1b" else microbatches
+    state = np.array(problem.state_bytes, dtype=np.int64)
+    kept = np.array(problem.kept_bytes, dtype=np.int64)
+    spread = state.sum() + alive * kept.sum() <= stages * problem.capacity_bytes
+    largest = (state + alive[:, None] * kept).max(axis=1) <= problem.capacity_bytes
+    may: BoolArray = spread & largest
+    return may
+
+
+def bottleneck_floor(problem: CutProblem) -> int:
+    """`bottleneck_floors` for the problem's own number of stages."""
+    return int(bottleneck_floors(problem, np.array([problem.stages], dtype=np.int64))[0])
+
+
+def finish_floor(problem: CutProblem) -> int:
+    """`finish_floors` for the problem's own number of stages."""
+    return int(finish_floors(problem, np.array([problem.stages], dtype=np.int64))[0])

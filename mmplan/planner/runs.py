@@ -1,0 +1,67 @@
+"""Runs of equal groups in a row: what CP-SAT counts per stage instead of placing group by group."""
+
+from dataclasses import dataclass
+
+from mmplan.planner.cut_problem import CutEdge, CutProblem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Groups in topological order, each feeding only the next and fed only by the one before, with equal costs.
+
+    `lag_ns` is paid per cut inside the run. Only the first group has other producers, only the last other consumers.
+    """
+
+    groups: tuple[int, ...]
+    lag_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEdge:
+    """From the last group of run `producer` to the first of run `consumer`."""
+
+    producer: int
+    consumer: int
+    lag_ns: int
+
+
+def find_runs(problem: CutProblem) -> tuple[tuple[Run, ...], tuple[RunEdge, ...]]:
+    """The maximal runs, by first group, and the edges between them."""
+    into: dict[int, list[CutEdge]] = {group: [] for group in range(problem.groups)}
+    out: dict[int, list[CutEdge]] = {group: [] for group in range(problem.groups)}
+    for edge in problem.edges:
+        into[edge.consumer].append(edge)
+        out[edge.producer].append(edge)
+    runs: list[list[int]] = []
+    lags_ns: list[int] = []
+    run_of: dict[int, int] = {}
+    for group in range(problem.groups):
+        before = into[group][0] if len(into[group]) == 1 else None
+        if before is not None and len(out[before.producer]) == 1 and _costs(problem, before.producer) == _costs(
+            problem, group
+        ):
+            run = run_of[before.producer]
+            if len(runs[run]) == 1 or lags_ns[run] == before.lag_ns:
+                runs[run].append(group)
+                lags_ns[run], run_of[group] = before.lag_ns, run
+                continue
+        run_of[group] = len(runs)
+        runs.append([group])
+        lags_ns.append(0)
+    between = tuple(
+        RunEdge(producer=run_of[edge.producer], consumer=run_of[edge.consumer], lag_ns=edge.lag_ns)
+        for edge in problem.edges
+        if run_of[edge.producer] != run_of[edge.consumer]
+    )
+    found = tuple(Run(groups=tuple(groups), lag_ns=lag_ns) for groups, lag_ns in zip(runs, lags_ns, strict=True))
+    return found, between
+
+
+def _costs(problem: CutProblem, group: int) -> tuple[int, int, int, int, bool]:
+    return (
+        problem.work_ns[group],
+        problem.state_bytes[group],
+        problem.kept_bytes[group],
+        problem.finish_ns[group],
+        problem.trainable[group],
+    )

@@ -1,0 +1,285 @@
+"""The stage cut by CP-SAT: how many groups of each run every stage takes. The second exact method, beside the DP.
+
+Stages are numbered along the edges, so groups of a run lie in non-decreasing stages and counts say everything. An upper
+bound is always given: it bounds the busiest stage, without which the search has no grip. One worker and a limit in
+deterministic time, so that equal calls give equal answers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ortools.sat.python import cp_model
+
+from mmplan.planner.cut_problem import CutProblem, evaluate_cut
+from mmplan.planner.cut_result import CutResult
+from mmplan.planner.floors import bottleneck_floor, finish_floor, heaviest_paths
+from mmplan.planner.quantise import floor_ns_of_bound
+from mmplan.planner.runs import Run, RunEdge, find_runs
+
+Variable = cp_model.IntVar
+Expression = cp_model.LinearExpr
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Data:
+    """Constants of one model."""
+
+    problem: CutProblem
+    runs: tuple[Run, ...]
+    edges: tuple[RunEdge, ...]
+    cutoff_ns: int
+    cap_ns: int  # no stage of a cut below the cutoff works longer
+
+    @property
+    def stages(self) -> range:
+        return range(self.problem.stages)
+
+    @property
+    def deepest(self) -> int:
+        """Depths beyond this hold no more microbatches."""
+        return min(self.problem.stages, self.problem.microbatches)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Variables:
+    """Keyed by (run, stage) unless said otherwise.
+
+    count: groups of the run in the stage; on: there is one; begun, done: the first, the last group lies in this stage
+    or before; tail_from, depth_from: largest tail and depth of the stages from this one on that hold a part of the run.
+    tail, depth by stage; deep[stage, d]: its depth is d or more.
+    """
+
+    count: dict[tuple[int, int], Variable]
+    on: dict[tuple[int, int], Variable]
+    begun: dict[tuple[int, int], Variable]
+    done: dict[tuple[int, int], Variable]
+    tail_from: dict[tuple[int, int], Variable]
+    depth_from: dict[tuple[int, int], Variable]
+    tail: dict[int, Variable]
+    depth: dict[int, Variable]
+    deep: dict[tuple[int, int], Variable]
+    bottleneck: Variable
+    path: Variable
+    finish: Variable
+
+
+def cut_by_cpsat(
+    problem: CutProblem,
+    *,
+    cutoff_ns: int,
+    hint: Sequence[int] | None = None,
+    max_deterministic_time: float = 10.0,
+    seed: int = 0,
+) -> CutResult:
+    """The best cut below `cutoff_ns`, or a proof that there is none.
+
+    Args:
+        hint: stage of each group in a known cut; it need not be below the cutoff.
+        max_deterministic_time: CP-SAT's own unit, about a second; at the limit the bound stays below the cut.
+    """
+    data = _data(problem, cutoff_ns)
+    if data.cap_ns < bottleneck_floor(problem) or problem.stages > problem.groups:
+        return CutResult(stage_of=None, objective_ns=None, bound_ns=cutoff_ns, exhausted=False, rows=0)
+    model = cp_model.CpModel()
+    variables = _variables(model, data)
+    _counts_and_order(model, data, variables)
+    _stage_loads(model, data, variables)
+    _critical_path(model, data, variables)
+    _depths(model, data, variables)
+    _memory(model, data, variables)
+    _finish(model, data, variables)
+    objective = (problem.microbatches - 1) * variables.bottleneck + variables.path + variables.finish
+    model.add(objective <= cutoff_ns - 1)
+    model.minimize(objective)
+    if hint is not None:
+        _hint(model, data, variables, hint)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    solver.parameters.max_deterministic_time = max_deterministic_time
+    return _extract(data, variables, solver, solver.solve(model))
+
+
+def _data(problem: CutProblem, cutoff_ns: int) -> _Data:
+    runs, edges = find_runs(problem)
+    cap_ns = sum(problem.work_ns)
+    if problem.microbatches > 1:
+        spare_ns = cutoff_ns - 1 - max(heaviest_paths(problem).tolist()) - finish_floor(problem)
+        cap_ns = min(cap_ns, spare_ns // (problem.microbatches - 1))
+    return _Data(problem=problem, runs=runs, edges=edges, cutoff_ns=cutoff_ns, cap_ns=cap_ns)
+
+
+def _variables(model: cp_model.CpModel, data: _Data) -> _Variables:
+    problem, stages = data.problem, data.stages
+    keys = [(run, stage) for run in range(len(data.runs)) for stage in stages]
+
+    def most(run: int) -> int:
+        work_ns = problem.work_ns[data.runs[run].groups[0]]
+        size = len(data.runs[run].groups)
+        return min(size, data.cap_ns // work_ns) if work_ns else size
+
+    def flags(name: str) -> dict[tuple[int, int], Variable]:
+        return {key: model.new_bool_var(f"{name}{key}") for key in keys}
+
+    return _Variables(
+        count={key: model.new_int_var(0, most(key[0]), f"count{key}") for key in keys},
+        on=flags("on"),
+        begun=flags("begun"),
+        done=flags("done"),
+        tail_from={key: model.new_int_var(0, data.cutoff_ns, f"tail_from{key}") for key in keys},
+        depth_from={key: model.new_int_var(0, problem.stages, f"depth_from{key}") for key in keys},
+        tail={stage: model.new_int_var(0, data.cutoff_ns, f"tail{stage}") for stage in stages},
+        depth={stage: model.new_int_var(1, problem.stages - stage, f"depth{stage}") for stage in stages},
+        deep={(s, d): model.new_bool_var(f"deep{s, d}") for s in stages for d in range(2, data.deepest + 1)},
+        bottleneck=model.new_int_var(bottleneck_floor(problem), data.cap_ns, "bottleneck"),
+        path=model.new_int_var(max(heaviest_paths(problem).tolist()), data.cutoff_ns, "path"),
+        finish=model.new_int_var(finish_floor(problem), data.cutoff_ns, "finish"),
+    )
+
+
+def _counts_and_order(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
+    """Every run is used up, no stage is empty, and a run begins only where the runs that feed it are done.
+
+    begun[k, s] = (sum of count[k, <= s] >= 1), done[k, s] = (it is the whole run), begun[k', s] => done[k, s].
+    """
+    for run, members in enumerate(data.runs):
+        size, placed = len(members.groups), Expression.sum([])
+        for stage in data.stages:
+            placed = placed + variables.count[run, stage]
+            on, begun, done = (flags[run, stage] for flags in (variables.on, variables.begun, variables.done))
+            model.add(variables.count[run, stage] >= 1).only_enforce_if(on)
+            model.add(variables.count[run, stage] == 0).only_enforce_if(~on)
+            model.add(placed >= 1).only_enforce_if(begun)
+            model.add(placed == 0).only_enforce_if(~begun)
+            model.add(placed == size).only_enforce_if(done)
+            model.add(placed <= size - 1).only_enforce_if(~done)
+            if stage:
+                model.add_implication(variables.begun[run, stage - 1], begun)
+                model.add_implication(variables.done[run, stage - 1], done)
+        model.add(placed == size)
+    for stage in data.stages:
+        model.add_bool_or([variables.on[run, stage] for run in range(len(data.runs))])
+        for edge in data.edges:
+            model.add_implication(variables.begun[edge.consumer, stage], variables.done[edge.producer, stage])
+
+
+def _sum(data: _Data, variables: _Variables, stage: int, of_group: Sequence[int]) -> Expression:
+    """Sum of a per-group quantity over the groups of a stage."""
+    terms = [variables.count[run, stage] for run in range(len(data.runs))]
+    return Expression.weighted_sum(terms, [of_group[members.groups[0]] for members in data.runs])
+
+
+def _stage_loads(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
+    """T_s <= bottleneck."""
+    for stage in data.stages:
+        model.add(_sum(data, variables, stage, data.problem.work_ns) <= variables.bottleneck)
+
+
+def _critical_path(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
+    """tail_s >= T_s + lag + largest tail where the cut tensor is read next; path >= tail_s."""
+    for stage in data.stages:
+        work = _sum(data, variables, stage, data.problem.work_ns)
+        model.add(variables.tail[stage] >= work)
+        model.add(variables.path >= variables.tail[stage])
+        for run in range(len(data.runs)):
+            model.add(variables.tail_from[run, stage] >= variables.tail[stage]).only_enforce_if(variables.on[run, stage])
+        for cut, lag_ns, reader in _cuts(data, variables, stage):
+            later = variables.tail_from[reader, stage + 1]
+            model.add(variables.tail[stage] >= work + lag_ns + later).only_enforce_if(cut)
+            model.add(variables.tail_from[reader, stage] >= later)
+
+
+def _depths(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
+    """depth_s >= 1 + largest depth where a cut tensor is read next; deep[s, d] = (depth_s >= d)."""
+    if data.problem.schedule != "1f1b":
+        return
+    for stage in data.stages:
+        for run in range(len(data.runs)):
+            model.add(variables.depth_from[run, stage] >= variables.depth[stage]).only_enforce_if(
+                variables.on[run, stage]
+            )
+        for cut, _, reader in _cuts(data, variables, stage):
+            later = variables.depth_from[reader, stage + 1]
+            model.add(variables.depth[stage] >= 1 + later).only_enforce_if(cut)
+            model.add(variables.depth_from[reader, stage] >= later)
+        for depth in range(2, data.deepest + 1):
+            model.add(variables.depth[stage] <= depth - 1).only_enforce_if(~variables.deep[stage, depth])
+
+
+def _cuts(data: _Data, variables: _Variables, stage: int) -> list[tuple[list[Variable], int, int]]:
+    """Literals that together say that a tensor leaves the stage, its lag, and the run that reads it later."""
+    if stage == data.problem.stages - 1:
+        return []
+    inside = [
+        ([variables.on[run, stage], ~variables.done[run, stage]], members.lag_ns, run)
+        for run, members in enumerate(data.runs)
+    ]
+    between = [
+        (
+            [variables.on[e.producer, stage], variables.done[e.producer, stage], ~variables.begun[e.consumer, stage]],
+            e.lag_ns,
+            e.consumer,
+        )
+        for e in data.edges
+    ]
+    return inside + between
+
+
+def _memory(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
+    """sum of state + in_flight_s * sum of kept <= capacity, once per number of microbatches in flight."""
+    problem = data.problem
+    for stage in data.stages:
+        state = _sum(data, variables, stage, problem.state_bytes)
+        kept = _sum(data, variables, stage, problem.kept_bytes)
+        least = 1 if problem.schedule == "1f1b" else problem.microbatches
+        model.add(state + least * kept <= problem.capacity_bytes)
+        if problem.schedule == "1f1b":
+            for depth in range(2, data.deepest + 1):
+                deep = variables.deep[stage, depth]
+                model.add(state + depth * kept <= problem.capacity_bytes).only_enforce_if(deep)
+
+
+def _finish(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
+    """finish >= sum of finish parts + the fixed part where the stage trains anything."""
+    problem = data.problem
+    for stage in data.stages:
+        parts = _sum(data, variables, stage, problem.finish_ns)
+        for run, members in enumerate(data.runs):
+            if problem.trainable[members.groups[0]]:
+                on = variables.on[run, stage]
+                model.add(variables.finish >= parts + problem.finish_fixed_ns).only_enforce_if(on)
+
+
+def _hint(model: cp_model.CpModel, data: _Data, variables: _Variables, stage_of: Sequence[int]) -> None:
+    for run, members in enumerate(data.runs):
+        stages = [stage_of[group] for group in members.groups]
+        for stage in data.stages:
+            model.add_hint(variables.count[run, stage], stages.count(stage))
+
+
+def _extract(data: _Data, variables: _Variables, solver: cp_model.CpSolver, status: object) -> CutResult:
+    """The cut behind the counts, scored from the definition; a limit leaves CP-SAT's own bound."""
+    if status == cp_model.INFEASIBLE:
+        return CutResult(stage_of=None, objective_ns=None, bound_ns=data.cutoff_ns, exhausted=False, rows=0)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
+        raise ValueError(f"CP-SAT calls the stage-cut model {solver.status_name(status)}")
+    proven_ns = floor_ns_of_bound(solver.best_objective_bound)
+    if status == cp_model.UNKNOWN:
+        return CutResult(
+            stage_of=None, objective_ns=None, bound_ns=min(proven_ns, data.cutoff_ns), exhausted=True, rows=0
+        )
+    stage_of = [0] * data.problem.groups
+    for run, members in enumerate(data.runs):
+        counts = [int(solver.value(variables.count[run, stage])) for stage in data.stages]
+        placed = [stage for stage in data.stages for _ in range(counts[stage])]
+        for group, stage in zip(members.groups, placed, strict=True):
+            stage_of[group] = stage
+    objective_ns = evaluate_cut(data.problem, stage_of).objective_ns
+    optimal = status == cp_model.OPTIMAL
+    return CutResult(
+        stage_of=tuple(stage_of),
+        objective_ns=objective_ns,
+        bound_ns=objective_ns if optimal else min(proven_ns, objective_ns),
+        exhausted=not optimal,
+        rows=0,
+    )
