@@ -83,15 +83,16 @@ def shown(value: object) -> str:
     return f"'{text[:60]}...'" if len(text) > 60 else f"'{text}'"
 
 
-def read_text(path: Path, what: str = "scenario") -> str:
-    """The text of a UTF-8 file of at most 1 MB; InputError otherwise."""
+def read_text(path: Path, what: str = "scenario", most_bytes: int = MAX_FILE_BYTES) -> str:
+    """The text of a UTF-8 file of at most `most_bytes`; InputError otherwise."""
     try:
-        size_bytes = path.stat().st_size
         if path.is_dir():
             raise InputError(f"expected a {what} file, found a directory", file=path)
-        if size_bytes > MAX_FILE_BYTES:
-            raise InputError(f"the file has {size_bytes:,} bytes, a {what} has at most {MAX_FILE_BYTES:,}", file=path)
-        return path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise InputError(f"a {what} has at most {most_bytes:,} bytes, this file has more", file=path)
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(
             f"expected UTF-8 text, found byte 0x{error.object[error.start]:02x} at {error.start}", file=path

@@ -15,11 +15,9 @@ def cluster_from_spec(spec: ClusterSpec, document: Document) -> Cluster:
         InputError: unknown device or link, or a device of the user's own without links.
     """
     device, default_node_link, default_network = _device(spec.device, document)
-    if spec.devices_per_node == 1:
-        default_node_link = default_node_link or "loopback"
     node_link = _link("node_link", spec.node_link, default_node_link, document)
     if spec.nodes == 1 and spec.network is None and default_network is None:
-        network = node_link
+        network = node_link  # never used: there is one node
     else:
         network = _link("network", spec.network, default_network, document)
     name = spec.name or f"{device.name}-{spec.nodes}x{spec.devices_per_node}"

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from mmplan.errors import InputError
-from mmplan.scenario.document import Document, did_you_mean, listed, shown
+from mmplan.scenario.document import Document, did_you_mean, listed, read_text, shown
 from mmplan.scenario.scenario import Sample
 from mmplan.scenario.schema_values import parse_image_sizes
 
@@ -35,13 +35,9 @@ def read_manifest(path: Path, document: Document) -> tuple[Sample, ...]:
     if path.suffix not in (".jsonl", ".csv"):
         raise document.error(at, f"expected a .jsonl or .csv file, found {shown(str(path.name))}")
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise document.error(at, f"the manifest has more than {MAX_MANIFEST_BYTES:,} bytes")
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise document.error(at, f"expected UTF-8 text in {path}") from error
-    except (OSError, ValueError) as error:
-        raise document.error(at, f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        text = read_text(path, "manifest", MAX_MANIFEST_BYTES)
+    except InputError as error:
+        raise document.error(at, f"{path}: {error.message}") from error
     rows = _json_rows(text, path) if path.suffix == ".jsonl" else _csv_rows(text, path)
     samples = []
     for line, row in rows:

@@ -141,9 +141,10 @@ class ModelSpec(Strict):
     hf_config: str | None = Field(
         default=None, description="name of a bundled config or path of a config.json, relative to this file"
     )
-    modules: dict[ModuleName, ModuleSpec] | None = Field(default=None, description="modules by name")
+    modules: dict[ModuleName, ModuleSpec] | None = Field(default=None, max_length=50, description="modules by name")
     edges: list[list[str]] | None = Field(
         default=None,
+        max_length=500,
         description="[producer, consumer], or [producer, consumer, merge | cross_attention | input | hidden]",
     )
 
@@ -248,7 +249,7 @@ class ConstraintsSpec(Strict):
     """What a plan may not do."""
 
     no_split: list[str] = Field(
-        default=[], description="layer ids or ranges (vision.0-7) that no pipeline cut may touch"
+        default=[], max_length=1000, description="layer ids or ranges (vision.0-7) that no pipeline cut may touch"
     )
     memory_headroom: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.08, description="part of memory that stays free"

@@ -84,7 +84,7 @@ def _choice(context: Mapping[str, Any], value: Any) -> str:
     """For literals and for the `kind` of a module."""
     expected = str(context.get("expected", context.get("expected_tags", "'vision_encoder', ...")))
     found = value
-    if isinstance(value, dict):
+    if isinstance(value, dict) and "expected" not in context:
         if "kind" not in value:
             return f"the key 'kind' is missing; found {listed(value)}"
         found = value["kind"]

@@ -109,4 +109,4 @@ def test_a_missing_manifest_is_named_at_its_key(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load_scenario(tmp_path / "scenario.yaml")
     place = f"{tmp_path / 'scenario.yaml'}:{data_line(tmp_path)}: data.manifest"
-    assert str(caught.value) == f"{place}: cannot read {tmp_path / 'rows.jsonl'}: No such file or directory"
+    assert str(caught.value) == f"{place}: {tmp_path / 'rows.jsonl'}: no such file"
