@@ -1,0 +1,249 @@
+"""The command line: each command is a straight line from files to output.
+
+Heavy imports stand inside the commands, so that `mmplan --help` answers at once. Results go to stdout, progress to
+stderr; every command also writes one versioned document with `--json FILE` (`-` for stdout, and nothing else there).
+Exit codes: 0 done, 1 a threshold or check missed, 2 bad input, 3 proved infeasible, 4 no plan within the limit.
+"""
+
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError, RunError
+
+app = typer.Typer(
+    name="mmplan",
+    help="Certified parallel plans for multimodal training: optimize, simulate, compare, check, execute, validate.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 done, 1 threshold or check missed, 2 bad input, 3 proved infeasible, 4 no plan in the limit.",
+)
+
+
+def seconds(text: str | float) -> float:
+    """An option such as `30 ms`, in seconds."""
+    from mmplan.units import parse_seconds
+
+    try:
+        return text if isinstance(text, float) else parse_seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+JsonFile = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write a JSON document; - for stdout.")]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")]
+ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario YAML file.")]
+
+
+def main() -> None:
+    """Run a command and turn errors that a user can cause into one sentence and an exit code."""
+    try:
+        app()
+    except MmplanError as error:
+        status = {InfeasibleError: "infeasible", NoPlanFoundError: "no_plan", CheckError: "failed", RunError: "failed"}
+        _report_error(status.get(type(error), "bad_input"), str(error))
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+def _report_error(status: str, message: str) -> None:
+    """The sentence to stderr, and a document where `--json` asked for one."""
+    sys.stderr.write(f"error: {message}\n")
+    arguments = sys.argv[1:]
+    targets = [a.partition("=")[2] for a in arguments if a.startswith("--json=")]
+    targets += [after for option, after in pairwise(arguments) if option == "--json"]
+    if targets:
+        text = json.dumps({"schema": "mmplan.error/1", "status": status, "message": message}, indent=1) + "\n"
+        sys.stdout.write(text) if targets[-1] == "-" else Path(targets[-1]).write_text(text)
+
+
+@app.command()
+def schema(json_file: JsonFile = None) -> None:
+    """Print the JSON Schema of scenario files, for editors."""
+    from mmplan.scenario.schema import scenario_json_schema
+
+    text = json.dumps(scenario_json_schema(), indent=1) + "\n"
+    sys.stdout.write(text) if json_file in (None, "-") else Path(str(json_file)).write_text(text)
+
+
+@app.command()
+def hardware(json_file: JsonFile = None) -> None:
+    """List the devices of the bundled hardware catalogue with their sources."""
+    from mmplan.report.console import emit
+    from mmplan.report.documents import hardware_document
+    from mmplan.report.tables import hardware_table
+    from mmplan.scenario.catalogue import catalogue_device, device_names
+
+    devices = [catalogue_device(name) for name in device_names()]
+    emit(json_file, hardware_document(devices), hardware_table(devices))
+
+
+@app.command()
+def optimize(
+    scenario: ScenarioFile,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Plan file [NAME.plan.json].")] = None,
+    gap: Annotated[float, typer.Option(min=0.0, max=1.0, help="Stop when this gap is proven.")] = 0.01,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds after which the best plan so far is kept.")] = 60,
+    seed: Annotated[int, typer.Option(help="Same input and seed, same plan.")] = 0,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why the runner-ups lose.")] = False,
+    naive: Annotated[bool, typer.Option("--naive", help="Do not search: equal layer counts, as cut by hand.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Find the best plan of a scenario, with a proven gap. Ctrl-C keeps the best plan so far."""
+    from mmplan.planner.plan import save_plan
+    from mmplan.planner.search import naive_result, optimize
+    from mmplan.report.console import emit
+    from mmplan.report.documents import optimize_document
+    from mmplan.report.progress import search_progress
+    from mmplan.report.simulation import simulate_plan
+    from mmplan.report.summary import summarise
+    from mmplan.report.tables import optimize_tables
+    from mmplan.scenario.load import load_scenario
+
+    loaded = load_scenario(scenario)
+    with search_progress(loaded.name) as progress:
+        if naive:
+            result = naive_result(loaded)
+        else:
+            result = optimize(loaded, gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)
+    target = output or Path(f"{loaded.name}.plan.json")
+    save_plan(result.plan, target)
+    summary = summarise(loaded.name, result.plan, simulate_plan(result.plan))
+    emit(json_file, optimize_document(result, summary), *optimize_tables(result, summary, target, explain))
+
+
+@app.command()
+def simulate(
+    plan_file: PlanFile,
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a Gantt chart as PNG.")] = None,
+    step: Annotated[int | None, typer.Option(help="Draw this step's samples from the data [mean samples].")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Simulate one optimizer step of a plan: time, bubble, bytes and memory of every rank."""
+    from mmplan.planner.plan import load_plan
+    from mmplan.report.console import emit
+    from mmplan.report.documents import simulate_document
+    from mmplan.report.gantt import plot_gantt
+    from mmplan.report.perfetto import save_trace
+    from mmplan.report.simulation import simulate_plan
+    from mmplan.report.tables import prediction_table, stage_table
+
+    plan = load_plan(plan_file)
+    prediction = simulate_plan(plan, step)
+    if trace is not None:
+        save_trace(plan, prediction, trace)
+    if plot is not None:
+        plot_gantt(plan, prediction, plot)
+    emit(json_file, simulate_document(plan, prediction), stage_table(plan), prediction_table(prediction))
+
+
+@app.command()
+def compare(
+    plan_files: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="Two or more plan.json.")],
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures that needs no network.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Put plans side by side: time, bubble, memory, communication."""
+    from mmplan.planner.plan import load_plan
+    from mmplan.report.console import emit
+    from mmplan.report.documents import compare_document
+    from mmplan.report.page import compare_page
+    from mmplan.report.simulation import simulate_plan
+    from mmplan.report.summary import names_of, summarise
+    from mmplan.report.tables import summary_table
+
+    plans = dict(zip(names_of(plan_files), map(load_plan, plan_files), strict=True))
+    predictions = {name: simulate_plan(plan) for name, plan in plans.items()}
+    summaries = [summarise(name, plan, predictions[name]) for name, plan in plans.items()]
+    if html is not None:
+        compare_page(plans, predictions, summaries, html)
+    emit(json_file, compare_document(summaries), summary_table(summaries))
+
+
+@app.command()
+def check(plan_file: PlanFile, json_file: JsonFile = None) -> None:
+    """Check a plan independently of the planner: layers, memory, zones, degrees, deadlocks."""
+    from mmplan.planner.check import check_plan
+    from mmplan.planner.plan import load_plan
+    from mmplan.report.console import emit
+    from mmplan.report.documents import check_document
+    from mmplan.report.tables import findings_table
+
+    plan = load_plan(plan_file)
+    findings = check_plan(plan)
+    emit(json_file, check_document(plan, findings), findings_table(plan, findings))
+    raise typer.Exit(1 if findings else 0)
+
+
+@app.command()
+def execute(
+    plan_file: PlanFile,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 10,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the run is written.")] = Path("run.json"),
+    local: Annotated[int | None, typer.Option(help="Start that many processes on this machine.")] = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Sleep instead of computing; communicate for real.")
+    ] = False,
+    unit: Annotated[float, typer.Option(parser=seconds, help="Mean sleep of the shortest forward.")] = 0.03,
+    timeout: Annotated[float, typer.Option(parser=seconds, help="A rank that waits longer ends the run.")] = 60.0,
+    json_file: JsonFile = None,
+) -> None:
+    """Run a plan: under torchrun (torchrun ... -m mmplan execute PLAN), or here with --local N."""
+    from mmplan.planner.plan import load_plan
+    from mmplan.report.console import emit
+    from mmplan.report.documents import execute_document
+    from mmplan.report.progress import run_progress
+    from mmplan.report.tables import loss_text, run_table
+    from mmplan.runtime.launch import execute
+    from mmplan.runtime.measurement import save_run
+
+    plan = load_plan(plan_file)
+    with run_progress(plan.scenario.name, steps) as progress:
+        run = execute(
+            plan,
+            local=local,
+            steps=steps,
+            rehearse=rehearse,
+            unit_s=unit,
+            timeout_s=timeout,
+            on_step=progress,
+        )
+    if run is not None:  # on rank 0 alone
+        save_run(run, output)
+        emit(json_file, execute_document(run), run_table(run), loss_text(run), f"run: {output}")
+
+
+@app.command()
+def validate(
+    plan_file: PlanFile,
+    run_file: Annotated[Path, typer.Argument(metavar="RUN", help="The run.json of that plan.")],
+    bubble: Annotated[float, typer.Option(help="Allowed difference of the bubble rate of a run.")] = 0.05,
+    rehearsed_bubble: Annotated[float, typer.Option(help="The same of a rehearsal.")] = 0.02,
+    step_time: Annotated[float, typer.Option(help="Allowed relative difference of the step time.")] = 0.15,
+    memory: Annotated[float, typer.Option(help="Allowed relative difference of peak memory.")] = 0.10,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures that needs no network.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Put a run beside its prediction, per rank and in total; exit code 1 when a threshold is missed."""
+    from mmplan.planner.plan import load_plan
+    from mmplan.report.console import emit
+    from mmplan.report.documents import validate_document
+    from mmplan.report.tables import validation_table
+    from mmplan.report.validation import validation_page
+    from mmplan.runtime.measurement import load_run
+    from mmplan.runtime.validate import Thresholds, validate
+
+    plan, run = load_plan(plan_file), load_run(run_file)
+    validation = validate(
+        plan, run, Thresholds(bubble=bubble, rehearsed_bubble=rehearsed_bubble, step_time=step_time, memory=memory)
+    )
+    if html is not None:
+        validation_page(plan, run, validation, html)
+    emit(json_file, validate_document(validation), validation_table(validation))
+    raise typer.Exit(0 if validation.passed else 1)

@@ -1,0 +1,45 @@
+"""Where output goes: results to stdout, progress and logs to stderr, `--json` documents to their file or stdout."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from mmplan.errors import InputError
+
+
+def stderr_console() -> Console:
+    return Console(stderr=True)
+
+
+def emit(json_file: str | None, document: Mapping[str, Any], *parts: RenderableType) -> None:
+    """Print `parts` and write `document`; `json_file` None prints only, `-` writes only the document, to stdout.
+
+    Raises:
+        InputError: the document cannot be written.
+    """
+    if json_file == "-":
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        return
+    if json_file is not None:
+        write_text(Path(json_file), json.dumps(document, indent=1) + "\n")
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for part in parts:
+        console.print(part)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or nothing.
+
+    Raises:
+        InputError: the folder does not exist or is not writable.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write: {error.strerror}", file=path) from error

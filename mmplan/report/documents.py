@@ -1,0 +1,91 @@
+"""The JSON documents behind `--json`: one per command, versioned by `schema`, described in docs/json.md."""
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from mmplan.planner.finding import Finding
+from mmplan.planner.plan import Plan, plan_document
+from mmplan.planner.prediction import Prediction
+from mmplan.planner.result import OptimizeResult
+from mmplan.report.summary import PlanSummary, summarise
+from mmplan.runtime.measurement import Measurement, run_document
+from mmplan.runtime.validate import Validation
+from mmplan.scenario.catalogue import CatalogueDevice
+from mmplan.scenario.layer_ids import shorten_ids
+
+Document = dict[str, Any]
+
+
+def values(item: Any) -> Any:
+    """A frozen dataclass, or tuples and dicts of them, as JSON values."""
+    if is_dataclass(item) and not isinstance(item, type):
+        return {field.name: values(getattr(item, field.name)) for field in fields(item)}
+    if isinstance(item, dict):
+        return {str(key): values(value) for key, value in item.items()}
+    if isinstance(item, (tuple, list)):
+        return [values(entry) for entry in item]
+    return item
+
+
+def optimize_document(result: OptimizeResult, summary: PlanSummary) -> Document:
+    """Certificate, counts, runner-ups, and the plan as in plan.json."""
+    runner_ups = [{**values(other), "configuration": str(other.configuration)} for other in result.runner_ups]
+    return {
+        "schema": "mmplan.optimize/1",
+        "status": result.status,
+        "objective_s": result.plan.certificate.objective_s,
+        "bound_s": result.bound_s,
+        "gap": result.gap,
+        "wall_s": result.wall_s,
+        "considered": values(result.considered),
+        "proofs": list(result.proofs),
+        "summary": values(summary),
+        "runner_ups": runner_ups,
+        "plan": plan_document(result.plan),
+    }
+
+
+def hardware_document(devices: Sequence[CatalogueDevice]) -> Document:
+    return {"schema": "mmplan.hardware/1", "devices": values(list(devices))}
+
+
+def simulate_document(plan: Plan, prediction: Prediction) -> Document:
+    """Stages and ranks of one simulated step; the timeline goes to `--trace`."""
+    ranks = [{k: v for k, v in values(rank).items() if k != "memory_steps"} for rank in prediction.ranks]
+    return {
+        "schema": "mmplan.simulate/1",
+        "scenario": plan.scenario.name,
+        "step_time_s": prediction.step_time_s,
+        "pipeline_s": prediction.pipeline_s,
+        "bubble": prediction.bubble,
+        "summary": values(summarise(plan.scenario.name, plan, prediction)),
+        "stages": stage_values(plan),
+        "ranks": ranks,
+    }
+
+
+def stage_values(plan: Plan) -> list[Document]:
+    """Stages with short layer ids and their ranks."""
+    return [
+        {**values(stage), "layers": list(shorten_ids(stage.layers)), "ranks": list(plan.stage_ranks(index))}
+        for index, stage in enumerate(plan.stages)
+    ]
+
+
+def compare_document(summaries: Sequence[PlanSummary]) -> Document:
+    return {"schema": "mmplan.compare/1", "plans": values(list(summaries))}
+
+
+def check_document(plan: Plan, findings: Sequence[Finding]) -> Document:
+    name = plan.scenario.name
+    return {"schema": "mmplan.check/1", "scenario": name, "sound": not findings, "findings": values(list(findings))}
+
+
+def execute_document(measurement: Measurement) -> Document:
+    """run.json as it is, under its schema name."""
+    return {"schema": "mmplan.run/1", **run_document(measurement)}
+
+
+def validate_document(validation: Validation) -> Document:
+    return {"schema": "mmplan.validate/1", "passed": validation.passed, **values(validation)}

@@ -1,0 +1,38 @@
+"""Progress of a search or a run, as one live line on stderr."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from mmplan.planner.result import Progress
+from mmplan.report.console import stderr_console
+from mmplan.units import format_seconds
+
+
+@contextmanager
+def search_progress(name: str) -> Iterator[Callable[[Progress], None]]:
+    """Yields what `optimize` reports to: best plan, bound, gap and the configuration worked on."""
+    with stderr_console().status(f"planning {name}") as status:
+
+        def show(state: Progress) -> None:
+            best = "no plan yet" if state.objective_s is None else f"best {format_seconds(state.objective_s)}"
+            gap = "" if state.gap is None else f", gap {state.gap:.2%}"
+            counts = f"{state.solved} of {state.enumerated} solved"
+            status.update(
+                f"planning {name}: {best}, bound {format_seconds(state.bound_s)}{gap}; {counts}; "
+                f"{state.configuration}; {state.wall_s:.1f} s"
+            )
+
+        yield show
+
+
+@contextmanager
+def run_progress(name: str, steps: int) -> Iterator[Callable[[int, float, Mapping[str, float]], None]]:
+    """Yields what `execute` reports each finished step to."""
+    with stderr_console().status(f"running {name}: starting processes") as status:
+
+        def show(step: int, step_time_s: float, losses: Mapping[str, float]) -> None:
+            values = ", ".join(f"{module} {loss:.4f}" for module, loss in losses.items())
+            loss = f", loss {values}" if values else ""
+            status.update(f"running {name}: step {step + 1} of {steps}, {format_seconds(step_time_s)}{loss}")
+
+        yield show

@@ -1,0 +1,124 @@
+"""The numbers a plan is judged by, gathered once for tables, pages and JSON."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmplan.cost_models.loads import mean_loads
+from mmplan.errors import InputError
+from mmplan.planner.plan import Plan
+from mmplan.planner.prediction import Prediction, TimedAction
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSummary:
+    """One plan in one column of `mmplan compare`.
+
+    `step_time_s` is simulated, `objective_s` the closed form that the search minimises and `bound_s` bounds. Bytes are
+    per step and replica group of rank programs listed in the prediction. `overlap_rate`: time in which a rank computes
+    and communicates at once, over the time it communicates (1 when it never communicates).
+    """
+
+    name: str
+    step_time_s: float
+    objective_s: float
+    bound_s: float
+    gap: float
+    status: str
+    samples_per_s: float
+    tokens_per_s_per_device: float
+    bubble: float
+    pp: int
+    dp: int
+    tp: int
+    microbatch_size: int
+    microbatches: int
+    schedule: str
+    devices: int
+    worst_memory_bytes: int
+    capacity_bytes: int
+    stage_bytes: int
+    gradient_stage_bytes: int
+    reduce_bytes: int
+    overlap_rate: float
+
+
+def summarise(name: str, plan: Plan, prediction: Prediction) -> PlanSummary:
+    """All of it from a plan and its simulated step."""
+    batch = plan.scenario.global_batch
+    language_models = [m.name for m in plan.scenario.model.modules if m.kind == "language_model"]
+    loads = mean_loads(plan.scenario, 1)
+    tokens = batch * sum(loads[module].tokens for module in language_models or loads)
+    worst = max(plan.stages, key=lambda stage: stage.memory_bytes / stage.capacity_bytes)
+    return PlanSummary(
+        name=name,
+        step_time_s=prediction.step_time_s,
+        objective_s=plan.certificate.objective_s,
+        bound_s=plan.certificate.bound_s,
+        gap=plan.certificate.gap,
+        status=plan.certificate.status,
+        samples_per_s=batch / prediction.step_time_s,
+        tokens_per_s_per_device=tokens / prediction.step_time_s / plan.rank_count,
+        bubble=prediction.bubble,
+        pp=plan.pp,
+        dp=plan.dp,
+        tp=plan.tp,
+        microbatch_size=plan.microbatch_size,
+        microbatches=plan.microbatches,
+        schedule=plan.schedule,
+        devices=plan.rank_count,
+        worst_memory_bytes=worst.memory_bytes,
+        capacity_bytes=worst.capacity_bytes,
+        stage_bytes=sum(rank.sent_bytes for rank in prediction.ranks),
+        gradient_stage_bytes=gradient_stage_bytes(prediction),
+        reduce_bytes=sum(rank.reduce_bytes for rank in prediction.ranks),
+        overlap_rate=overlap_rate(prediction.timeline),
+    )
+
+
+def names_of(files: Sequence[Path]) -> tuple[str, ...]:
+    """Short distinct names of plan files: the file name without `.plan.json`, else the path.
+
+    Raises:
+        InputError: one file is named twice.
+    """
+    for index, file in enumerate(files):
+        if file in files[:index]:
+            raise InputError("the same plan is named twice", file=file)
+    stems = [file.name.removesuffix(".json").removesuffix(".plan") for file in files]
+    return tuple(stem if stems.count(stem) == 1 else str(file) for stem, file in zip(stems, files, strict=True))
+
+
+def gradient_stage_bytes(prediction: Prediction) -> int:
+    """Bytes of gradients sent between stages in one step (systems entry P3: to be kept small)."""
+    return sum(t.action.bytes for t in prediction.timeline if t.action.kind == "SEND" and "<" in t.action.tensor)
+
+
+def overlap_rate(timeline: Sequence[TimedAction]) -> float:
+    """Seconds in which ranks compute and communicate at once / seconds in which they communicate (entry P3)."""
+    ranks = {item.rank for item in timeline}
+    both_s = communicating_s = 0.0
+    for rank in ranks:
+        own = [item for item in timeline if item.rank == rank]
+        compute = merged([(t.start_s, t.end_s) for t in own if t.action.kind in "FBIW"])
+        communicate = merged([(t.start_s, t.end_s) for t in own if t.action.kind in ("SEND", "RECV", "REDUCE")])
+        communicating_s += total_s(communicate)
+        both_s += total_s(compute) + total_s(communicate) - total_s(merged([*compute, *communicate]))
+    return both_s / communicating_s if communicating_s > 0 else 1.0
+
+
+def merged(intervals: Sequence[Interval]) -> list[Interval]:
+    """Union of intervals as disjoint ones in order."""
+    union: list[Interval] = []
+    for start_s, end_s in sorted(intervals):
+        if union and start_s <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end_s))
+        else:
+            union.append((start_s, end_s))
+    return union
+
+
+def total_s(intervals: Sequence[Interval]) -> float:
+    return sum(end_s - start_s for start_s, end_s in intervals)

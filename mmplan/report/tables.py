@@ -1,0 +1,217 @@
+"""Terminal tables of plans and predictions."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from mmplan.planner.finding import Finding
+from mmplan.planner.plan import Plan
+from mmplan.planner.prediction import Prediction
+from mmplan.planner.result import OptimizeResult
+from mmplan.report.summary import PlanSummary
+from mmplan.runtime.measurement import Measurement
+from mmplan.runtime.validate import Validation
+from mmplan.scenario.catalogue import CatalogueDevice
+from mmplan.scenario.layer_ids import shorten_ids
+from mmplan.units import format_bytes, format_bytes_per_s, format_flops, format_seconds
+
+
+def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    """An empty table in the house style; `right` names the columns aligned to the right."""
+    result = Table(title=title, title_justify="left", title_style="bold", header_style="bold cyan", expand=False)
+    for column in columns:
+        result.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return result
+
+
+def stage_table(plan: Plan) -> Table:
+    """One row per stage: layers, ranks, seconds per microbatch, memory per rank against what it may use."""
+    numbers = ("forward", "backward", "load", "in flight", "memory", "of usable")
+    result = table(f"Stages of {plan.scenario.name}", "stage", "layers", "ranks", *numbers, right=numbers)
+    slowest_s = max(stage.forward_s + stage.backward_s for stage in plan.stages)
+    for index, stage in enumerate(plan.stages):
+        ranks = plan.stage_ranks(index)
+        result.add_row(
+            str(index),
+            ", ".join(shorten_ids(stage.layers)),
+            str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}",
+            format_seconds(stage.forward_s),
+            format_seconds(stage.backward_s),
+            f"{(stage.forward_s + stage.backward_s) / slowest_s:.0%}",
+            str(stage.in_flight),
+            format_bytes(stage.memory_bytes),
+            f"{stage.memory_bytes / stage.capacity_bytes:.0%}",
+        )
+    return result
+
+
+def prediction_table(prediction: Prediction) -> Table:
+    """One row per rank: what it does in one optimizer step."""
+    numbers = ("busy", "bubble", "sent", "received", "reduced", "on links", "peak memory")
+    title = f"One step: {format_seconds(prediction.step_time_s)}, bubble {prediction.bubble:.1%}"
+    result = table(title, "rank", "stage", "replica", *numbers, right=numbers)
+    for rank in prediction.ranks:
+        result.add_row(
+            str(rank.rank),
+            str(rank.stage),
+            str(rank.replica),
+            format_seconds(rank.busy_s),
+            f"{rank.bubble:.1%}",
+            format_bytes(rank.sent_bytes),
+            format_bytes(rank.received_bytes),
+            format_bytes(rank.reduce_bytes),
+            format_seconds(rank.transfer_s),
+            format_bytes(rank.peak_memory_bytes),
+        )
+    return result
+
+
+_METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
+    ("step time, simulated", lambda s: format_seconds(s.step_time_s)),
+    ("step time, closed form", lambda s: format_seconds(s.objective_s)),
+    ("proven lower bound", lambda s: format_seconds(s.bound_s) if s.bound_s > 0 else "none"),
+    ("gap", lambda s: f"{s.gap:.2%} ({s.status})" if s.bound_s > 0 else s.status),
+    ("samples/s", lambda s: f"{s.samples_per_s:.4g}"),
+    ("tokens/s per device", lambda s: f"{s.tokens_per_s_per_device:,.0f}"),
+    ("bubble", lambda s: f"{s.bubble:.1%}"),
+    ("pp x dp x tp", lambda s: f"{s.pp} x {s.dp} x {s.tp} = {s.devices} devices"),
+    ("microbatches x samples", lambda s: f"{s.microbatches} x {s.microbatch_size}"),
+    ("schedule", lambda s: s.schedule),
+    ("fullest rank", lambda s: f"{format_bytes(s.worst_memory_bytes)} of {format_bytes(s.capacity_bytes)}"),
+    ("sent between stages", lambda s: format_bytes(s.stage_bytes)),
+    ("... of it gradients", lambda s: format_bytes(s.gradient_stage_bytes)),
+    ("gradients reduced", lambda s: format_bytes(s.reduce_bytes)),
+    ("communication overlapped", lambda s: f"{s.overlap_rate:.1%}"),
+)
+
+
+def summary_table(summaries: Sequence[PlanSummary]) -> Table:
+    """Plans side by side, the first one as the reference for the speed ratio."""
+    result = table("Plans side by side" if len(summaries) > 1 else "The plan", "", *(s.name for s in summaries))
+    for label, text in _METRICS:
+        result.add_row(label, *(text(summary) for summary in summaries))
+    if len(summaries) > 1:
+        first_s = summaries[0].step_time_s
+        ratios = [f"{s.step_time_s / first_s:.3f}" for s in summaries]
+        result.add_row(f"step time / {summaries[0].name}", *ratios)
+    return result
+
+
+def findings_table(plan: Plan, findings: Sequence[Finding]) -> Table | str:
+    """What a check found, or one line that the plan is sound."""
+    if not findings:
+        return f"[green]sound[/green]: {plan.scenario.name}, {plan.pp} stages on {plan.rank_count} devices"
+    result = table(f"{len(findings)} findings", "rule", "finding")
+    for finding in findings:
+        result.add_row(finding.rule, finding.message)
+    return result
+
+
+def optimize_tables(result: OptimizeResult, summary: PlanSummary, plan_file: Path, explain: bool) -> list[Table | str]:
+    """The plan, its certificate, and on demand why the runner-ups lose."""
+    counts = result.considered
+    proof = f"; cut proved by {' and '.join(result.proofs)}" if result.proofs else ""
+    lines = [
+        f"[bold]{result.status}[/bold]: {format_seconds(result.plan.certificate.objective_s)} per step, proven bound "
+        f"{format_seconds(result.bound_s)}, gap {result.gap:.2%}, in {result.wall_s:.1f} s",
+        f"{counts.enumerated:,} configurations: {counts.out_of_memory:,} out of memory, "
+        f"{counts.bounded_away:,} bounded away, {counts.solved:,} solved{proof}",
+    ]
+    if result.status == "given":
+        lines = [f"[bold]given[/bold]: {format_seconds(result.plan.certificate.objective_s)} per step, not searched"]
+    parts: list[Table | str] = [stage_table(result.plan), summary_table([summary]), *lines]
+    if explain:
+        parts.append(runner_up_table(result))
+    return [*parts, f"plan: {plan_file}"]
+
+
+def runner_up_table(result: OptimizeResult) -> Table:
+    """Why other configurations lose: their step time and the terms that make it longer than the winner's."""
+    numbers = ("step time", "repeat", "fill", "finish")
+    runner_ups = table("Why the runner-ups lose", "configuration", *numbers, "reason", right=numbers)
+    for other in result.runner_ups:
+        terms = (other.repeat_more_s, other.fill_more_s, other.finish_more_s)
+        known = other.objective_s is not None
+        step_time = "-" if other.objective_s is None else format_seconds(other.objective_s)
+        runner_ups.add_row(
+            str(other.configuration), step_time, *(_more(t) if known else "-" for t in terms), other.reason
+        )
+    return runner_ups
+
+
+def _more(seconds: float) -> str:
+    return ("+" if seconds >= 0 else "-") + format_seconds(abs(seconds))
+
+
+def hardware_table(devices: Sequence[CatalogueDevice]) -> Table:
+    """The catalogue, one row per device."""
+    numbers = ("memory", "bandwidth", "bf16", "fp32")
+    result = table("Devices", "name", *numbers, "node link", "network", "source", right=numbers)
+    for row in devices:
+        device = row.device
+        bf16 = "-" if device.bf16_flops_per_s is None else f"{format_flops(device.bf16_flops_per_s)}/s"
+        fp32 = f"{format_flops(device.fp32_flops_per_s)}/s"
+        bandwidth = format_bytes_per_s(device.memory_bytes_per_s)
+        sizes = (format_bytes(device.memory_bytes), bandwidth, bf16, fp32)
+        result.add_row(device.name, *sizes, row.node_link, row.network, device.source)
+    return result
+
+
+def run_table(run: Measurement) -> Table:
+    """One row per rank of the recorded step of a run."""
+    numbers = ("busy", "bubble", "activations sent", "gradients sent", "reduced", "waited", "peak memory")
+    kind = "rehearsed" if run.rehearsed else "ran"
+    step = f"{kind} {len(run.steps)} steps on {run.device}; fastest (step {run.recorded_step})"
+    title = f"{step}: {format_seconds(run.step_time_s)}, bubble {run.bubble:.1%}"
+    result = table(title, "rank", "stage", "replica", *numbers, right=numbers)
+    for rank in run.ranks:
+        result.add_row(
+            str(rank.rank),
+            str(rank.stage),
+            str(rank.replica),
+            format_seconds(rank.busy_s),
+            f"{rank.bubble:.1%}",
+            format_bytes(rank.activation_bytes),
+            format_bytes(rank.gradient_bytes),
+            format_bytes(rank.reduce_bytes),
+            format_seconds(rank.wait_s),
+            format_bytes(rank.peak_memory_bytes),
+        )
+    return result
+
+
+def loss_text(run: Measurement) -> str:
+    """First and last loss of each loss module."""
+    first, last = run.steps[0].losses, run.steps[-1].losses
+    parts = [f"{module}: {loss:.4f} -> {last[module]:.4f}" for module, loss in first.items()]
+    return f"loss over {len(run.steps)} steps  " + ", ".join(parts) if parts else "no loss in a rehearsal"
+
+
+_QUANTITY: dict[str, tuple[str, Callable[[float], str]]] = {
+    "bubble": ("bubble", lambda v: f"{v:.1%}"),
+    "sent_bytes": ("sent", format_bytes),
+    "reduce_bytes": ("reduced", format_bytes),
+    "communication_s": ("communication", format_seconds),
+    "step_time_s": ("step time", format_seconds),
+    "peak_memory_bytes": ("peak memory", format_bytes),
+}
+
+
+def validation_table(validation: Validation) -> Table:
+    """Predicted beside measured; `ok` and `missed` where a threshold stands, empty where none does."""
+    numbers = ("planned", "replayed", "measured", "difference", "allowed")
+    title = "Measured against predicted: " + ("ok" if validation.passed else "missed")
+    result = table(title, "quantity", "rank", *numbers, "verdict", right=numbers)
+    for row in validation.rows:
+        name, text = _QUANTITY[row.quantity]
+        exact = row.quantity in ("sent_bytes", "reduce_bytes")
+        points = row.quantity == "bubble"
+        difference = f"{row.difference:+.0f} B" if exact else f"{row.difference:+.1%}" + (" points" if points else "")
+        allowed = "" if row.threshold is None else "exact" if exact else f"{row.threshold:.0%}"
+        verdict = {True: "ok", False: "missed", None: ""}[row.passed]
+        rank = "all" if row.rank is None else str(row.rank)
+        result.add_row(
+            name, rank, text(row.planned), text(row.replayed), text(row.measured), difference, allowed, verdict
+        )
+    return result
