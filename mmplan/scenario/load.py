@@ -69,7 +69,7 @@ def _model(spec: ScenarioSpec, document: Document) -> Model:
     if named in bundled_configs():
         return read_hf_config(bundled_configs()[named])
     path = document.file.parent / named
-    if not path.exists():
+    if not path.is_file():
         hint = did_you_mean(named, bundled_configs()) or f"; bundled: {listed(bundled_configs(), 40)}"
         raise document.error((*at, "hf_config"), f"no bundled config and no file of the name {shown(named)}{hint}")
     return read_hf_config(path)

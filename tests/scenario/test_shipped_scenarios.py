@@ -78,7 +78,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**9), text=st.sampled_from(TEXT), edits=st.integers(1, 4))
 def test_random_edits_of_a_file_give_a_scenario_or_one_sentence(
     tmp_path: Path, seed: int, text: str, edits: int
@@ -90,7 +90,7 @@ def test_random_edits_of_a_file_give_a_scenario_or_one_sentence(
     _loads_or_says_why(tmp_path, text)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**9), text=st.sampled_from(TEXT))
 def test_random_values_in_a_file_give_a_scenario_or_one_sentence(tmp_path: Path, seed: int, text: str) -> None:
     stream = random.Random(seed)
