@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class Device:
     """One accelerator. Peaks are dense data-sheet rates; fractions say what large operators reach of them.
 
-    `gemm_fraction` applies to large matrix products, `attention_fraction` to fused attention (executed FLOPs: half when causal),
-    `memory_fraction` to memory-bound operators given their minimal byte counts, `launch_s` is the time floor of one
-    operator. Each has its source in the hardware catalogue.
+    `gemm_fraction` applies to large matrix products, `attention_fraction` to fused attention (FLOPs executed: half
+    when causal), `memory_fraction` to memory-bound operators given their minimal byte counts, `launch_s` is the time
+    floor of one operator. Each has its source in the hardware catalogue.
     """
 
     name: str
