@@ -50,9 +50,7 @@ def list_configurations(scenario: Scenario, groups: int) -> tuple[Configuration,
             f"constraints.tp allows {wanted}, but only {offered} divide the heads, widths and nodes of this scenario"
         )
     found = [
-        Configuration(
-            tp=tp, dp=dp, pp=pp, microbatch_size=size, microbatches=batch // dp // size, schedule=schedule
-        )
+        Configuration(tp=tp, dp=dp, pp=pp, microbatch_size=size, microbatches=batch // dp // size, schedule=schedule)
         for tp in shards
         for dp in divisors(batch)
         if dp * tp <= devices and (not rules.dp or dp in rules.dp)

@@ -23,9 +23,10 @@ class LayerPrice:
 
 
 class Prices:
-    """Answers of one scenario's cost model, remembered. Costs are linear in loads: a microbatch is so many mean samples.
+    """Answers of one scenario's cost model, remembered.
 
-    `trainable` holds each layer's trainable parameters.
+    Costs are linear in loads: a mean microbatch is so many mean samples. `trainable` holds the trainable parameters of
+    each layer.
     """
 
     def __init__(self, scenario: Scenario, graph: ComputationGraph, costs: CostModel) -> None:

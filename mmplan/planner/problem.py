@@ -82,7 +82,7 @@ def affine_below(function: Callable[[int], float], sizes: Sequence[int]) -> Fini
 
 def build_problem(prices: Prices, groups: GroupGraph, configuration: Configuration) -> CutProblem:
     """The integers of one configuration; times rounded down, bytes up, capacity down."""
-    scenario, machine = prices.scenario, machine_of(prices.scenario)
+    machine = machine_of(prices.scenario)
     layers = prices.layers(configuration.tp, configuration.microbatch_size)
     finish = finish_price(prices, configuration)
     members = groups.groups

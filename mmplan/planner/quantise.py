@@ -37,5 +37,5 @@ def scaled_ns(duration_ns: int, factor: float) -> int:
 
 
 def floor_ns_of_bound(solver_bound: float) -> int:
-    """A solver reports its integer bound as a float, possibly a hair off: the last whole value that is surely proven."""
+    """The last whole value that is surely proven: a solver reports its integer bound as a float, a hair off."""
     return math.floor(solver_bound * (1 - 1e-12))

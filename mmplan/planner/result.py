@@ -1,7 +1,6 @@
 """What a search hands back, and what it says while it works."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.plan import Plan, Status
@@ -9,7 +8,7 @@ from mmplan.planner.plan import Plan, Status
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """State of a running search; `objective_s` is None until a plan is found."""
+    """State of a running search; `objective_s` and `gap` are None until a plan is found."""
 
     objective_s: float | None
     bound_s: float
@@ -17,36 +16,36 @@ class Progress:
     wall_s: float
     enumerated: int
     solved: int
-    configuration: str  # the one worked on
+    configuration: str  # the one just solved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Considered:
-    """Configurations listed; of them excluded by bound alone (time or memory), and solved to the end."""
+    """What became of the configurations: `enumerated` = out_of_memory + bounded_away + solved.
+
+    `out_of_memory`: excluded by the memory relaxation; `bounded_away`: not solved, their lower bound is too high or the
+    search ended first; `infeasible` of the solved ones fit no cut into memory.
+    """
 
     enumerated: int
-    out_of_memory: int  # by the relaxation
+    out_of_memory: int
     bounded_away: int
     solved: int
-    infeasible: int  # of the solved ones: no cut fits into memory
-
-
-Term = Literal["bottleneck", "fill", "finish", "memory", "bound"]
+    infeasible: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunnerUp:
-    """Another configuration and why it loses.
+    """Another configuration and why it loses, in one sentence.
 
-    `objective_s` is its best step time, a lower bound of it when `solved` is false, None when nothing fits. Each `*_more_s`
-    is its term of the step time minus the winner's: the busiest stage's repetitions, the critical path of one
-    microbatch (fill and drain), gradient reduction and update.
+    `objective_s`: its step time with its best cut; None when no cut fits into memory. Each `*_more_s` is a term of its
+    step time minus the winner's: repeating the busiest stage, the critical path that fills and drains the pipeline,
+    and gradient reduction with the update.
     """
 
     configuration: Configuration
     objective_s: float | None
-    solved: bool
-    bottleneck_more_s: float
+    repeat_more_s: float
     fill_more_s: float
     finish_more_s: float
     reason: str
@@ -63,4 +62,4 @@ class OptimizeResult:
     wall_s: float
     considered: Considered
     runner_ups: tuple[RunnerUp, ...]
-    proofs: tuple[str, ...]  # the methods that proved the plan's own cut optimal
+    proofs: tuple[str, ...]  # methods that proved that the plan's configuration has no cut better by more than the gap

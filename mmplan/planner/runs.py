@@ -37,8 +37,10 @@ def find_runs(problem: CutProblem) -> tuple[tuple[Run, ...], tuple[RunEdge, ...]
     run_of: dict[int, int] = {}
     for group in range(problem.groups):
         before = into[group][0] if len(into[group]) == 1 else None
-        if before is not None and len(out[before.producer]) == 1 and _costs(problem, before.producer) == _costs(
-            problem, group
+        if (
+            before is not None
+            and len(out[before.producer]) == 1
+            and _costs(problem, before.producer) == _costs(problem, group)
         ):
             run = run_of[before.producer]
             if len(runs[run]) == 1 or lags_ns[run] == before.lag_ns:

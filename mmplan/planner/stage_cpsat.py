@@ -7,6 +7,7 @@ deterministic time, so that equal calls give equal answers.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ortools.sat.python import cp_model
 
@@ -16,8 +17,8 @@ from mmplan.planner.floors import bottleneck_floor, finish_floor, heaviest_paths
 from mmplan.planner.quantise import floor_ns_of_bound
 from mmplan.planner.runs import Run, RunEdge, find_runs
 
-Variable = cp_model.IntVar
-Expression = cp_model.LinearExpr
+Variable: TypeAlias = cp_model.IntVar
+Expression: TypeAlias = cp_model.LinearExpr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +183,9 @@ def _critical_path(model: cp_model.CpModel, data: _Data, variables: _Variables) 
         model.add(variables.tail[stage] >= work)
         model.add(variables.path >= variables.tail[stage])
         for run in range(len(data.runs)):
-            model.add(variables.tail_from[run, stage] >= variables.tail[stage]).only_enforce_if(variables.on[run, stage])
+            model.add(variables.tail_from[run, stage] >= variables.tail[stage]).only_enforce_if(
+                variables.on[run, stage]
+            )
         for cut, lag_ns, reader in _cuts(data, variables, stage):
             later = variables.tail_from[reader, stage + 1]
             model.add(variables.tail[stage] >= work + lag_ns + later).only_enforce_if(cut)
@@ -195,9 +198,8 @@ def _depths(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None
         return
     for stage in data.stages:
         for run in range(len(data.runs)):
-            model.add(variables.depth_from[run, stage] >= variables.depth[stage]).only_enforce_if(
-                variables.on[run, stage]
-            )
+            on = variables.on[run, stage]
+            model.add(variables.depth_from[run, stage] >= variables.depth[stage]).only_enforce_if(on)
         for cut, _, reader in _cuts(data, variables, stage):
             later = variables.depth_from[reader, stage + 1]
             model.add(variables.depth[stage] >= 1 + later).only_enforce_if(cut)

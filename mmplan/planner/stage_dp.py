@@ -6,6 +6,7 @@ for each producer outside that feeds a stage inside the largest (lag + tail) and
 upset compete by Pareto dominance; labels whose completion bound reaches the cutoff die.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +21,11 @@ from mmplan.planner.upsets import BoolArray, IntArray, Upsets
 CHUNK_ROWS = 400_000  # successors made at once: 100 MB
 MAX_ROWS = 20_000_000  # successors in all: 20 to 40 s, after which the answer is a bound, not a proof
 MAX_WIDTH = 2_000  # labels kept per upset
+
+
+def never() -> bool:
+    """The `stop` of a caller who waits for the end."""
+    return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,14 +80,16 @@ def cut_by_dp(
     cap_ns: int | None = None,
     width: int = MAX_WIDTH,
     max_rows: int = MAX_ROWS,
+    stop: Callable[[], bool] = never,
 ) -> CutResult:
     """The best cut below `cutoff_ns`, or a proof that there is none.
 
     Args:
         upsets: those of the problem's DAG.
-        cap_ns: no stage may work longer, and the bound speaks of cuts within the cap only. None: what the cutoff allows.
+        cap_ns: no stage may work longer, and the bound speaks of cuts within the cap only; None: as the cutoff allows.
         width: labels kept per upset and level; small widths make a heuristic whose bound is still valid.
         max_rows: budget of label extensions.
+        stop: asked before each level; True ends the run as a spent budget does.
     """
     rest = measure_rest(problem, upsets)
     allowed_ns = cap_below(problem, rest, cutoff_ns)
@@ -100,7 +108,7 @@ def cut_by_dp(
     )
     levels = [_start(tables)]
     for stages_left in range(problem.stages - 1, -1, -1):
-        if tally.rows > max_rows:
+        if tally.rows > max_rows or stop():
             tally.give_up(int(levels[-1].bound_ns.min()))
             return _nothing(tally)
         levels.append(_next_level(tables, levels[-1], stages_left, tally))

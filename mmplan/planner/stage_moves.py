@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmplan.planner.cut_problem import CutEdge, CutProblem
-from mmplan.planner.upsets import BoolArray, IntArray, Upsets
+from mmplan.planner.upsets import BoolArray, IntArray, Upsets, sums_over
 
 NONE = -1  # lag where no edge leads into the stage: below every real lag
 
@@ -37,20 +37,15 @@ class Moves:
 def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
     """All stages with work of at most `cap_ns`."""
     least_in_flight = 1 if problem.schedule == "1f1b" else problem.microbatches
-    work, state, kept = (
-        upsets.member @ np.array(values, dtype=np.int64)
-        for values in (problem.work_ns, problem.state_bytes, problem.kept_bytes)
-    )
+    values = (problem.work_ns, problem.state_bytes, problem.kept_bytes, problem.finish_ns, problem.trainable)
+    work, state, kept, finish, trainable = (sums_over(upsets.member, of_group) for of_group in values)
     memory = state + least_in_flight * kept
     below, above = upsets.below, upsets.above
     least_ns = int(work[-1]) - (problem.stages - 1) * cap_ns  # what the other stages cannot hold
     stage_ns = work[above] - work[below]
-    allowed = (stage_ns <= cap_ns) & (stage_ns >= least_ns)
+    allowed: BoolArray = (stage_ns <= cap_ns) & (stage_ns >= least_ns)
     allowed &= memory[above] - memory[below] <= problem.capacity_bytes
     below, above = below[allowed], above[allowed]
-    finish, trainable = (
-        upsets.member @ np.array(values, dtype=np.int64) for values in (problem.finish_ns, problem.trainable)
-    )
     fixed = np.where(trainable[above] > trainable[below], problem.finish_fixed_ns, 0)
     count = np.bincount(below, minlength=upsets.count).astype(np.int64)
     old, new = upsets.frontier[below], upsets.frontier[above]

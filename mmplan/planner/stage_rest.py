@@ -9,7 +9,7 @@ import numpy as np
 
 from mmplan.planner.cut_problem import CutProblem
 from mmplan.planner.floors import bottleneck_floor, finish_floor, heaviest_paths
-from mmplan.planner.upsets import IntArray, Upsets
+from mmplan.planner.upsets import IntArray, Upsets, sums_over
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +44,9 @@ def measure_rest(problem: CutProblem, upsets: Upsets) -> Rest:
     last = np.where(outside.any(axis=1), problem.groups - 1 - outside[:, ::-1].argmax(axis=1), 0)
     kept = np.array(problem.kept_bytes, dtype=np.int64)
     return Rest(
-        work_ns=outside @ np.array(problem.work_ns, dtype=np.int64),
-        state_bytes=outside @ np.array(problem.state_bytes, dtype=np.int64),
-        kept_bytes=outside @ kept,
+        work_ns=sums_over(outside, problem.work_ns),
+        state_bytes=sums_over(outside, problem.state_bytes),
+        kept_bytes=sums_over(outside, problem.kept_bytes),
         groups=groups.astype(np.int64),
         chain_end=np.where((length[last] == groups) & (groups > 0), last, -1),
         path_ns=path_ns,

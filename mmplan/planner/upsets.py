@@ -79,3 +79,9 @@ def _frontier(member: BoolArray, edges: Sequence[tuple[int, int]]) -> IntArray:
     slot = np.cumsum(feeds, axis=1)[rows, columns] - 1
     frontier[rows, slot] = columns
     return frontier
+
+
+def sums_over(member: BoolArray, values: Sequence[int]) -> IntArray:
+    """[upsets] the sum of a per-group value over the groups of each row."""
+    sums: IntArray = member.astype(np.int64) @ np.array(values, dtype=np.int64)
+    return sums

@@ -1,0 +1,105 @@
+"""The least peak memory that any plan can reach, with time set aside: what an infeasible scenario is short of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mmplan.planner.configuration import Configuration
+from mmplan.planner.contract import GroupGraph
+from mmplan.planner.cut_problem import CutEdge, CutProblem
+from mmplan.planner.cut_result import CutResult
+from mmplan.planner.pricing import Prices
+from mmplan.planner.problem import build_problem
+from mmplan.planner.space import stage_layers
+from mmplan.planner.stage_dp import cut_by_dp
+from mmplan.planner.upsets import Upsets
+
+PRECISION = 0.005  # of the peak; finer does not change what a user would do
+MAX_ROWS = 3_000_000  # label extensions per question, some 3 s
+MOST_CONFIGURATIONS = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeastMemory:
+    """The cut of least peak: `peak_bytes` without the device's reserve, within PRECISION of the least where `proved`."""
+
+    configuration: Configuration
+    stages: tuple[tuple[str, ...], ...]
+    peak_bytes: int
+    proved: bool
+
+
+def least_memory(
+    prices: Prices, groups: GroupGraph, upsets: Upsets, configurations: Sequence[Configuration]
+) -> LeastMemory:
+    """Best-first over an even spread; each configuration by bisection on the capacity."""
+    problems = {one: memory_problem(build_problem(prices, groups, one)) for one in configurations}
+    order = sorted(problems, key=lambda one: (even_spread_bytes(problems[one]), one))
+    best: LeastMemory | None = None
+    for tried, one in enumerate(order):
+        enough = best is not None and (
+            tried >= MOST_CONFIGURATIONS or even_spread_bytes(problems[one]) >= best.peak_bytes * (1 - PRECISION)
+        )
+        if enough:
+            break
+        found = _bisect(problems[one], upsets, best.peak_bytes if best is not None else None)
+        if found is not None:
+            peak_bytes, stage_of, proved = found
+            best = LeastMemory(
+                configuration=one,
+                stages=stage_layers(groups, stage_of, one.pp),
+                peak_bytes=peak_bytes,
+                proved=proved and tried < MOST_CONFIGURATIONS,
+            )
+    assert best is not None
+    return best
+
+
+def fits(problem: CutProblem, upsets: Upsets) -> CutResult:
+    """A cut of a memory problem within its capacity, if there is one."""
+    return cut_by_dp(problem, upsets, cutoff_ns=2, max_rows=MAX_ROWS)
+
+
+def memory_problem(problem: CutProblem) -> CutProblem:
+    """The same problem where everything takes no time."""
+    nothing = (0,) * problem.groups
+    edges = tuple(CutEdge(producer=edge.producer, consumer=edge.consumer, lag_ns=0) for edge in problem.edges)
+    return replace(
+        problem,
+        work_ns=nothing,
+        finish_ns=nothing,
+        trainable=(False,) * problem.groups,
+        edges=edges,
+        finish_fixed_ns=0,
+    )
+
+
+def even_spread_bytes(problem: CutProblem) -> int:
+    """No cut has a lower peak: the mean over stages, and the largest group, with as few in flight as can be."""
+    alive = 1 if problem.schedule == "1f1b" else problem.microbatches
+    total = sum(problem.state_bytes) + alive * sum(problem.kept_bytes)
+    largest = max(s + alive * k for s, k in zip(problem.state_bytes, problem.kept_bytes, strict=True))
+    return max(-(-total // problem.stages), largest)
+
+
+def _bisect(problem: CutProblem, upsets: Upsets, below_bytes: int | None) -> tuple[int, tuple[int, ...], bool] | None:
+    """Capacity, cut and whether exhausted searches left no doubt; None when nothing is below `below_bytes`."""
+    low = even_spread_bytes(problem)  # nothing fits below
+    depth = min(problem.stages, problem.microbatches) if problem.schedule == "1f1b" else problem.microbatches
+    ceiling = sum(problem.state_bytes) + depth * sum(problem.kept_bytes)
+    high = ceiling if below_bytes is None else below_bytes
+    cut: tuple[int, ...] | None = None
+    proved = True
+    trial = low
+    while cut is None or high - low > PRECISION * high:
+        answer = fits(replace(problem, capacity_bytes=trial), upsets)
+        proved &= not answer.exhausted
+        if answer.stage_of is not None:
+            high, cut = trial, answer.stage_of
+        elif trial >= high:
+            return None
+        else:
+            low = trial
+        # from the even spread upwards in steps of 2 %, then halving
+        step = low + max(1, (high - low) // 2) if cut is not None else low + max(1, (low * 2) // 100)
+        trial = min(high, step)
+    return high, cut, proved

@@ -1,0 +1,60 @@
+"""The plan one would make by hand: the longest pipeline that fits, equal numbers of layers per stage."""
+
+from collections.abc import Sequence
+
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
+from mmplan.errors import NoPlanFoundError
+from mmplan.planner.configuration import Configuration, list_configurations
+from mmplan.planner.contract import GroupGraph, contract
+from mmplan.planner.cut_plan import cut_stages, plan_from_cut
+from mmplan.planner.plan import Plan
+from mmplan.planner.pricing import Prices
+from mmplan.scenario.scenario import Scenario
+
+
+def naive_plan(scenario: Scenario) -> Plan:
+    """All devices, the longest pipeline, the smallest tensor-parallel degree and microbatch that fit.
+
+    Layers stand in topological order and every stage takes the same number of them, as near as groups allow. The plan
+    has no bound.
+
+    Raises:
+        NoPlanFoundError: no such cut fits into memory, which proves nothing.
+    """
+    graph = build_graph(scenario)
+    prices = Prices(scenario, graph, AnalyticCostModel(scenario))
+    groups = contract(graph, scenario.constraints.no_split)
+    for configuration in sorted(list_configurations(scenario, len(groups.groups)), key=_by_hand):
+        stages = equal_stages(groups, configuration.pp)
+        built, _ = cut_stages(prices, configuration, stages)
+        if all(stage.memory_bytes <= stage.capacity_bytes for stage in built):
+            return plan_from_cut(prices, configuration, stages, bound_s=0.0, status="given", wall_s=0.0)
+    raise NoPlanFoundError(f"no cut of {scenario.name} into equal layer counts fits into memory; try mmplan optimize")
+
+
+def _by_hand(configuration: Configuration) -> tuple[int, int, int, int]:
+    """Most devices first, then the longest pipeline, then small tensor-parallel groups and microbatches."""
+    return (-configuration.ranks, -configuration.pp, configuration.tp, configuration.microbatch_size)
+
+
+def equal_stages(groups: GroupGraph, stages: int) -> tuple[tuple[str, ...], ...]:
+    """Groups in topological order, cut where the count of layers passes each multiple of the mean.
+
+    Every stage gets at least one group.
+    """
+    sizes = [len(group) for group in groups.groups]
+    cuts = [_boundary(sizes, stage, stages) for stage in range(stages + 1)]
+    for stage in range(1, stages):
+        cuts[stage] = min(max(cuts[stage], cuts[stage - 1] + 1), len(sizes) - (stages - stage))
+    return tuple(
+        tuple(layer for group in groups.groups[first:last] for layer in group)
+        for first, last in zip(cuts, cuts[1:], strict=False)
+    )
+
+
+def _boundary(sizes: Sequence[int], stage: int, stages: int) -> int:
+    """The number of leading groups whose layers come nearest to stage / stages of all."""
+    wanted = sum(sizes) * stage / stages
+    sums = [sum(sizes[:count]) for count in range(len(sizes) + 1)]
+    return min(range(len(sums)), key=lambda count: abs(sums[count] - wanted))
