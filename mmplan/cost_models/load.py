@@ -1,7 +1,7 @@
 """How much work a microbatch brings to each module: tokens and attention pairs.
 
-All costs of a layer are linear in a `Load`, so the load of a microbatch is the sum of its samples' loads, and the mean
-load of the data prices the mean microbatch exactly.
+FLOPs and bytes of a layer are linear in a `Load`, so the load of a microbatch is the sum of its samples' loads, and the
+mean load of the data has the mean FLOPs and bytes exactly. Seconds are linear too, but for the floor of a launch.
 """
 
 from collections.abc import Mapping

@@ -26,7 +26,8 @@ def mean_loads(scenario: Scenario, microbatch_size: int) -> dict[str, Load]:
     """Module name -> mean load of a microbatch of `microbatch_size` samples of the scenario's data."""
     samples = reference_samples(scenario.data)
     total = sample_loads(scenario, samples)
-    return {name: load.scaled(microbatch_size / len(samples)) for name, load in total.items()}
+    means = {name: load.scaled(1 / len(samples)) for name, load in total.items()}
+    return {name: load.scaled(microbatch_size) for name, load in means.items()}
 
 
 def sequence_lengths(model: Model, sample: Sample) -> dict[str, tuple[int, ...]]:

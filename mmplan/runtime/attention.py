@@ -1,7 +1,8 @@
 """Attention and rotary embedding on packed rows: sequences lie one after the other, without padding.
 
 Neighbouring sequences of equal length share one call of `scaled_dot_product_attention`, so that fixed-size images cost
-one call and nothing is copied: each call reads views of the packed rows.
+one call and nothing is copied: each call reads views of the packed rows. Flash kernels (CPU, and CUDA in 16 bit) take
+grouped keys as they are; in fp32 on CUDA torch falls back to a kernel that keeps more than the cost model counts.
 """
 
 from collections.abc import Sequence

@@ -18,6 +18,7 @@ from mmplan.cost_models.counts import (
     wgrad_flops,
 )
 from mmplan.cost_models.degrees import tp_degrees
+from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.memory import state_bytes, trained_parameter_bytes
 from mmplan.scenario.scenario import Dtype, Optimizer
@@ -29,14 +30,14 @@ LAYERS = st.sampled_from(GRAPH.layers())
 
 
 @given(layer=LAYERS, first=LOADS, second=LOADS, factor=st.integers(0, 7))
-def test_flops_are_linear_in_the_load(layer, first, second, factor) -> None:  # type: ignore[no-untyped-def]
+def test_flops_are_linear_in_the_load(layer: Layer, first: Load, second: Load, factor: int) -> None:
     for flops in (forward_flops, dgrad_flops, wgrad_flops):
         mixed = flops(layer, first + second.scaled(factor))
         assert mixed == pytest.approx(flops(layer, first) + factor * flops(layer, second), rel=1e-12)
 
 
 @given(layer=LAYERS, load=LOADS)
-def test_more_tensor_parallel_ranks_never_raise_flops_or_bytes_per_rank(layer, load) -> None:  # type: ignore[no-untyped-def]
+def test_more_tensor_parallel_ranks_never_raise_flops_or_bytes_per_rank(layer: Layer, load: Load) -> None:
     for smaller, larger in ((1, 2), (2, 4)):
         for flops in (forward_flops, dgrad_flops, wgrad_flops):
             assert flops(layer, load, larger) <= flops(layer, load, smaller)

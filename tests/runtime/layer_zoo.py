@@ -30,6 +30,7 @@ from mmplan.scenario.scenario import (
 
 FULL, FROZEN = Training(), Training(mode="frozen")
 LORA_ALL = Training(mode="lora", rank=3, targets=("q", "k", "v", "o", "gate", "up", "down"))
+LORA_GATE = Training(mode="lora", rank=2, targets=("gate",))
 LORA_QV = Training(mode="lora", rank=2, targets=("q", "v"))
 
 LLM = Transformer(layers=2, hidden=24, heads=4, kv_heads=2, head_dim=6, ffn=40, gated_mlp=True, causal=True, norm="rms")

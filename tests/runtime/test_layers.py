@@ -8,6 +8,7 @@ from layer_zoo import (
     FROZEN,
     FULL,
     LORA_ALL,
+    LORA_GATE,
     LORA_QV,
     graph_of,
     llava,
@@ -60,6 +61,7 @@ MODES = {
     "only encoder": (FULL, FROZEN, FROZEN),
     "frozen encoder, LoRA on all linears": (FROZEN, FULL, LORA_ALL),
     "LoRA on q and v": (LORA_QV, FROZEN, LORA_QV),
+    "LoRA on one factor of the gated MLP": (FROZEN, FROZEN, LORA_GATE),
 }
 EQUAL = (Sample(text_tokens=7, images=((8, 8),), audio_s=(0.8,), speech_tokens=5),) * 2
 UNEQUAL = (
@@ -257,3 +259,9 @@ def test_training_mode_is_part_of_the_module() -> None:
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     assert trained == {f"parts.{target}_{side}.weight" for target in ("q", "v") for side in ("a", "b")}
     assert not any(p.requires_grad for p in build_layer(graph.layer("vision.0")).parameters())
+
+
+def test_whisper_key_projection_has_no_bias() -> None:
+    module = build_layer(graph_of(omni(FULL, FULL, FULL)).layer("audio.0"))
+    biased = {name for name, _ in module.named_parameters() if name.endswith(".bias") and "norm" not in name}
+    assert biased == {f"parts.{part}.bias" for part in ("q", "v", "o", "up", "down")}
