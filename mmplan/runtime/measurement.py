@@ -79,6 +79,9 @@ class Measurement:
     device: str
     backend: str
     hosts: tuple[str, ...]
+    processes_per_core: (
+        float  # on the host with the fewest cores for each; above 1, waiting processes look like bubbles
+    )
     rehearsed: bool
     time_scale: float
     steps: tuple[StepMeasurement, ...]

@@ -21,6 +21,7 @@ class RankRun:
     steps: tuple[RankStep, ...]
     probed_s: Mapping[tuple[int, int], float]
     host: str
+    host_cores: int
 
 
 def fastest_step(ends_s: Sequence[Sequence[float]]) -> int:
@@ -46,6 +47,7 @@ def measurement_of(
         device=device,
         backend=backend,
         hosts=tuple(sorted({run.host for run in runs})),
+        processes_per_core=max(sum(other.host == run.host for other in runs) / run.host_cores for run in runs),
         rehearsed=rehearsed,
         time_scale=time_scale,
         steps=steps,

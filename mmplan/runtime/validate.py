@@ -5,7 +5,7 @@ times from the cost model. `replayed` takes them from the run and everything els
 differs is the schedule or the communication, not the price of a layer.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from mmplan.cost_models.analytic import AnalyticCostModel
@@ -33,7 +33,8 @@ class Thresholds:
     `bubble` is in absolute points (0.05 = 5 points) against the replay, `rehearsed_bubble` against the plan in a
     rehearsal: sleeps came within 2.8 points at worst and mostly within 2 of simulation at 30 ms units. The others are
     fractions: step time of the replay, memory of the plan. Communication time is told without verdict when None: a
-    loopback link has no data sheet.
+    loopback link has no data sheet. Nor is there a verdict on bubble and step time where computes on CPU outnumber the
+    cores: what a process waits for its core is in neither prediction.
     """
 
     bubble: float = 0.05
@@ -83,7 +84,7 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
         raise InputError(f"the run is of plan {run.plan_hash}, this plan is {plan_hash(plan)}")
     limits = thresholds or Thresholds()
     planned, replayed = predict_run(plan, run)
-    rows = [_bubble_row(planned, replayed, run, limits), _step_time_row(planned, replayed, run, limits)]
+    rows = _time_rows(planned, replayed, run, limits)
     for index, measured in enumerate(run.ranks):
         plan_rank, replay_rank = planned.ranks[index], replayed.ranks[index]
         rows += [
@@ -136,17 +137,26 @@ def _stretched(program: Program, durations: Seconds, factor: float) -> Seconds:
     )
 
 
-def _bubble_row(planned: Prediction, replayed: Prediction, run: Measurement, limits: Thresholds) -> ValidationRow:
-    threshold = limits.rehearsed_bubble if run.rehearsed else limits.bubble
-    row = _row("bubble", None, planned.bubble, replayed.bubble, run.bubble, threshold)
+def _time_rows(planned: Prediction, replayed: Prediction, run: Measurement, limits: Thresholds) -> list[ValidationRow]:
+    """Bubble and step time of the whole run."""
+    outnumbered = run.device == "cpu" and not run.rehearsed and run.processes_per_core > 1
+    step_limit = None if outnumbered else limits.step_time
+    step_time = _row("step_time_s", None, planned.step_time_s, replayed.step_time_s, run.step_time_s, step_limit)
     if not run.rehearsed:
-        return row
+        bubble_limit = None if outnumbered else limits.bubble
+        return [_row("bubble", None, planned.bubble, replayed.bubble, run.bubble, bubble_limit), step_time]
     difference = run.bubble - planned.bubble
-    return replace(row, difference=difference, passed=abs(difference) <= threshold)
-
-
-def _step_time_row(planned: Prediction, replayed: Prediction, run: Measurement, limits: Thresholds) -> ValidationRow:
-    return _row("step_time_s", None, planned.step_time_s, replayed.step_time_s, run.step_time_s, limits.step_time)
+    bubble = ValidationRow(
+        quantity="bubble",
+        rank=None,
+        planned=planned.bubble,
+        replayed=replayed.bubble,
+        measured=run.bubble,
+        difference=difference,
+        threshold=limits.rehearsed_bubble,
+        passed=abs(difference) <= limits.rehearsed_bubble,
+    )
+    return [bubble, step_time]
 
 
 def _totals(rows: list[ValidationRow], limits: Thresholds) -> list[ValidationRow]:

@@ -61,7 +61,7 @@ def run_worker(
     dist.all_gather_object(ends_s, [step.timeline[-1].end_s for step in done], group=control)
     recorded = fastest_step(ends_s)
     probed_s = probe_transfers(done[recorded].program, device)
-    run = RankRun(steps=tuple(done), probed_s=probed_s, host=hosts[rank])
+    run = RankRun(steps=tuple(done), probed_s=probed_s, host=hosts[rank], host_cores=_usable_cores())
     runs: list[RankRun] | None = [run] * world if rank == 0 else None
     dist.gather_object(run, runs, dst=0, group=control)
     dist.barrier(control)
@@ -79,6 +79,11 @@ def _device(rehearse: bool) -> torch.device:
         return torch.device("cpu")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def _usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _replica_group(plan: Plan, rank: int, timeout_s: float) -> dist.ProcessGroup | None:

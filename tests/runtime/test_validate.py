@@ -37,6 +37,7 @@ def run(plan: Plan) -> Measurement:
         device="cpu",
         backend="gloo",
         hosts=("here",),
+        processes_per_core=1.0,
         rehearsed=False,
         time_scale=1.0,
         steps=(StepMeasurement(index=0, step_time_s=1.0, losses={"llm": 6.0}),),
@@ -121,6 +122,19 @@ def test_slow_computes_spoil_the_plan_but_not_the_replay(plan: Plan, run: Measur
     validation = validate(plan, slow)
     step = next(row for row in validation.rows if row.quantity == "step_time_s")
     assert step.passed and step.measured > 1.5 * step.planned
+
+
+def test_no_verdict_on_times_where_processes_outnumber_cores(plan: Plan, run: Measurement) -> None:
+    crowded = replace(SPOILT["bubble"](SPOILT["step_time_s"](run)), processes_per_core=2.0)
+    validation = validate(plan, crowded)
+    assert validation.passed
+    assert [
+        row.passed for row in validation.rows if row.quantity in ("bubble", "step_time_s") and row.rank is None
+    ] == [
+        None,
+        None,
+    ]
+    assert not validate(plan, replace(crowded, device="some GPU")).passed
 
 
 def test_a_rehearsal_is_held_to_the_stretched_plan_and_has_no_memory(plan: Plan, run: Measurement) -> None:
