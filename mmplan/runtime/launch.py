@@ -11,70 +11,40 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from mmplan.errors import InputError, RunError
 from mmplan.planner.plan import Plan, save_plan
-from mmplan.runtime.measurement import Measurement, load_run
+from mmplan.runtime.measurement import Measurement, OnStep, load_run
+from mmplan.runtime.requirements import DEFAULT_TIMEOUT_S, DEFAULT_UNIT_S, check_local_run
 
-DEFAULT_TIMEOUT_S = 60.0
-DEFAULT_UNIT_S = 0.03  # bubbles of sleeps came within 2.8 points of simulation at 30 ms, 24 at 3 ms (2 busy cores)
 _POLL_S = 0.1
 _GRACE_S = 5.0  # between asking the processes to end and killing them
 
 _ERROR_LINE = re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b")  # how a traceback ends
-
-OnStep = Callable[[int, float, Mapping[str, float]], None]  # step, its seconds on rank 0, losses by module so far known
-
-
-def process_count(plan: Plan, *, rehearse: bool) -> int:
-    """Processes that a run of the plan takes; in a rehearsal one stands for each tensor-parallel group.
-
-    Raises:
-        InputError: the plan shards tensors, or splits a tied vocabulary, and is to be run for real.
-    """
-    if rehearse:
-        return plan.pp * plan.dp
-    _refuse_split_vocabulary(plan)
-    if plan.tp > 1:
-        raise InputError(
-            f"the plan has tp={plan.tp} and this release executes tp=1 only: "
-            "set `constraints.tp: [1]` in the scenario and optimize again, or rehearse the plan"
-        )
-    return plan.rank_count
-
-
-def _refuse_split_vocabulary(plan: Plan) -> None:
-    stage_of = plan.stage_of_layer()
-    for module in plan.scenario.model.modules:
-        if module.vocabulary is None or not module.vocabulary.tied or f"{module.name}.head" not in stage_of:
-            continue
-        table, head = stage_of[f"{module.name}.embed"], stage_of[f"{module.name}.head"]
-        if table != head:
-            raise InputError(
-                f"'{module.name}' shares one matrix between token table (stage {table}) and head (stage {head}); "
-                "this release executes such a module within one stage only: set `constraints.pp: [1]`, or rehearse"
-            )
 
 
 def execute(
     plan: Plan,
     *,
     steps: int,
-    local: int,
+    local: int | None,
     rehearse: bool = False,
     unit_s: float = DEFAULT_UNIT_S,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     on_step: OnStep | None = None,
-) -> Measurement:
-    """Run the plan for `steps` optimizer steps with `local` processes on this machine.
+) -> Measurement | None:
+    """Run the plan for `steps` optimizer steps on synthetic data.
 
     Args:
-        rehearse: replace computes by sleeps of at least `unit_s` (see `rehearse.py`).
+        local: processes to start on this machine; None: this process is one of torchrun's.
+        rehearse: replace computes by sleeps, a mean forward of at least `unit_s` (see `rehearse.py`).
         timeout_s: of any communication; a rank that hangs ends the run after it.
-        on_step: is told each finished step while the run goes on.
+        on_step: is told each finished step while the run goes on; under torchrun on rank 0 only.
+
+    Returns:
+        The measurement; None on torchrun's ranks other than 0.
 
     Raises:
         InputError: the plan needs another number of processes, or cannot be executed by this release.
@@ -82,10 +52,12 @@ def execute(
     """
     if steps < 1:
         raise InputError(f"a run needs at least 1 step, found {steps}")
-    expected = process_count(plan, rehearse=rehearse)
-    if local != expected:
-        product = f"pp={plan.pp} x dp={plan.dp}" + ("" if rehearse else f" x tp={plan.tp}")
-        raise InputError(f"{local} local processes, the plan needs {product} = {expected}")
+    if local is None:
+        # Imported here so that a launcher, which computes nothing, does not load torch.
+        from mmplan.runtime.worker import run_worker
+
+        return run_worker(plan, steps=steps, rehearse=rehearse, unit_s=unit_s, timeout_s=timeout_s, on_step=on_step)
+    check_local_run(plan, local, rehearse=rehearse)
     with tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
         scratch = Path(folder)
         save_plan(plan, scratch / "plan.json")
@@ -123,19 +95,15 @@ def _run_processes(scratch: Path, count: int, options: list[str], on_step: OnSte
 
 
 def _tell(scratch: Path, told: int, on_step: OnStep | None) -> int:
-    """Report the steps that rank 0 has written since `told`; losses are summed over the ranks that have them."""
-    paths = sorted(scratch.glob("progress-*.jsonl"))
-    if on_step is None or not paths:
+    """Report the steps that rank 0 has written since `told`."""
+    path = scratch / "progress.jsonl"
+    if on_step is None or not path.exists():
         return told
-    rows = [[json.loads(line) for line in path.read_text().split("\n")[:-1]] for path in paths]
-    for index in range(told, min(len(row) for row in rows)):
-        losses: dict[str, float] = {}
-        for row in rows:
-            for module, loss in row[index]["losses"].items():
-                losses[module] = losses.get(module, 0.0) + loss
-        on_step(index, max(row[index]["step_time_s"] for row in rows), losses)
-        told = index + 1
-    return told
+    lines = path.read_text().split("\n")[:-1]
+    for line in lines[told:]:
+        row = json.loads(line)
+        on_step(row["step"], row["step_time_s"], row["losses"])
+    return len(lines)
 
 
 def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:

@@ -5,6 +5,7 @@ One step, the fastest after the first, is recorded action by action; of the othe
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.prediction import TimedAction
 
 SCHEMA_VERSION = 1
+
+OnStep = Callable[[int, float, Mapping[str, float]], None]  # step, its seconds, losses by module
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

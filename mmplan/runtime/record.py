@@ -34,7 +34,7 @@ def measurement_of(
     plan: Plan, runs: Sequence[RankRun], recorded: int, *, device: str, backend: str, rehearsed: bool, time_scale: float
 ) -> Measurement:
     """Args: runs: by rank; recorded: the step whose actions are kept."""
-    steps = tuple(_step(index, [run.steps[index] for run in runs]) for index in range(len(runs[0].steps)))
+    steps = tuple(step_measurement(index, [run.steps[index] for run in runs]) for index in range(len(runs[0].steps)))
     chosen = [run.steps[recorded] for run in runs]
     computes = [item for step in chosen for item in step.timeline if item.action.kind in ("F", "B")]
     pipeline_s = max(item.end_s for item in computes) - min(item.start_s for item in computes)
@@ -60,7 +60,8 @@ def measurement_of(
     )
 
 
-def _step(index: int, ranks: Sequence[RankStep]) -> StepMeasurement:
+def step_measurement(index: int, ranks: Sequence[RankStep]) -> StepMeasurement:
+    """One step over all ranks: the last end, and losses summed over the ranks that hold a part."""
     losses: dict[str, float] = {}
     for step in ranks:
         for module, loss in step.losses.items():

@@ -11,8 +11,10 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,56 +22,72 @@ import torch.distributed as dist
 from mmplan.errors import InputError, MmplanError
 from mmplan.planner.plan import Plan, load_plan
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
-from mmplan.runtime.launch import DEFAULT_TIMEOUT_S, DEFAULT_UNIT_S, process_count
-from mmplan.runtime.measurement import Measurement, save_run
+from mmplan.runtime.measurement import Measurement, OnStep, save_run
 from mmplan.runtime.probe import probe_transfers
-from mmplan.runtime.record import RankRun, fastest_step, measurement_of
+from mmplan.runtime.record import RankRun, fastest_step, measurement_of, step_measurement
 from mmplan.runtime.rehearse import time_scale
+from mmplan.runtime.requirements import DEFAULT_TIMEOUT_S, DEFAULT_UNIT_S, process_count
 from mmplan.runtime.train import RankStep, prepare_rehearsal, prepare_training, run_steps
+
+T = TypeVar("T")
 
 
 def run_worker(
-    plan: Plan, *, steps: int, rehearse: bool, unit_s: float, timeout_s: float, scratch: Path | None
+    plan: Plan, *, steps: int, rehearse: bool, unit_s: float, timeout_s: float, on_step: OnStep | None
 ) -> Measurement | None:
     """Take part in a run; the measurement on rank 0, None elsewhere. Collective over all processes of torchrun.
 
     Raises:
-        InputError: the number of processes does not fit the plan.
+        InputError: torchrun did not start this process, or the number of its processes does not fit the plan.
         RunError: an action of this rank failed.
     """
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     expected = process_count(plan, rehearse=rehearse)
+    if "RANK" not in os.environ:
+        raise InputError(
+            f"this process was not started by torchrun: use --local {expected}, "
+            f"or torchrun --nproc-per-node {expected} -m mmplan execute"
+        )
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != expected:
         raise InputError(f"torchrun started {world} processes, the plan needs {expected}")
     device = _device(rehearse)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    replicas = _replica_group(plan, rank, timeout_s)
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, timeout=timeout)
+    control = dist.new_group(backend="gloo", timeout=timeout)
+    replicas = _replica_group(plan, rank, timeout)
     hosts: list[str] = [""] * world
     dist.all_gather_object(hosts, socket.gethostname(), group=control)
     clock: Clock = CudaClock(control) if device.type == "cuda" else WallClock(control, one_host=len(set(hosts)) == 1)
     scale = time_scale(plan, unit_s) if rehearse else 1.0
     prepare = prepare_rehearsal(plan, rank, scale) if rehearse else prepare_training(plan, rank, device)
 
-    def on_step(step: int, done: RankStep) -> None:
-        if scratch is not None:
-            _report(scratch / f"progress-{rank}.jsonl", step, done)
+    def tell(step: int, done: RankStep) -> None:
+        ranks = _gathered(done, rank, world, control)
+        if ranks and on_step is not None:
+            totals = step_measurement(step, ranks)
+            on_step(step, totals.step_time_s, totals.losses)
 
-    done = run_steps(prepare, steps=steps, replicas=replicas, device=device, clock=clock, on_step=on_step)
+    done = run_steps(prepare, steps=steps, replicas=replicas, device=device, clock=clock, on_step=tell)
     ends_s: list[list[float]] = [[]] * world
     dist.all_gather_object(ends_s, [step.timeline[-1].end_s for step in done], group=control)
     recorded = fastest_step(ends_s)
     probed_s = probe_transfers(done[recorded].program, device)
     run = RankRun(steps=tuple(done), probed_s=probed_s, host=hosts[rank], host_cores=_usable_cores())
-    runs: list[RankRun] | None = [run] * world if rank == 0 else None
-    dist.gather_object(run, runs, dst=0, group=control)
+    runs = _gathered(run, rank, world, control)
     dist.barrier(control)
     dist.destroy_process_group()
-    if runs is None:
+    if not runs:
         return None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return measurement_of(plan, runs, recorded, device=name, backend=backend, rehearsed=rehearse, time_scale=scale)
+
+
+def _gathered(value: T, rank: int, world: int, control: dist.ProcessGroup) -> list[T]:
+    """The values of all ranks on rank 0, an empty list elsewhere; collective."""
+    values = [value] * world if rank == 0 else None
+    dist.gather_object(value, values, dst=0, group=control)
+    return values or []
 
 
 def _device(rehearse: bool) -> torch.device:
@@ -86,20 +104,14 @@ def _usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _replica_group(plan: Plan, rank: int, timeout_s: float) -> dist.ProcessGroup | None:
+def _replica_group(plan: Plan, rank: int, timeout: timedelta) -> dist.ProcessGroup | None:
     """The ranks that hold the same stage. Every rank makes all groups, in one order, as new_group demands."""
     own = None
     for stage in range(plan.pp if plan.dp > 1 else 0):
         ranks = list(range(stage * plan.dp, (stage + 1) * plan.dp))
-        group = dist.new_group(ranks, timeout=timedelta(seconds=timeout_s))
+        group = dist.new_group(ranks, timeout=timeout)
         own = group if rank in ranks else own
     return own
-
-
-def _report(path: Path, step: int, done: RankStep) -> None:
-    line = {"step": step, "step_time_s": done.timeline[-1].end_s, "losses": done.losses}
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -124,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
             rehearse=options.rehearse,
             unit_s=options.unit_s,
             timeout_s=options.timeout_s,
-            scratch=options.scratch,
+            on_step=None if options.scratch is None else _progress_to(options.scratch / "progress.jsonl"),
         )
         if measurement is not None:
             save_run(measurement, options.out)
@@ -137,6 +149,14 @@ def main(arguments: list[str] | None = None) -> int:
         traceback.print_exc()
         return error.exit_code if isinstance(error, MmplanError) else 1
     return 0
+
+
+def _progress_to(path: Path) -> OnStep:
+    def on_step(step: int, step_time_s: float, losses: Mapping[str, float]) -> None:
+        with path.open("a") as file:
+            file.write(json.dumps({"step": step, "step_time_s": step_time_s, "losses": losses}) + "\n")
+
+    return on_step
 
 
 def _one_line(error: Exception) -> str:

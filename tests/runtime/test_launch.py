@@ -11,8 +11,9 @@ from tiny_plans import FOUR_STAGES, TWO_STAGES, hand_plan, tiny_scenario
 
 from mmplan.errors import InputError, RunError
 from mmplan.planner.plan import Plan
-from mmplan.runtime.launch import execute, process_count
+from mmplan.runtime.launch import execute
 from mmplan.runtime.measurement import load_run, save_run
+from mmplan.runtime.requirements import process_count
 from mmplan.runtime.validate import validate
 
 
@@ -29,6 +30,7 @@ def test_training_lowers_the_loss_and_sends_the_predicted_bytes(tmp_path: Path) 
         told.append((step, losses["llm"]))
 
     run = execute(plan, steps=20, local=4, on_step=on_step)
+    assert run is not None
     assert run.steps[-1].losses["llm"] < 0.3 * run.steps[0].losses["llm"]
     assert told == [(step.index, pytest.approx(step.losses["llm"])) for step in run.steps]
     assert run.recorded_step > 0
@@ -46,6 +48,7 @@ def test_training_lowers_the_loss_and_sends_the_predicted_bytes(tmp_path: Path) 
 def test_rehearsal_takes_one_process_for_each_tensor_parallel_group_and_the_bytes_of_the_plan() -> None:
     plan = replace(two_stage_plan(), tp=2)
     run = execute(plan, steps=1, local=2, rehearse=True, unit_s=0.01)
+    assert run is not None
     assert run.rehearsed and run.time_scale > 1
     validation = validate(plan, run)
     assert all(row.passed for row in validation.rows if row.quantity == "sent_bytes")
@@ -151,3 +154,20 @@ def test_a_tied_vocabulary_may_not_be_split_over_stages() -> None:
 def test_a_run_has_at_least_one_step() -> None:
     with pytest.raises(InputError, match="at least 1 step, found 0"):
         execute(two_stage_plan(), steps=0, local=2)
+
+
+def test_a_rehearsal_larger_than_the_machine_is_refused_before_it_starts() -> None:
+    plan = two_stage_plan()
+    llm = plan.scenario.model.module("llm")
+    assert llm.vocabulary is not None
+    huge = replace(llm, vocabulary=replace(llm.vocabulary, size=10**12))
+    modules = tuple(huge if m.name == "llm" else m for m in plan.scenario.model.modules)
+    scenario = replace(plan.scenario, model=replace(plan.scenario.model, modules=modules))
+    with pytest.raises(InputError, match=r"real gradient buffers: .* TiB over 4 processes, this machine has "):
+        execute(replace(plan, scenario=scenario, dp=2), steps=1, local=4, rehearse=True)
+
+
+def test_without_torchrun_and_without_local_the_message_says_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(InputError, match=r"not started by torchrun: use --local 2, or torchrun --nproc-per-node 2"):
+        execute(two_stage_plan(), steps=1, local=None)

@@ -1,0 +1,63 @@
+"""What a plan needs in order to run: processes, and what this release can execute at all. Imports no torch."""
+
+import os
+
+from mmplan.cost_models.build import build_graph
+from mmplan.errors import InputError
+from mmplan.planner.lower import stage_gradient_bytes
+from mmplan.planner.plan import Plan
+from mmplan.units import format_bytes
+
+DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_UNIT_S = 0.03  # bubbles of sleeps came within 2.8 points of simulation at 30 ms, 24 at 3 ms (2 busy cores)
+
+
+def process_count(plan: Plan, *, rehearse: bool) -> int:
+    """Processes that a run of the plan takes; in a rehearsal one stands for each tensor-parallel group.
+
+    Raises:
+        InputError: the plan shards tensors, or splits a tied vocabulary, and is to be run for real.
+    """
+    if rehearse:
+        return plan.pp * plan.dp
+    if plan.tp > 1:
+        raise InputError(
+            f"the plan has tp={plan.tp} and this release executes tp=1 only: "
+            "set `constraints.tp: [1]` in the scenario and optimize again, or rehearse the plan"
+        )
+    _refuse_split_vocabulary(plan)
+    return plan.rank_count
+
+
+def _refuse_split_vocabulary(plan: Plan) -> None:
+    stage_of = plan.stage_of_layer()
+    for module in plan.scenario.model.modules:
+        if module.vocabulary is None or not module.vocabulary.tied or f"{module.name}.head" not in stage_of:
+            continue
+        table, head = stage_of[f"{module.name}.embed"], stage_of[f"{module.name}.head"]
+        if table != head:
+            raise InputError(
+                f"'{module.name}' shares one matrix between token table (stage {table}) and head (stage {head}); "
+                "this release executes such a module within one stage only: set `constraints.pp: [1]`, or rehearse"
+            )
+
+
+def check_local_run(plan: Plan, local: int, *, rehearse: bool) -> None:
+    """Refuse a run on this machine that cannot work.
+
+    Raises:
+        InputError: another number of processes is needed, or the gradient buffers of a rehearsal exceed the memory.
+    """
+    expected = process_count(plan, rehearse=rehearse)
+    if local != expected:
+        product = f"pp={plan.pp} x dp={plan.dp}" + ("" if rehearse else f" x tp={plan.tp}")
+        raise InputError(f"{local} local processes, the plan needs {product} = {expected}")
+    if rehearse and plan.dp > 1:
+        graph = build_graph(plan.scenario)
+        needed = plan.dp * sum(stage_gradient_bytes(plan, graph, stage) for stage in range(plan.pp))
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if needed > available:
+            raise InputError(
+                f"a rehearsal sums real gradient buffers: {format_bytes(needed)} over {expected} processes, "
+                f"this machine has {format_bytes(available)}; set `constraints.dp: [1]` or rehearse on several hosts"
+            )
