@@ -98,7 +98,7 @@ class LayerStage:
 
     @property
     def raw_modules(self) -> frozenset[str]:
-        """Modules whose raw inputs some layer here reads: those with a first layer or a loss in this stage."""
+        """Modules whose raw inputs some layer here reads."""
         return frozenset(layer.module for layer in self._layers if not layer.sources or layer.kind == "token_embed")
 
     def load(self, microbatches: Sequence[Microbatch]) -> None:
@@ -136,11 +136,9 @@ class LayerStage:
         state = self._in_flight.pop(microbatch)
         roots = [*state.losses]
         gradients = [torch.ones_like(loss) for loss in state.losses]
-        for (
-            name,
-            output,
-        ) in state.sent.items():  # an output that several stages read comes back from each: autograd adds
-            if name in received and output.requires_grad:
+        # An output that several stages read stands here once for each, and autograd adds their gradients.
+        for name, output in state.sent.items():
+            if name in received:
                 roots.append(output)
                 gradients.append(received[name].view(output.dtype).view_as(output))
         if roots:
