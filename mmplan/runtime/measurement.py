@@ -82,9 +82,7 @@ class Measurement:
     device: str
     backend: str
     hosts: tuple[str, ...]
-    processes_per_core: (
-        float  # on the host with the fewest cores for each; above 1, waiting processes look like bubbles
-    )
+    processes_per_core: float  # on the host where it is highest
     rehearsed: bool
     time_scale: float
     steps: tuple[StepMeasurement, ...]

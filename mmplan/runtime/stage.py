@@ -141,6 +141,8 @@ class LayerStage:
             if name in received:
                 roots.append(output)
                 gradients.append(received[name].view(output.dtype).view_as(output))
+            elif output.numel() > 0:
+                raise ValueError(f"no gradient {name} came for {output.numel()} elements that were sent")
         if roots:
             torch.autograd.backward(roots, gradients)
         return {
