@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
@@ -9,26 +10,31 @@ from mmplan.errors import InfeasibleError
 from mmplan.planner.configuration import list_configurations
 from mmplan.planner.contract import coarsen, contract
 from mmplan.planner.cut_plan import cut_stages
-from mmplan.planner.least_memory import LeastMemory, even_spread_bytes, fits, least_memory, memory_problem
+from mmplan.planner.least_memory import LeastMemory, even_spread_bytes, fits, least_memory, leanest, memory_problem
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import build_problem, machine_of
+from mmplan.planner.quantise import floor_percent
 from mmplan.planner.space import Space
 from mmplan.planner.upsets import enumerate_upsets
 from mmplan.scenario.layer_ids import shorten_ids
 from mmplan.scenario.scenario import Constraints, Scenario, Training
-from mmplan.units import format_bytes
+from mmplan.units import format_bytes, parse_bytes
 
 MOST_CHANGES = 2  # named in the message
-MOST_TRIES = 6  # configurations tried per change, fittest first
+MOST_TRIES = 3  # configurations tried per change, fittest first
+QUICK_WIDTH = 2  # labels kept per upset: finds a cut, need not prove that there is none
 NODE_FACTORS = (2, 4, 8)
-MEMORY_GIB = (40, 80, 141, 192, 288)  # A100-40, A100/H100-80, H200, MI300X, B300: data sheets
+MEMORIES = ("40 GiB", "80 GiB", "141 GiB", "192 GiB", "288 GiB")  # A100, H100, H200, MI300X, B300: data sheets
 
 
 def explain_infeasible(space: Space) -> InfeasibleError:
     """The error to raise when every configuration was proved not to fit into memory."""
     scenario = space.prices.scenario
     least = least_memory(space.prices, space.coarse, space.upsets, space.configurations)
-    changes = [text for text, changed in _changes(scenario, least) if can_fit(changed)][:MOST_CHANGES]
+    changes: list[str] = []
+    for family in _changes(scenario, least):
+        if len(changes) < MOST_CHANGES:
+            changes += islice((text for text, changed in family if can_fit(changed)), 1)
     advice = f"; it fits {' or '.join(changes)}" if changes else "; no single change that was tried makes it fit"
     return InfeasibleError(f"no plan of {scenario.name} fits into memory: {_shortage(space, least)}{advice}")
 
@@ -53,12 +59,23 @@ def _shortage(space: Space, least: LeastMemory) -> str:
     )
 
 
-def _changes(scenario: Scenario, least: LeastMemory) -> Iterator[tuple[str, Scenario]]:
-    """Changes in the order in which a user would consider them."""
-    rules, cluster = scenario.constraints, scenario.cluster
-    device_bytes = min(pool.device.memory_bytes for pool in cluster.pools)
-    peak_bytes = least.peak_bytes + machine_of(scenario).reserved_bytes
-    percent = int(100 * (1 - peak_bytes / device_bytes))
+Changes = Iterator[tuple[str, Scenario]]
+
+
+def _changes(scenario: Scenario, least: LeastMemory) -> tuple[Changes, ...]:
+    """Families of changes, smallest change first, in the order in which a user would consider them."""
+    return (
+        _rules_relaxed(scenario, least),
+        _nodes_added(scenario),
+        _memory_added(scenario),
+        _module_frozen(scenario),
+    )
+
+
+def _rules_relaxed(scenario: Scenario, least: LeastMemory) -> Changes:
+    rules = scenario.constraints
+    device_bytes = min(pool.device.memory_bytes for pool in scenario.cluster.pools)
+    percent = floor_percent(1 - (least.peak_bytes + machine_of(scenario).reserved_bytes) / device_bytes)
     if 0 <= percent / 100 < rules.memory_headroom:
         smaller = replace(rules, memory_headroom=percent / 100)
         yield f"with constraints.memory_headroom {percent / 100:g}", replace(scenario, constraints=smaller)
@@ -67,21 +84,28 @@ def _changes(scenario: Scenario, least: LeastMemory) -> Iterator[tuple[str, Scen
         yield "without the limits on tp, pp, dp and microbatch", replace(scenario, constraints=free)
     if rules.no_split:
         yield "without the no-split zones", replace(scenario, constraints=replace(rules, no_split=()))
+
+
+def _nodes_added(scenario: Scenario) -> Changes:
     for factor in NODE_FACTORS:
-        pools = tuple(replace(pool, nodes=pool.nodes * factor) for pool in cluster.pools)
-        larger = replace(cluster, pools=pools)
+        pools = tuple(replace(pool, nodes=pool.nodes * factor) for pool in scenario.cluster.pools)
+        larger = replace(scenario.cluster, pools=pools)
         yield f"on {larger.device_count} devices", replace(scenario, cluster=larger)
-    for gib in MEMORY_GIB:
-        if gib * 2**30 > device_bytes:
+
+
+def _memory_added(scenario: Scenario) -> Changes:
+    for memory in MEMORIES:
+        size_bytes = parse_bytes(memory)
+        if all(size_bytes > pool.device.memory_bytes for pool in scenario.cluster.pools):
             pools = tuple(
-                replace(pool, device=replace(pool.device, memory_bytes=gib * 2**30)) for pool in cluster.pools
+                replace(pool, device=replace(pool.device, memory_bytes=size_bytes)) for pool in scenario.cluster.pools
             )
-            yield f"on devices with {gib} GiB", replace(scenario, cluster=replace(cluster, pools=pools))
-    yield from _frozen(scenario)
+            larger = replace(scenario.cluster, pools=pools)
+            yield f"on devices with {memory}", replace(scenario, cluster=larger)
 
 
-def _frozen(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    """One trained transformer frozen, the deepest first."""
+def _module_frozen(scenario: Scenario) -> Changes:
+    """One trained transformer frozen, the one with most layers first."""
     trained = [module for module in scenario.model.modules if module.transformer and module.training.mode == "full"]
     for module in sorted(trained, key=lambda module: -(module.transformer.layers if module.transformer else 0)):
         modules = tuple(
@@ -104,10 +128,10 @@ def can_fit(scenario: Scenario) -> bool:
         configurations = list_configurations(scenario, len(groups.groups))
     except InfeasibleError:
         return False
-    problems = [memory_problem(build_problem(prices, groups, one)) for one in configurations]
-    leanest = sorted(problems, key=even_spread_bytes)[:MOST_TRIES]
+    problems = [memory_problem(build_problem(prices, groups, one)) for one in leanest(configurations)]
+    first = sorted(problems, key=even_spread_bytes)[:MOST_TRIES]
     return any(
-        fits(problem, upsets).stage_of is not None
-        for problem in leanest
+        fits(problem, upsets, width=QUICK_WIDTH).stage_of is not None
+        for problem in first
         if even_spread_bytes(problem) <= problem.capacity_bytes
     )

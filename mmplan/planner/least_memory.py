@@ -9,18 +9,19 @@ from mmplan.planner.cut_problem import CutEdge, CutProblem
 from mmplan.planner.cut_result import CutResult
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import build_problem
+from mmplan.planner.quantise import ceil_bytes
 from mmplan.planner.space import stage_layers
-from mmplan.planner.stage_dp import cut_by_dp
+from mmplan.planner.stage_dp import MAX_WIDTH, cut_by_dp
 from mmplan.planner.upsets import Upsets
 
-PRECISION = 0.005  # of the peak; finer does not change what a user would do
+PRECISION = 0.01  # of the peak; finer does not change what a user would do
 MAX_ROWS = 3_000_000  # label extensions per question, some 3 s
 MOST_CONFIGURATIONS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeastMemory:
-    """The cut of least peak: `peak_bytes` without the device's reserve, within PRECISION of the least where `proved`."""
+    """The cut of least peak, without the device's reserve; within PRECISION of the least where `proved`."""
 
     configuration: Configuration
     stages: tuple[tuple[str, ...], ...]
@@ -32,7 +33,7 @@ def least_memory(
     prices: Prices, groups: GroupGraph, upsets: Upsets, configurations: Sequence[Configuration]
 ) -> LeastMemory:
     """Best-first over an even spread; each configuration by bisection on the capacity."""
-    problems = {one: memory_problem(build_problem(prices, groups, one)) for one in configurations}
+    problems = {one: memory_problem(build_problem(prices, groups, one)) for one in leanest(configurations)}
     order = sorted(problems, key=lambda one: (even_spread_bytes(problems[one]), one))
     best: LeastMemory | None = None
     for tried, one in enumerate(order):
@@ -54,9 +55,21 @@ def least_memory(
     return best
 
 
-def fits(problem: CutProblem, upsets: Upsets) -> CutResult:
-    """A cut of a memory problem within its capacity, if there is one."""
-    return cut_by_dp(problem, upsets, cutoff_ns=2, max_rows=MAX_ROWS)
+def leanest(configurations: Sequence[Configuration]) -> tuple[Configuration, ...]:
+    """One per (tp, pp, schedule), as good in memory as any other.
+
+    With s samples per microbatch and b samples per replica, min(b / s, depth) * s grows with s and with b: the smallest
+    microbatch of the most replicas holds the least.
+    """
+    best: dict[tuple[int, int, str], Configuration] = {}
+    for one in sorted(configurations, key=lambda one: (-one.dp, one.microbatch_size)):
+        best.setdefault((one.tp, one.pp, one.schedule), one)
+    return tuple(best.values())
+
+
+def fits(problem: CutProblem, upsets: Upsets, *, width: int = MAX_WIDTH) -> CutResult:
+    """A cut of a memory problem within its capacity, if there is one; a small width may miss it."""
+    return cut_by_dp(problem, upsets, cutoff_ns=2, width=width, max_rows=MAX_ROWS)
 
 
 def memory_problem(problem: CutProblem) -> CutProblem:
@@ -90,6 +103,7 @@ def _bisect(problem: CutProblem, upsets: Upsets, below_bytes: int | None) -> tup
     cut: tuple[int, ...] | None = None
     proved = True
     trial = low
+    grow = 1 + PRECISION
     while cut is None or high - low > PRECISION * high:
         answer = fits(replace(problem, capacity_bytes=trial), upsets)
         proved &= not answer.exhausted
@@ -99,7 +113,7 @@ def _bisect(problem: CutProblem, upsets: Upsets, below_bytes: int | None) -> tup
             return None
         else:
             low = trial
-        # from the even spread upwards in steps of 2 %, then halving
-        step = low + max(1, (high - low) // 2) if cut is not None else low + max(1, (low * 2) // 100)
-        trial = min(high, step)
+        # from the even spread upwards in growing steps, then halving
+        grow = 2 * grow - 1
+        trial = (low + high + 1) // 2 if cut is not None else min(high, ceil_bytes(low * grow))
     return high, cut, proved

@@ -1,6 +1,7 @@
 """The plan one would make by hand: the longest pipeline that fits, equal numbers of layers per stage."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
@@ -48,8 +49,7 @@ def equal_stages(groups: GroupGraph, stages: int) -> tuple[tuple[str, ...], ...]
     for stage in range(1, stages):
         cuts[stage] = min(max(cuts[stage], cuts[stage - 1] + 1), len(sizes) - (stages - stage))
     return tuple(
-        tuple(layer for group in groups.groups[first:last] for layer in group)
-        for first, last in zip(cuts, cuts[1:], strict=False)
+        tuple(layer for group in groups.groups[first:last] for layer in group) for first, last in pairwise(cuts)
     )
 
 

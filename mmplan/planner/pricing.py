@@ -38,6 +38,7 @@ class Prices:
         self._like = {
             layer.id: kinds.setdefault((layer.module, layer.ops, layer.grad_values), layer) for layer in graph.layers()
         }
+        self._distinct = tuple(kinds.values())
         self.trainable = {layer.id: trainable_parameters(layer) for layer in graph.layers()}
 
     def loads(self, microbatch_size: int) -> dict[str, Load]:
@@ -52,7 +53,7 @@ class Prices:
         """Layer id -> its price."""
         key = (tp, microbatch_size)
         if key not in self._priced:
-            distinct = {layer.id: self._price(layer, tp, microbatch_size) for layer in self._like.values()}
+            distinct = {layer.id: self._price(layer, tp, microbatch_size) for layer in self._distinct}
             self._priced[key] = {layer: distinct[like.id] for layer, like in self._like.items()}
         return self._priced[key]
 

@@ -39,3 +39,8 @@ def scaled_ns(duration_ns: int, factor: float) -> int:
 def floor_ns_of_bound(solver_bound: float) -> int:
     """The last whole value that is surely proven: a solver reports its integer bound as a float, a hair off."""
     return math.floor(solver_bound * (1 - 1e-12))
+
+
+def floor_percent(fraction: float) -> int:
+    """Whole percent that are not more."""
+    return math.floor(100 * fraction)

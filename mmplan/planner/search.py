@@ -1,4 +1,4 @@
-"""`optimize`: best-first over the lower bound of all configurations, an exact stage cut inside, a proven gap outside."""
+"""`optimize`: best-first over the lower bounds of all configurations, an exact stage cut inside, a gap outside."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -254,7 +254,7 @@ def _completion_bound(tables: _Tables, labels: _Labels, stages_left: int) -> Int
     bottleneck_ns = labels.bottleneck_ns
     if stages_left:
         bottleneck_ns = np.maximum(bottleneck_ns, -(-rest.work_ns[labels.upset] // stages_left))
-    cuts = -(-rest.path_ns[producer] // tables.cap_ns) - 1
+    cuts = -(-rest.path_ns[producer] // max(1, tables.cap_ns)) - 1
     in_chain = producer == rest.chain_end[labels.upset][:, None]
     cuts = np.where(in_chain, np.maximum(cuts, stages_left - 1), cuts)
     through_ns = labels.tail_ns + rest.path_ns[producer] + cuts * rest.hop_ns[producer]
