@@ -24,8 +24,24 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[run,dev]"
 	@touch $@
 
+# The whole loop on a model that trains here in seconds. The rehearsal plays 8 ranks with sleeps, so its bubbles can be
+# checked on any number of cores; real computes on shared cores are compared in bytes, memory and losses.
 demo: setup
-	@$(BIN)/python -m mmplan.demo --out $(OUT)
+	@mkdir -p $(OUT)
+	$(BIN)/mmplan optimize scenarios/tiny.yaml -o $(OUT)/best.plan.json --explain
+	$(BIN)/mmplan optimize scenarios/tiny.yaml -o $(OUT)/naive.plan.json --naive
+	$(BIN)/mmplan compare $(OUT)/best.plan.json $(OUT)/naive.plan.json --html $(OUT)/compare.html
+	$(BIN)/mmplan simulate $(OUT)/best.plan.json --plot $(OUT)/gantt.png --trace $(OUT)/trace.json
+	$(BIN)/mmplan check $(OUT)/best.plan.json
+	$(BIN)/mmplan execute $(OUT)/best.plan.json --local 4 --steps 10 -o $(OUT)/run.json
+	$(BIN)/mmplan validate $(OUT)/best.plan.json $(OUT)/run.json --html $(OUT)/validation.html
+	$(BIN)/mmplan optimize scenarios/tiny-rehearsal.yaml -o $(OUT)/rehearsal.plan.json
+	$(BIN)/mmplan execute $(OUT)/rehearsal.plan.json --local 8 --rehearse --steps 3 -o $(OUT)/rehearsal.json
+	$(BIN)/mmplan validate $(OUT)/rehearsal.plan.json $(OUT)/rehearsal.json --html $(OUT)/rehearsal.html
+	@echo
+	@echo "plans side by side:      $(abspath $(OUT))/compare.html"
+	@echo "measured and predicted:  $(abspath $(OUT))/validation.html"
+	@echo "rehearsal of 8 ranks:    $(abspath $(OUT))/rehearsal.html"
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile

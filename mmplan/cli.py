@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a threshold or check missed, 2 bad input, 3 proved infeasi
 """
 
 import json
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 
 from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError, RunError
+from mmplan.files import require_folder, write_file
 
 app = typer.Typer(
     name="mmplan",
@@ -34,6 +36,11 @@ def seconds(text: str | float) -> float:
         raise typer.BadParameter(str(error)) from error
 
 
+def json_path(json_file: str | None) -> Path | None:
+    """The file of `--json`, None when there is none or it is stdout."""
+    return None if json_file in (None, "-") else Path(str(json_file))
+
+
 JsonFile = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write a JSON document; - for stdout.")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")]
 ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario YAML file.")]
@@ -48,6 +55,7 @@ def main() -> None:
         _report_error(status.get(type(error), "bad_input"), str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or closing stdout fails again at exit
         sys.exit(0)
 
 
@@ -59,7 +67,11 @@ def _report_error(status: str, message: str) -> None:
     targets += [after for option, after in pairwise(arguments) if option == "--json"]
     if targets:
         text = json.dumps({"schema": "mmplan.error/1", "status": status, "message": message}, indent=1) + "\n"
-        sys.stdout.write(text) if targets[-1] == "-" else Path(targets[-1]).write_text(text)
+        target = json_path(targets[-1])
+        if target is None:
+            sys.stdout.write(text)
+        elif target.parent.is_dir():
+            write_file(target, text)
 
 
 @app.command()
@@ -67,8 +79,11 @@ def schema(json_file: JsonFile = None) -> None:
     """Print the JSON Schema of scenario files, for editors."""
     from mmplan.scenario.schema import scenario_json_schema
 
-    text = json.dumps(scenario_json_schema(), indent=1) + "\n"
-    sys.stdout.write(text) if json_file in (None, "-") else Path(str(json_file)).write_text(text)
+    text, target = json.dumps(scenario_json_schema(), indent=1) + "\n", json_path(json_file)
+    if target is None:
+        sys.stdout.write(text)
+    else:
+        write_file(target, text)
 
 
 @app.command()
@@ -105,6 +120,7 @@ def optimize(
     from mmplan.report.tables import optimize_tables
     from mmplan.scenario.load import load_scenario
 
+    require_folder(output, json_path(json_file))
     loaded = load_scenario(scenario)
     with search_progress(loaded.name) as progress:
         if naive:
@@ -134,6 +150,7 @@ def simulate(
     from mmplan.report.simulation import simulate_plan
     from mmplan.report.tables import prediction_table, stage_table
 
+    require_folder(trace, plot, json_path(json_file))
     plan = load_plan(plan_file)
     prediction = simulate_plan(plan, step)
     if trace is not None:
@@ -158,6 +175,7 @@ def compare(
     from mmplan.report.summary import names_of, summarise
     from mmplan.report.tables import summary_table
 
+    require_folder(html, json_path(json_file))
     plans = dict(zip(names_of(plan_files), map(load_plan, plan_files), strict=True))
     predictions = {name: simulate_plan(plan) for name, plan in plans.items()}
     summaries = [summarise(name, plan, predictions[name]) for name, plan in plans.items()]
@@ -190,7 +208,7 @@ def execute(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Sleep instead of computing; communicate for real.")
     ] = False,
-    unit: Annotated[float, typer.Option(parser=seconds, help="Mean sleep of the shortest forward.")] = 0.03,
+    unit: Annotated[float, typer.Option(parser=seconds, help="Mean sleep of a forward in a rehearsal.")] = 0.03,
     timeout: Annotated[float, typer.Option(parser=seconds, help="A rank that waits longer ends the run.")] = 60.0,
     json_file: JsonFile = None,
 ) -> None:
@@ -203,6 +221,7 @@ def execute(
     from mmplan.runtime.launch import execute
     from mmplan.runtime.measurement import save_run
 
+    require_folder(output, json_path(json_file))
     plan = load_plan(plan_file)
     with run_progress(plan.scenario.name, steps) as progress:
         run = execute(
@@ -239,6 +258,7 @@ def validate(
     from mmplan.runtime.measurement import load_run
     from mmplan.runtime.validate import Thresholds, validate
 
+    require_folder(html, json_path(json_file))
     plan, run = load_plan(plan_file), load_run(run_file)
     validation = validate(
         plan, run, Thresholds(bubble=bubble, rehearsed_bubble=rehearsed_bubble, step_time=step_time, memory=memory)

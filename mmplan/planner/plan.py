@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from mmplan.errors import InputError
+from mmplan.files import write_file
 from mmplan.scenario.layer_ids import expand_ids, shorten_ids
 from mmplan.scenario.scenario import Scenario
 
@@ -107,9 +108,7 @@ def plan_document(plan: Plan) -> dict[str, object]:
 def save_plan(plan: Plan, path: Path) -> None:
     """Write plan.json; the file appears whole or not at all."""
     short = replace(plan, stages=tuple(replace(s, layers=shorten_ids(s.layers)) for s in plan.stages))
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(_PLAN.dump_json(short, indent=1) + b"\n")
-    partial.replace(path)
+    write_file(path, _PLAN.dump_json(short, indent=1) + b"\n")
 
 
 def load_plan(path: Path) -> Plan:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from mmplan.errors import InputError
+from mmplan.files import write_file
 
 
 def stderr_console() -> Console:
@@ -25,21 +25,7 @@ def emit(json_file: str | None, document: Mapping[str, Any], *parts: RenderableT
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
         return
     if json_file is not None:
-        write_text(Path(json_file), json.dumps(document, indent=1) + "\n")
+        write_file(Path(json_file), json.dumps(document, indent=1) + "\n")
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in parts:
         console.print(part)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing.
-
-    Raises:
-        InputError: the folder does not exist or is not writable.
-    """
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write: {error.strerror}", file=path) from error

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 
 from matplotlib import colormaps
@@ -11,6 +12,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from mmplan.files import write_file
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, TimedAction
 from mmplan.report.palette import BACKWARD, FORWARD, REDUCE, STEP, TRANSFER, WEIGHT_GRADIENT, colour
@@ -47,9 +49,9 @@ def plot_gantt(plan: Plan, prediction: Prediction, path: Path, *, title: str = "
     figure.suptitle(heading, fontsize=13, fontweight="bold", x=0.01, ha="left")
     handles = _legend(prediction.timeline, modalities)
     figure.legend(handles=handles, loc="outside lower center", ncols=10, frameon=False, fontsize=8)
-    partial = path.with_name(path.name + ".partial")
-    figure.savefig(partial, format="png")
-    partial.replace(path)
+    png = BytesIO()
+    figure.savefig(png, format="png")
+    write_file(path, png.getvalue())
 
 
 def stage_modality(plan: Plan, stage: int) -> str:

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mmplan import __version__
+from mmplan.files import write_file
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction
 from mmplan.report.charts import plot_comparison
-from mmplan.report.console import write_text
 from mmplan.report.gantt import plot_gantt
 from mmplan.report.summary import PlanSummary
 from mmplan.report.tables import stage_table, summary_table
@@ -59,7 +59,7 @@ def write_page(path: Path, title: str, parts: Sequence[str]) -> None:
         f"<body><h1>{escape(title)}</h1>\n{chr(10).join(parts)}\n"
         f"<footer>mmplan {__version__}</footer></body></html>\n"
     )
-    write_text(path, document)
+    write_file(path, document)
 
 
 def heading(text: str) -> str:

@@ -7,6 +7,7 @@ the compute that reads it. Format: "Trace Event Format", Google, 2016 (times in 
 import json
 from pathlib import Path
 
+from mmplan.files import write_file
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, TimedAction
 
@@ -49,9 +50,7 @@ def save_trace(plan: Plan, prediction: Prediction, path: Path) -> None:
         "displayTimeUnit": "ms",
         "otherData": {"scenario": plan.scenario.name, "schedule": plan.schedule},
     }
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(document))
-    partial.replace(path)
+    write_file(path, json.dumps(document))
 
 
 def _track_names(plan: Plan, rank: int, stage: int) -> list[dict[str, object]]:

@@ -207,8 +207,22 @@ def validation_table(validation: Validation) -> Table:
         name, text = _QUANTITY[row.quantity]
         exact = row.quantity in ("sent_bytes", "reduce_bytes")
         points = row.quantity == "bubble"
-        difference = f"{row.difference:+.0f} B" if exact else f"{row.difference:+.1%}" + (" points" if points else "")
-        allowed = "" if row.threshold is None else "exact" if exact else f"{row.threshold:.0%}"
+        difference = (
+            f"{row.difference:+.0f} B"
+            if exact
+            else f"{100 * row.difference:+.1f} points"
+            if points
+            else f"{row.difference:+.1%}"
+        )
+        allowed = (
+            ""
+            if row.threshold is None
+            else "exact"
+            if exact
+            else f"{100 * row.threshold:.0f} points"
+            if points
+            else f"{row.threshold:.0%}"
+        )
         verdict = {True: "ok", False: "missed", None: ""}[row.passed]
         rank = "all" if row.rank is None else str(row.rank)
         result.add_row(

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from mmplan.errors import InputError
+from mmplan.files import write_file
 from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.prediction import TimedAction
 
@@ -116,9 +117,7 @@ def run_document(measurement: Measurement) -> dict[str, object]:
 
 def save_run(measurement: Measurement, path: Path) -> None:
     """Write run.json; the file appears whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(_MEASUREMENT.dump_json(measurement, indent=1) + b"\n")
-    partial.replace(path)
+    write_file(path, _MEASUREMENT.dump_json(measurement, indent=1) + b"\n")
 
 
 def load_run(path: Path) -> Measurement:

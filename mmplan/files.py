@@ -1,0 +1,31 @@
+"""Result files appear whole or not at all, and a folder that is not there is said before any work is done."""
+
+import os
+from pathlib import Path
+
+from mmplan.errors import InputError
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Write a whole file or nothing; an existing file is replaced in one step.
+
+    Raises:
+        InputError: the folder is missing or not writable, or the disk is full.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"cannot write: {error.strerror}", file=path) from error
+
+
+def require_folder(*paths: Path | None) -> None:
+    """Raise InputError unless the folder of every given path exists and the path is not a folder itself."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"cannot write: folder '{path.parent}' does not exist", file=path)
+        if path is not None and path.is_dir():
+            raise InputError("cannot write: it is a folder", file=path)

@@ -1,0 +1,137 @@
+"""The commands as a user runs them: files in, tables and documents out, exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TINY = ROOT / "scenarios" / "tiny.yaml"
+
+
+def mmplan(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mmplan", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the best and the naive plan of the tiny scenario."""
+    path = tmp_path_factory.mktemp("plans")
+    assert mmplan("optimize", TINY, "-o", "best.plan.json", "--json", "best.json", cwd=path).returncode == 0
+    assert mmplan("optimize", TINY, "-o", "naive.plan.json", "--naive", cwd=path).returncode == 0
+    return path
+
+
+def document(*arguments: str | Path, cwd: Path) -> dict[str, Any]:
+    """The document of `--json -`, which must be all there is on stdout."""
+    result = mmplan(*arguments, "--json", "-", cwd=cwd)
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    return parsed
+
+
+def test_optimize_writes_a_plan_and_a_document_with_its_certificate(folder: Path) -> None:
+    best = json.loads((folder / "best.json").read_text())
+    assert best["schema"] == "mmplan.optimize/1"
+    assert best["status"] == "optimal"
+    assert 0 < best["bound_s"] <= best["objective_s"]
+    assert best["gap"] == pytest.approx(1 - best["bound_s"] / best["objective_s"])
+    assert best["wall_s"] >= 0
+    assert best["plan"] == json.loads((folder / "best.plan.json").read_text())
+
+
+def test_every_document_names_its_schema(folder: Path) -> None:
+    assert document("simulate", "best.plan.json", cwd=folder)["schema"] == "mmplan.simulate/1"
+    assert document("compare", "best.plan.json", "naive.plan.json", cwd=folder)["schema"] == "mmplan.compare/1"
+    assert document("check", "best.plan.json", cwd=folder)["schema"] == "mmplan.check/1"
+    assert document("hardware", cwd=folder)["schema"] == "mmplan.hardware/1"
+    assert document("optimize", TINY, "-o", "again.plan.json", cwd=folder)["schema"] == "mmplan.optimize/1"
+
+
+def test_the_best_plan_is_not_slower_than_the_naive_one(folder: Path) -> None:
+    plans = document("compare", "best.plan.json", "naive.plan.json", cwd=folder)["plans"]
+    assert [plan["name"] for plan in plans] == ["best", "naive"]
+    assert plans[0]["objective_s"] <= plans[1]["objective_s"]
+
+
+def test_simulate_writes_a_picture_and_a_trace(folder: Path) -> None:
+    assert mmplan("simulate", "best.plan.json", "--plot", "g.png", "--trace", "t.json", cwd=folder).returncode == 0
+    assert (folder / "g.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((folder / "t.json").read_text())["traceEvents"]
+
+
+def test_a_drawn_step_differs_from_the_mean_step_and_repeats(folder: Path) -> None:
+    mean, drawn, again = (
+        document("simulate", "best.plan.json", *step, cwd=folder) for step in ([], ["--step", "3"], ["--step", "3"])
+    )
+    assert drawn == again
+    assert drawn["step_time_s"] != mean["step_time_s"]
+
+
+def test_the_comparison_page_needs_no_network(folder: Path) -> None:
+    result = mmplan("compare", "best.plan.json", "naive.plan.json", "--html", "page.html", cwd=folder)
+    assert result.returncode == 0
+    page = (folder / "page.html").read_text()
+    assert page.count("data:image/png;base64,") == 3
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_sound_plan_passes_and_a_broken_one_ends_with_1(folder: Path) -> None:
+    assert mmplan("check", "best.plan.json", cwd=folder).returncode == 0
+    plan = json.loads((folder / "best.plan.json").read_text())
+    plan["stages"][0]["layers"] = plan["stages"][0]["layers"][1:]
+    (folder / "broken.plan.json").write_text(json.dumps(plan))
+    result = mmplan("check", "broken.plan.json", cwd=folder)
+    assert result.returncode == 1
+    assert "vision.embed" in result.stdout
+
+
+def test_bad_input_is_one_sentence_and_exit_code_2(folder: Path) -> None:
+    (folder / "typo.yaml").write_text(TINY.read_text().replace("precision:", "precisoin:"))
+    result = mmplan("optimize", "typo.yaml", cwd=folder)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert "typo.yaml:" in result.stderr
+    assert "precision" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("optimize", "missing.yaml"),
+        ("simulate", "missing.plan.json"),
+        ("check", "best.json"),
+        ("compare", "best.plan.json", "best.plan.json"),
+        ("validate", "best.plan.json", "best.plan.json"),
+        ("execute", "best.plan.json"),
+        ("execute", "best.plan.json", "--local", "3"),
+        ("optimize", str(TINY), "-o", "no/such/folder/plan.json"),
+        ("optimize", str(TINY), "--gap", "2"),
+    ],
+)
+def test_user_errors_end_with_2_and_no_traceback(folder: Path, arguments: tuple[str, ...]) -> None:
+    result = mmplan(*arguments, cwd=folder)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stderr.strip()
+
+
+SMALL_DEVICE = """{
+    device: {
+        name: small, memory: 4 MB, memory_bandwidth: 10 GB/s, fp32: 10 GFLOP/s, gemm_fraction: 1,
+        attention_fraction: 1, memory_fraction: 1, launch: 5 us, reserved: 0 B},
+    node_link: loopback,"""
+
+
+def test_an_infeasible_scenario_ends_with_3_and_says_so_in_the_document(folder: Path) -> None:
+    (folder / "small.yaml").write_text(TINY.read_text().replace("{device: cpu-core,", SMALL_DEVICE))
+    result = mmplan("optimize", "small.yaml", "--json", "-", cwd=folder)
+    assert result.returncode == 3, result.stderr
+    error = json.loads(result.stdout)
+    assert error["schema"] == "mmplan.error/1"
+    assert error["status"] == "infeasible"
+    assert error["message"] in result.stderr
