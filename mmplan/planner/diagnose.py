@@ -10,7 +10,7 @@ from mmplan.errors import InfeasibleError
 from mmplan.planner.configuration import list_configurations
 from mmplan.planner.contract import coarsen, contract
 from mmplan.planner.cut_plan import cut_stages
-from mmplan.planner.least_memory import LeastMemory, even_spread_bytes, fits, least_memory, leanest, memory_problem
+from mmplan.planner.least_memory import LeastMemory, even_spread_bytes, fits, leanest, least_memory, memory_problem
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import build_problem, machine_of
 from mmplan.planner.quantise import floor_percent

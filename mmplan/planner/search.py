@@ -1,5 +1,6 @@
 """`optimize`: best-first over the lower bounds of all configurations, an exact stage cut inside, a gap outside."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -16,10 +17,12 @@ from mmplan.planner.explain import list_runner_ups
 from mmplan.planner.naive import naive_plan
 from mmplan.planner.plan import Plan
 from mmplan.planner.quantise import floor_ns, lowered_ns, seconds
-from mmplan.planner.result import Considered, OptimizeResult, Progress
+from mmplan.planner.result import Considered, OptimizeResult, Progress, RunnerUp
 from mmplan.planner.space import Answer, Space, build_space, confirm_by_cpsat, solve_configuration
 from mmplan.planner.stage_dp import never
 from mmplan.scenario.scenario import Scenario
+
+logger = logging.getLogger(__name__)
 
 # Inner problems are solved to a tenth of the gap, at most this; what remains is part of the reported bound.
 INNER_TOLERANCE = 0.001
@@ -184,12 +187,16 @@ def _result(
     achieved = (best.time.objective_s - bound_s) / best.time.objective_s
     proved = achieved <= gap + ROUNDING_GAP
     target_ns = lowered_ns(floor_ns(best.time.objective_s), max(gap, INNER_TOLERANCE))
-    proofs = ["dynamic program"] if proved and space.exact else []
-    if not ended() and confirm_by_cpsat(
-        space, best.configuration, target_ns=target_ns, max_deterministic_time=CONFIRM_TIME, seed=seed
-    ):
-        proofs.append("CP-SAT")
-    runner_ups = list_runner_ups(space, best.configuration, best.time, search.answers, ended)
+    proofs = ("dynamic program",) if proved and space.exact else ()
+    runner_ups: tuple[RunnerUp, ...] = ()
+    try:
+        if not ended() and confirm_by_cpsat(
+            space, best.configuration, target_ns=target_ns, max_deterministic_time=CONFIRM_TIME, seed=seed
+        ):
+            proofs = (*proofs, "CP-SAT")
+        runner_ups = list_runner_ups(space, best.configuration, best.time, search.answers, ended)
+    except KeyboardInterrupt:
+        logger.info("interrupted while comparing runner-ups; the plan stands")
     plan = plan_from_cut(
         space.prices,
         best.configuration,
@@ -207,7 +214,7 @@ def _result(
         wall_s=plan.certificate.wall_s,
         considered=_considered(space, search),
         runner_ups=runner_ups,
-        proofs=tuple(proofs),
+        proofs=proofs,
     )
 
 

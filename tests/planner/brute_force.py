@@ -68,11 +68,10 @@ def brute_force(problem: CutProblem) -> int | None:
 
 
 def random_problem(seed: int) -> CutProblem:
-    """A DAG of at most 8 groups: one to three branches into a trunk, sometimes a second sink and skip edges."""
+    """A DAG of at most 9 groups: one to three branches into a trunk, sometimes a second sink and skip edges."""
     random = np.random.default_rng(seed)
-    groups = int(random.integers(3, 9))
+    groups = int(random.integers(3, 10))
     trunk = int(random.integers(1, max(2, groups // 2)))
-    ends = [groups - 1]
     edges: set[tuple[int, int]] = set()
     first_of_trunk = groups - trunk
     edges.update((g, g + 1) for g in range(first_of_trunk, groups - 1))
@@ -87,7 +86,6 @@ def random_problem(seed: int) -> CutProblem:
     for _ in range(int(random.integers(0, 3))):
         u, v = sorted(int(g) for g in random.choice(groups, 2, replace=False))
         edges.add((u, v))
-    del ends
     alike = random.random() < 0.4
     sizes = {
         name: (random.integers(low, high, groups) if not alike else np.repeat(random.integers(low, high), groups))
@@ -110,7 +108,7 @@ def random_problem(seed: int) -> CutProblem:
             for u, v in sorted(edges)
         ),
         finish_fixed_ns=int(random.integers(0, 5)),
-        capacity_bytes=int(mean * random.uniform(0.9, 2.5)) + 1,
+        capacity_bytes=int(mean * random.uniform(1.0, 3.0)) + 1,
         stages=stages,
         microbatches=microbatches,
         schedule=schedule,
