@@ -1,0 +1,71 @@
+"""The lower bounds never exceed what an exact method reaches."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brute_force import brute_force, random_problem
+
+from mmplan.planner.bounds import NEVER
+from mmplan.planner.floors import bottleneck_floor, finish_floor, heaviest_paths, memory_may_fit
+from mmplan.planner.problem import affine_below, build_problem
+from mmplan.planner.space import build_space
+from mmplan.planner.stage_solver import solve_cut
+from mmplan.scenario.load import load_scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+
+@pytest.mark.parametrize("seed", range(300, 500))
+def test_the_floors_of_a_random_problem_are_below_its_optimum(seed: int) -> None:
+    problem = random_problem(seed)
+    best = brute_force(problem)
+    stages, microbatches = np.array([problem.stages]), np.array([problem.microbatches])
+    if not memory_may_fit(problem, stages, microbatches)[0]:
+        assert best is None
+    if best is not None:
+        path = int(heaviest_paths(problem).max())
+        assert (problem.microbatches - 1) * bottleneck_floor(problem) + path + finish_floor(problem) <= best
+
+
+@pytest.mark.parametrize("name", ["tiny", "llava-1.5-7b-sft", "llama-3.2-11b-vision"])
+def test_the_bound_of_every_configuration_is_below_its_best_cut(name: str) -> None:
+    space = build_space(load_scenario(SCENARIOS / f"{name}.yaml"))
+    assert space.exact
+    tight = 0
+    for configuration, bound_ns in zip(space.configurations, space.bounds_ns, strict=True):
+        problem = build_problem(space.prices, space.groups, configuration)
+        best = solve_cut(problem, space.upsets)
+        assert not best.exhausted
+        if best.objective_ns is not None:
+            assert bound_ns <= best.objective_ns
+            tight += bound_ns >= 0.8 * best.objective_ns
+        if bound_ns == NEVER:
+            assert best.stage_of is None
+    assert tight > 0
+
+
+def test_equal_layers_cannot_be_halved() -> None:
+    problem = replace(random_problem(0), stages=2)
+    seven = replace(
+        problem,
+        work_ns=(10,) * 7,
+        state_bytes=(1,) * 7,
+        kept_bytes=(0,) * 7,
+        finish_ns=(0,) * 7,
+        trainable=(False,) * 7,
+        edges=(),
+    )
+    assert bottleneck_floor(seven) == 40  # four of seven in one stage, not 35
+
+
+def test_the_affine_price_is_below_the_real_one() -> None:
+    def update_s(parameters: int) -> float:
+        return max(3e-6, parameters * 1e-9) + 2e-5
+
+    sizes = [10, 1000, 5000, 100_000, 1_000_000]
+    price = affine_below(update_s, sizes)
+    for size in sizes:
+        assert price.fixed_s + price.per_parameter_s * size <= update_s(size) + 1e-15
+    assert price.per_parameter_s == pytest.approx(1e-9)

@@ -1,0 +1,72 @@
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmplan.errors import InfeasibleError
+from mmplan.planner.configuration import Configuration, list_configurations, replicas_per_node
+from mmplan.scenario.load import load_scenario
+from mmplan.scenario.scenario import Scenario
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Scenario:
+    return load_scenario(Path(__file__).parents[2] / "scenarios" / "tiny.yaml")
+
+
+def test_every_configuration_uses_the_whole_batch_and_fits_the_cluster(tiny: Scenario) -> None:
+    found = list_configurations(replace(tiny, constraints=replace(tiny.constraints, pp=())), groups=20)
+    assert len(found) == len(set(found))
+    for one in found:
+        assert one.dp * one.microbatch_size * one.microbatches == tiny.global_batch
+        assert one.ranks <= tiny.cluster.device_count
+    assert {one.pp for one in found} == {1, 2, 3, 4}
+
+
+def test_constraints_narrow_the_list(tiny: Scenario) -> None:
+    rules = replace(tiny.constraints, pp=(2,), dp=(1, 2), microbatch=(2,), schedule=("gpipe",))
+    found = list_configurations(replace(tiny, constraints=rules), groups=20)
+    assert [(one.pp, one.dp, one.microbatch_size, one.schedule) for one in found] == [
+        (2, 1, 2, "gpipe"),
+        (2, 2, 2, "gpipe"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "sentence"),
+    [
+        ({"tp": (3,)}, "constraints.tp allows 3, but only 1, 2 divide the heads, widths and nodes of this scenario"),
+        ({"dp": (3, 5)}, "constraints.dp allows 3, 5, and none divides the global batch of 16"),
+        (
+            {"dp": (4,), "microbatch": (3,)},
+            "constraints.microbatch allows 3 samples, and with dp=4 none divides the batch of a replica: 16 / 4 = 4",
+        ),
+        ({"pp": (30,)}, "constraints.pp allows 30 stages, but the model can be cut into at most 20 pieces"),
+        (
+            {"pp": (4,), "dp": (2,)},
+            "the smallest allowed layout needs tp=1 x dp=2 x pp=4 = 8 devices, cluster cpu-core has 4",
+        ),
+    ],
+)
+def test_constraints_that_leave_nothing_are_named(
+    tiny: Scenario, rules: dict[str, tuple[int, ...]], sentence: str
+) -> None:
+    cluster = replace(tiny.cluster, name="cpu-core")
+    scenario = replace(tiny, cluster=cluster, constraints=replace(tiny.constraints, **rules))
+    with pytest.raises(InfeasibleError) as error:
+        list_configurations(scenario, groups=20)
+    assert str(error.value) == sentence
+
+
+def test_replicas_per_node_is_what_counting_ranks_gives() -> None:
+    for node in (1, 2, 4, 6, 8):
+        for tp in (t for t in range(1, node + 1) if node % t == 0):
+            for dp in range(1, 12):
+                for pp in range(1, 10):
+                    one = Configuration(tp=tp, dp=dp, pp=pp, microbatch_size=1, microbatches=1, schedule="1f1b")
+                    counted = min(
+                        max(Counter((stage * dp + replica) * tp // node for replica in range(dp)).values())
+                        for stage in range(pp)
+                    )
+                    assert replicas_per_node(one, node) == counted

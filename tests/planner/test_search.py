@@ -1,0 +1,205 @@
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from mmplan.errors import InfeasibleError, NoPlanFoundError
+from mmplan.planner import search as search_module
+from mmplan.planner.check import check_plan
+from mmplan.planner.plan import Plan, plan_document
+from mmplan.planner.problem import build_problem
+from mmplan.planner.result import Progress
+from mmplan.planner.search import naive_result, optimize
+from mmplan.planner.space import build_space, solve_configuration
+from mmplan.planner.stage_solver import solve_cut
+from mmplan.scenario.cluster import Cluster
+from mmplan.scenario.load import load_scenario
+from mmplan.scenario.scenario import Scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+
+def shipped(name: str) -> Scenario:
+    return load_scenario(SCENARIOS / f"{name}.yaml")
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Scenario:
+    """The tiny scenario as a pipeline of 2 or 4 stages, one replica."""
+    scenario = shipped("tiny")
+    return replace(scenario, constraints=replace(scenario.constraints, pp=(2, 4), dp=(1,)))
+
+
+@pytest.fixture(scope="module")
+def four_stages() -> Scenario:
+    """A real model whose first stages are short of memory when the pipeline is balanced."""
+    scenario = shipped("llama-3.2-11b-vision")
+    return replace(scenario, constraints=replace(scenario.constraints, pp=(4,), dp=(1,)))
+
+
+def with_memory(scenario: Scenario, memory_bytes: int) -> Scenario:
+    def smaller(cluster: Cluster) -> Cluster:
+        devices = [replace(pool.device, memory_bytes=memory_bytes, reserved_bytes=0) for pool in cluster.pools]
+        pools = tuple(replace(pool, device=device) for pool, device in zip(cluster.pools, devices, strict=True))
+        return replace(cluster, pools=pools)
+
+    rules = replace(scenario.constraints, memory_headroom=0.0)
+    return replace(scenario, cluster=smaller(scenario.cluster), constraints=rules)
+
+
+def peak_bytes(plan: Plan) -> int:
+    return max(stage.memory_bytes for stage in plan.stages)
+
+
+def test_with_no_gap_the_best_of_all_configurations_is_found() -> None:
+    scenario = shipped("tiny")
+    space = build_space(scenario)
+    every = [solve_cut(build_problem(space.prices, space.groups, one), space.upsets) for one in space.configurations]
+    best_ns = min(result.objective_ns for result in every if result.objective_ns is not None)
+    result = optimize(scenario, gap=0.0)
+    # integers round down by 1 ns per layer and microbatch
+    assert result.plan.certificate.objective_s == pytest.approx(best_ns * 1e-9, rel=1e-5)
+    assert result.bound_s <= best_ns * 1e-9 + 1e-15
+
+
+@pytest.mark.parametrize("name", ["tiny", "vitl16-llama3-8b", "llama-3.2-11b-vision", "qwen2.5-vl-7b-lora"])
+def test_plans_are_sound_and_proven_within_the_gap(name: str) -> None:
+    result = optimize(shipped(name), gap=0.01)
+    assert check_plan(result.plan) == ()
+    assert result.status == "optimal"
+    assert 0 <= result.gap <= 0.0101
+    assert result.bound_s <= result.plan.certificate.objective_s
+    assert result.proofs == ("dynamic program", "CP-SAT")
+    counts = result.considered
+    assert counts.enumerated == counts.out_of_memory + counts.bounded_away + counts.solved
+
+
+def test_equal_calls_give_equal_plans(tiny: Scenario) -> None:
+    def document() -> dict[str, object]:
+        plan = optimize(tiny, seed=1).plan
+        return plan_document(replace(plan, certificate=replace(plan.certificate, wall_s=0.0)))
+
+    assert document() == document()
+
+
+def test_the_optimum_is_never_slower_than_the_naive_plan(tiny: Scenario) -> None:
+    naive = naive_result(tiny)
+    assert check_plan(naive.plan) == ()
+    assert naive.plan.certificate.status == "given"
+    assert naive.plan.pp == 4
+    assert optimize(tiny).plan.certificate.objective_s <= naive.plan.certificate.objective_s
+
+
+def test_more_memory_never_slows_the_plan(four_stages: Scenario) -> None:
+    roomy = optimize(with_memory(four_stages, 10**12), gap=0.0).plan
+    times_s = []
+    for share in (0.7, 0.8, 0.9, 1.0):
+        plan = optimize(with_memory(four_stages, int(share * peak_bytes(roomy))), gap=0.0).plan
+        assert all(stage.memory_bytes <= stage.capacity_bytes for stage in plan.stages)
+        times_s.append(plan.certificate.objective_s)
+    assert times_s == sorted(times_s, reverse=True)
+    assert times_s[-1] == pytest.approx(roomy.certificate.objective_s)
+    assert times_s[0] > times_s[1] > times_s[2] > times_s[3]  # each limit bites
+
+
+def test_a_slower_link_never_shortens_the_step(tiny: Scenario) -> None:
+    def slowed(factor: float) -> float:
+        pools = tuple(
+            replace(pool, node_link=replace(pool.node_link, bytes_per_s=pool.node_link.bytes_per_s / factor))
+            for pool in tiny.cluster.pools
+        )
+        changed = replace(tiny, cluster=replace(tiny.cluster, pools=pools))
+        return optimize(changed, gap=0.0).plan.certificate.objective_s
+
+    times_s = [slowed(factor) for factor in (1, 10, 100)]
+    assert times_s == sorted(times_s)
+    assert times_s[0] < times_s[-1]
+
+
+def test_no_split_zones_are_kept_and_cost_time(tiny: Scenario) -> None:
+    free = optimize(tiny, gap=0.0)
+    first_of_later_stages = tuple(stage.layers[0] for stage in free.plan.stages[1:])
+    zoned = replace(tiny, constraints=replace(tiny.constraints, no_split=first_of_later_stages))
+    result = optimize(zoned, gap=0.0)
+    assert check_plan(result.plan) == ()
+    assert result.plan.certificate.objective_s > free.plan.certificate.objective_s
+    stage_of = result.plan.stage_of_layer()
+    graph = build_space(zoned).prices.graph
+    for edge in graph.edges():
+        if {edge.producer, edge.consumer} & set(first_of_later_stages):
+            assert stage_of[edge.producer] == stage_of[edge.consumer]
+
+
+def test_runner_ups_lose_by_the_sum_of_their_terms(tiny: Scenario) -> None:
+    result = optimize(tiny)
+    assert result.runner_ups
+    for other in result.runner_ups:
+        assert other.objective_s is not None
+        more_s = other.repeat_more_s + other.fill_more_s + other.finish_more_s
+        assert other.objective_s - result.plan.certificate.objective_s == pytest.approx(more_s)
+        assert "slower" in other.reason or "as fast" in other.reason
+
+
+def test_a_runner_up_that_does_not_fit_says_so(four_stages: Scenario) -> None:
+    tight = with_memory(four_stages, int(0.7 * peak_bytes(optimize(four_stages).plan)))
+    tight = replace(tight, constraints=replace(tight.constraints, pp=(3, 4)))
+    reasons = {other.reason for other in optimize(tight).runner_ups if other.objective_s is None}
+    assert reasons == {"no cut fits into memory"}
+
+
+def test_infeasible_names_the_shortage_and_a_change_that_fits(tiny: Scenario) -> None:
+    scenario = with_memory(tiny, 2_000_000)
+    with pytest.raises(InfeasibleError) as error:
+        optimize(scenario)
+    message = str(error.value)
+    assert message.startswith("no plan of tiny fits into memory: the leanest cut (pp=")
+    assert "weights, gradients and optimizer + " in message
+    assert "and a device offers 1.91 MiB (0% stays free)" in message
+    assert "; it fits " in message
+    assert "on devices with 40 GiB" in message
+
+
+def test_the_limit_that_makes_it_infeasible_is_named(tiny: Scenario) -> None:
+    needed = peak_bytes(optimize(tiny).plan)
+    one_stage = replace(tiny, constraints=replace(tiny.constraints, pp=(1,)))
+    with pytest.raises(InfeasibleError, match="it fits without the limits on tp, pp, dp and microbatch"):
+        optimize(with_memory(one_stage, needed))
+
+
+def test_a_zone_over_everything_leaves_one_piece(tiny: Scenario) -> None:
+    layers = tuple(layer.id for layer in build_space(tiny).prices.graph.layers())
+    scenario = replace(tiny, constraints=replace(tiny.constraints, no_split=layers))
+    with pytest.raises(InfeasibleError, match="allows 2, 4 stages, but the model can be cut into at most 1 pieces"):
+        optimize(scenario)
+
+
+def test_out_of_time_without_a_plan_is_no_proof(tiny: Scenario) -> None:
+    with pytest.raises(NoPlanFoundError, match=r"0 of \d+ configurations tried"):
+        optimize(tiny, time_limit_s=0.0)
+
+
+def test_stopping_early_keeps_the_best_plan_and_an_honest_bound() -> None:
+    scenario = shipped("llama-3.2-11b-vision")
+    full = optimize(scenario, gap=0.0)
+    seen: list[Progress] = []
+    early = optimize(scenario, gap=0.0, on_improvement=seen.append, stop=lambda: any(one.objective_s for one in seen))
+    assert check_plan(early.plan) == ()
+    assert early.considered.solved < full.considered.solved
+    assert early.status == "feasible"
+    assert early.bound_s <= full.plan.certificate.objective_s <= early.plan.certificate.objective_s
+    assert seen[-1].objective_s == early.plan.certificate.objective_s
+
+
+def test_ctrl_c_keeps_the_best_plan(tiny: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count()
+
+    def interrupted(*args: object, **kwargs: object) -> object:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return solve_configuration(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(search_module, "solve_configuration", interrupted)
+    result = optimize(tiny, gap=0.0)
+    assert check_plan(result.plan) == ()
+    assert result.considered.solved == 1
