@@ -92,7 +92,7 @@ def random_problem(seed: int) -> CutProblem:
         for name, low, high in (("work", 1, 30), ("state", 1, 20), ("kept", 0, 12), ("finish", 0, 15))
     }
     trainable = random.random(groups) < 0.7
-    lag = int(random.integers(0, 8))
+    one_lag, lag_ns = random.random() < 0.3, int(random.integers(0, 8))
     stages = int(random.integers(1, min(groups, 5) + 1))
     schedule = "1f1b" if random.random() < 0.7 else "gpipe"
     microbatches = int(random.integers(1, 7))
@@ -104,7 +104,7 @@ def random_problem(seed: int) -> CutProblem:
         finish_ns=tuple(int(v) for v in sizes["finish"] * trainable),
         trainable=tuple(bool(v) for v in trainable),
         edges=tuple(
-            CutEdge(producer=u, consumer=v, lag_ns=lag if alike else int(random.integers(0, 8)))
+            CutEdge(producer=u, consumer=v, lag_ns=lag_ns if one_lag else int(random.integers(0, 8)))
             for u, v in sorted(edges)
         ),
         finish_fixed_ns=int(random.integers(0, 5)),

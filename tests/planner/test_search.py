@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pytest
 
 from mmplan.errors import InfeasibleError, NoPlanFoundError
 from mmplan.planner import search as search_module
+from mmplan.planner import space as space_module
 from mmplan.planner.check import check_plan
 from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.problem import build_problem
@@ -13,6 +15,7 @@ from mmplan.planner.result import Progress
 from mmplan.planner.search import naive_result, optimize
 from mmplan.planner.space import build_space, solve_configuration
 from mmplan.planner.stage_solver import solve_cut
+from mmplan.planner.upsets import enumerate_upsets
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
@@ -203,3 +206,13 @@ def test_ctrl_c_keeps_the_best_plan(tiny: Scenario, monkeypatch: pytest.MonkeyPa
     result = optimize(tiny, gap=0.0)
     assert check_plan(result.plan) == ()
     assert result.considered.solved == 1
+
+
+def test_with_too_many_upsets_cpsat_takes_over(tiny: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = optimize(tiny, gap=0.0)
+    monkeypatch.setattr(space_module, "enumerate_upsets", partial(enumerate_upsets, limit=30))
+    assert not build_space(tiny).exact
+    result = optimize(tiny, gap=0.0)
+    assert result.proofs == ("CP-SAT",)
+    assert result.plan.certificate.objective_s == pytest.approx(exact.plan.certificate.objective_s, rel=1e-6)
+    assert result.status == "optimal"

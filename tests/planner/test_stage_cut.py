@@ -157,3 +157,33 @@ def test_too_many_upsets_are_refused_not_enumerated() -> None:
 def test_a_cut_that_runs_backwards_is_refused() -> None:
     with pytest.raises(ValueError, match="leads back"):
         evaluate_cut(chain([1, 1], stages=2, microbatches=1), (1, 0))
+
+
+def two_encoders(*, stages: int, cross: bool) -> CutProblem:
+    """Seven vision and five audio layers beside each other into ten backbone layers; `cross`: vision feeds three."""
+    edges = [(g, g + 1) for g in (*range(6), *range(7, 11), *range(12, 21))]
+    edges += [(6, 14), (6, 17), (6, 20), (11, 12)] if cross else [(6, 12), (11, 12)]
+    return CutProblem(
+        work_ns=(7_000,) * 7 + (3_100,) * 5 + (20_000,) * 10,
+        state_bytes=(10,) * 7 + (9,) * 5 + (30,) * 10,
+        kept_bytes=(4,) * 7 + (2,) * 5 + (7,) * 10,
+        finish_ns=(100,) * 12 + (900,) * 10,
+        trainable=(True,) * 22,
+        edges=tuple(CutEdge(producer=u, consumer=v, lag_ns=300 if v < 12 else 700) for u, v in sorted(edges)),
+        finish_fixed_ns=50,
+        capacity_bytes=190,
+        stages=stages,
+        microbatches=12,
+        schedule="1f1b",
+    )
+
+
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("stages", [3, 4, 6])
+def test_both_methods_agree_where_brute_force_cannot_go(stages: int, cross: bool) -> None:
+    problem = two_encoders(stages=stages, cross=cross)
+    by_dp = solve_cut(problem, upsets_of(problem))
+    ceiling_ns = value_ceiling(problem) if by_dp.objective_ns is None else by_dp.objective_ns + 1
+    by_cpsat = cut_by_cpsat(problem, cutoff_ns=ceiling_ns)
+    assert not by_cpsat.exhausted
+    assert by_dp.objective_ns == by_cpsat.objective_ns
