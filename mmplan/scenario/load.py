@@ -5,14 +5,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from mmplan.errors import InputError
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, read_document, shown
 from mmplan.scenario.formats.hf_config import bundled_configs, read_hf_config
 from mmplan.scenario.machines import cluster_from_spec
 from mmplan.scenario.modules import model_from_spec
 from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, Scenario, Training
-from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ScenarioSpec
+from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ScenarioSpec, TechniqueSpec
 from mmplan.scenario.sizes import data_from_spec
+from mmplan.scenario.stacks import technique_of
+from mmplan.scenario.technique import Technique
 from mmplan.scenario.validate import validate_spec
 
 _RANGE = re.compile(r"^(?P<module>.+)\.(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?$")
@@ -44,6 +47,7 @@ def load_scenario(path: Path | str) -> Scenario:
         constraints=_constraints(spec.constraints, model, cluster, document),
         seed=spec.seed,
         source=spec.source,
+        technique=_technique(spec.technique, document),
     )
 
 
@@ -105,6 +109,17 @@ def _training(module: ModelModule, spec: str | LoraTraining, document: Document)
     order = ("q", "k", "v", "o", "gate", "up", "down")
     targets = tuple(target for target in order if target in spec.lora.targets)
     return Training(mode="lora", rank=spec.lora.rank, targets=targets)
+
+
+def _technique(spec: TechniqueSpec, document: Document) -> Technique:
+    """The stack's defaults, replaced by what the file says."""
+    written = spec.model_dump(exclude_none=True)
+    try:
+        return technique_of(**written)
+    except InputError as error:
+        raise document.error(("technique", "stack"), error.message) from None
+    except ValueError as error:
+        raise document.error(("technique",), str(error)) from None
 
 
 def _check_precision(spec: ScenarioSpec, cluster: Cluster, document: Document) -> None:

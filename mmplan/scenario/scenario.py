@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mmplan.scenario.cluster import Cluster
+from mmplan.scenario.technique import Technique
 
 ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "projector", "language_model"]
 Modality = Literal["vision", "audio", "text", "speech"]
@@ -210,3 +211,4 @@ class Scenario:
     constraints: Constraints
     seed: int = 0
     source: str = ""
+    technique: Technique = field(default_factory=Technique)

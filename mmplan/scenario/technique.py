@@ -1,0 +1,61 @@
+"""How the software executes a step, apart from parallel degrees: what the same GPUs and model can differ in.
+
+Public step times rarely state these choices, so each has a default per software stack (`stacks.yaml`), and every report
+shows which was used.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Attention = Literal["math", "flash1", "flash2", "flash3", "cudnn"]
+Fp8 = Literal["none", "tensor", "block", "mx"]
+Recompute = Literal["none", "selective", "full"]
+Sharding = Literal["none", "optimizer", "gradients", "parameters"]
+Offload = Literal["none", "optimizer", "parameters"]
+LossKernel = Literal["plain", "fused", "chunked"]
+
+ATTENTION_KINDS: tuple[Attention, ...] = ("math", "flash1", "flash2", "flash3", "cudnn")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Technique:
+    """Software choices of a training step; the defaults are those of mmplan's own runtime (stack `mmplan`)."""
+
+    stack: str = "mmplan"
+    """Software stack and generation; its overlap and overhead numbers stand in `stacks.yaml`."""
+    attention: Attention = "flash2"
+    """`math` writes the score matrix to memory; `flash1`..`flash3` (arXiv 2205.14135, 2307.08691, 2407.08608) and
+    `cudnn` (cuDNN 9 fused attention, as in TransformerEngine) do not."""
+    fp8: Fp8 = "none"
+    """Matrix products of blocks in FP8, with a scale per tensor, per block or per 32 values (MXFP8); the vocabulary
+    layer stays in 16 bit."""
+    sequence_parallel: bool = False
+    """Norms, dropouts and residuals split over the tp ranks (arXiv 2205.05198, section 4.2)."""
+    recompute: Recompute = "none"
+    """Activations dropped in forward: `selective` the attention core (arXiv 2205.05198, section 5), `full` all
+    of a block but its input."""
+    recompute_layers: int | None = None
+    """With `full`: only so many layers of each stage; None is all."""
+    sharding: Sharding = "none"
+    """What is split over the dp ranks: ZeRO-1 = `optimizer`, ZeRO-2 and FSDP SHARD_GRAD_OP = `gradients`, ZeRO-3
+    and FSDP FULL_SHARD = `parameters` (arXiv 1910.02054, section 5); each includes the ones before."""
+    offload: Offload = "none"
+    """What lives in host memory (arXiv 2101.06840); `parameters` includes the optimizer state."""
+    gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    """Type gradients are accumulated and reduced in; None: the optimizer's `gradient_dtype`."""
+    cross_entropy: LossKernel = "plain"
+    """`plain` keeps logits and an fp32 copy; `fused` makes one pass over logits; `chunked` never holds all logits."""
+    dropout: bool = False
+    """Dropout after attention and MLP: one byte of mask per element (arXiv 2205.05198, section 4.1)."""
+    overlap_dp: bool = False
+    """Gradient reduction (and the gathers of sharded optimizers) run beside backward and forward."""
+    frozen_hooks: bool = False
+    """Frozen modules run with gradient hooks on (`enable_input_require_grads`): they keep activations although nothing
+    in them is trained."""
+
+    def __post_init__(self) -> None:
+        if self.recompute_layers is not None and (self.recompute != "full" or self.recompute_layers < 1):
+            raise ValueError(
+                f"recompute_layers={self.recompute_layers} needs recompute='full' and at least one layer, "
+                f"found recompute='{self.recompute}'"
+            )
