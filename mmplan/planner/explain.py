@@ -28,7 +28,9 @@ def list_runner_ups(
         if ended():
             break
         configuration = space.configurations[index]
-        answer = solve_configuration(space, configuration, cutoff_ns=None, tolerance=TOLERANCE, stop=ended)
+        answer = solve_configuration(
+            space, configuration, cutoff_ns=None, tolerance=TOLERANCE, cpsat_time=0, stop=ended
+        )
         if answer.stages is not None:
             found.append(_compared(space, configuration, answer.stages, time))
         elif answer.unfit:

@@ -77,10 +77,14 @@ def solve_configuration(
     *,
     cutoff_ns: int | None,
     tolerance: float,
+    cpsat_time: float = CPSAT_TIME,
     seed: int = 0,
     stop: Callable[[], bool] = never,
 ) -> Answer:
-    """The best cut of a configuration below the cutoff: by the dynamic program, and where it cannot end by CP-SAT."""
+    """The best cut of a configuration below the cutoff: by the dynamic program, and where it cannot end by CP-SAT.
+
+    `cpsat_time` is CP-SAT's limit in deterministic seconds; 0 leaves it out.
+    """
     found = solve_cut(
         build_problem(space.prices, space.coarse, configuration),
         space.upsets,
@@ -89,14 +93,14 @@ def solve_configuration(
         stop=stop,
     )
     stages = _stages(space.coarse, found, configuration.pp)
-    if (space.exact and not found.exhausted) or stop():
+    if (space.exact and not found.exhausted) or cpsat_time == 0 or stop():
         return _answer(stages, found.bound_ns if space.exact else 0, found.exhausted or not space.exact, cutoff_ns)
     problem = build_problem(space.prices, space.groups, configuration)
     if found.objective_ns is None:
         target_ns = cutoff_ns if cutoff_ns is not None else value_ceiling(problem)
     else:
         target_ns = lowered_ns(found.objective_ns, tolerance)
-    better = cut_by_cpsat(problem, cutoff_ns=target_ns, max_deterministic_time=CPSAT_TIME, seed=seed)
+    better = cut_by_cpsat(problem, cutoff_ns=target_ns, max_deterministic_time=cpsat_time, seed=seed)
     bound_ns = max(better.bound_ns, found.bound_ns if space.exact else 0)
     better_stages = _stages(space.groups, better, configuration.pp)
     return _answer(stages if better_stages is None else better_stages, bound_ns, better.exhausted, cutoff_ns)
