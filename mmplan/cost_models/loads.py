@@ -49,7 +49,7 @@ def output_lengths(module: ModelModule, lengths: tuple[int, ...]) -> tuple[int, 
 
 
 def own_tokens(module: ModelModule, sample: Sample) -> int:
-    """Token ids that a language model or text encoder reads itself: speech tokens for a talker, else text."""
+    """Token ids that a language model reads itself: speech tokens for a talker, else text."""
     return sample.speech_tokens if module.modality == "speech" else sample.text_tokens
 
 

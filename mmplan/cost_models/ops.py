@@ -1,8 +1,8 @@
 """The few operators a layer is made of: a small intermediate form that costs and torch modules are both derived from.
 
 A layer is a list of operators over named values (packed rows, no padding). Every question about a layer, such as its
-FLOPs, what autograd keeps of it, its bytes over a link, is one rule per operator in `counts.py`,
-`memory.py` and `analytic.py`; `runtime/layers.py` runs the same list in torch.
+FLOPs, what autograd keeps of it, the bytes it moves, is one rule per operator in `counts.py` and `traffic.py`;
+`runtime/layers.py` runs the same list in torch.
 """
 
 from dataclasses import dataclass

@@ -36,7 +36,7 @@ from mmplan.runtime.attention import packed_attention, rotate, window_lengths
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.norms import GroupedNorm
 
-INITIAL_STD = 0.02  # of class tokens and positions, as in ViT (arXiv 2010.11929)
+INITIAL_STD = 0.02  # of class tokens and positions (google-research/vision_transformer, `AddPositionEmbs`)
 
 Blocks = tuple[Tensor, ...]  # rows in several pieces, see `packed_attention`
 

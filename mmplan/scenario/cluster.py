@@ -85,9 +85,3 @@ class Cluster:
             first_rank += pool.device_count
             first_node += pool.nodes
         raise IndexError(f"rank {rank} of {first_rank} devices")
-
-    def link_between(self, rank_a: int, rank_b: int) -> Link:
-        """The link that a message between two ranks takes."""
-        if self.node_of(rank_a) == self.node_of(rank_b):
-            return self.pool_of(rank_a).node_link
-        return self.network_link

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterable, Sequence
 
 _INDEXED = re.compile(r"^(?P<stem>.+)\.(?P<first>\d+)(?:-(?P<last>\d+))?$")
-
-
 _MAX_RANGE = 100_000  # no model has more layers; a longer range is a typing error, not a list to build
 
 

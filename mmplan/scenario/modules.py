@@ -19,8 +19,6 @@ from mmplan.scenario.scenario import (
 )
 from mmplan.scenario.schema import AudioSpec, BlockSpec, LanguageSpec, ModelSpec, ModuleSpec, ProjectorSpec, VisionSpec
 
-EDGE_KINDS: tuple[EdgeKind, ...] = ("input", "merge", "cross_attention", "hidden")
-
 
 def model_from_spec(name: str, spec: ModelSpec, document: Document) -> Model:
     """The model of a file that lists its modules and edges.

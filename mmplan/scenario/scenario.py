@@ -10,7 +10,7 @@ from typing import Literal
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.technique import Technique
 
-ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "projector", "language_model"]
+ModuleKind = Literal["vision_encoder", "audio_encoder", "projector", "language_model"]
 Modality = Literal["vision", "audio", "text", "speech"]
 EdgeKind = Literal["input", "merge", "cross_attention", "hidden"]
 Dtype = Literal["fp32", "bf16", "fp16"]

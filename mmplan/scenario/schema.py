@@ -309,4 +309,4 @@ class ScenarioSpec(Strict):
 def scenario_json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of a scenario file, for editors."""
     schema: dict[str, Any] = ScenarioSpec.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "mmplan scenario", **schema}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "mmplan scenario"}
