@@ -16,6 +16,7 @@ import typer
 
 from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError, RunError
 from mmplan.files import require_folder, write_file
+from mmplan.units import parse_seconds
 
 app = typer.Typer(
     name="mmplan",
@@ -28,8 +29,6 @@ app = typer.Typer(
 
 def seconds(text: str | float) -> float:
     """An option such as `30 ms`, in seconds."""
-    from mmplan.units import parse_seconds
-
     try:
         return text if isinstance(text, float) else parse_seconds(text)
     except ValueError as error:
