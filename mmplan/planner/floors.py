@@ -52,3 +52,9 @@ def bottleneck_floor(problem: CutProblem) -> int:
 def finish_floor(problem: CutProblem) -> int:
     """`finish_floors` for the problem's own number of stages."""
     return int(finish_floors(problem, np.array([problem.stages], dtype=np.int64))[0])
+
+
+def least_objective(problem: CutProblem) -> int:
+    """No cut into the problem's number of stages ends its step sooner."""
+    path_ns = int(heaviest_paths(problem).max())
+    return (problem.microbatches - 1) * bottleneck_floor(problem) + path_ns + finish_floor(problem)

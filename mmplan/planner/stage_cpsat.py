@@ -13,7 +13,7 @@ from ortools.sat.python import cp_model
 
 from mmplan.planner.cut_problem import CutProblem, evaluate_cut
 from mmplan.planner.cut_result import CutResult
-from mmplan.planner.floors import bottleneck_floor, finish_floor, heaviest_paths
+from mmplan.planner.floors import bottleneck_floor, finish_floor, heaviest_paths, least_objective
 from mmplan.planner.quantise import floor_ns_of_bound
 from mmplan.planner.runs import Run, RunEdge, find_runs
 
@@ -79,7 +79,7 @@ def cut_by_cpsat(
         max_deterministic_time: CP-SAT's own unit, about a second; at the limit the bound stays below the cut.
     """
     data = _data(problem, cutoff_ns)
-    if data.cap_ns < bottleneck_floor(problem) or problem.stages > problem.groups:
+    if problem.stages > problem.groups or least_objective(problem) >= cutoff_ns:
         return CutResult(stage_of=None, objective_ns=None, bound_ns=cutoff_ns, exhausted=False, rows=0)
     model = cp_model.CpModel()
     variables = _variables(model, data)

@@ -53,6 +53,16 @@ def test_dynamic_program_cpsat_and_brute_force_agree(seed: int) -> None:
         assert cut_by_cpsat(problem, cutoff_ns=best).stage_of is None
 
 
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_a_cutoff_below_every_floor_is_answered_without_a_search(microbatches: int) -> None:
+    problem = chain([5, 5], stages=1, microbatches=microbatches)
+    least = microbatches * 10
+    for cutoff_ns in (1, least - 1, least):
+        assert cut_by_cpsat(problem, cutoff_ns=cutoff_ns).stage_of is None
+        assert solve_cut(problem, upsets_of(problem), cutoff_ns=cutoff_ns).stage_of is None
+    assert cut_by_cpsat(problem, cutoff_ns=least + 1).objective_ns == least
+
+
 def test_the_random_problems_cover_what_they_should() -> None:
     problems = [random_problem(seed) for seed in SEEDS]
     values = [brute_force(problem) for problem in problems]
