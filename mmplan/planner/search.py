@@ -127,11 +127,12 @@ def _solve_next(space: Space, search: _Search, gap: float, seed: int, ended: Cal
     index = search.order[search.position]
     configuration = space.configurations[index]
     best_s = search.incumbent.time.objective_s if search.incumbent is not None else None
+    tolerance = 0.0 if space.exact else gap  # CP-SAT alone is quick to prove the gap, slow to prove the optimum
     answer = solve_configuration(
         space,
         configuration,
-        cutoff_ns=floor_ns(best_s) if best_s is not None else None,
-        tolerance=0.0 if space.exact else gap,  # CP-SAT alone is quick to prove the gap, slow to prove the optimum
+        cutoff_ns=lowered_ns(floor_ns(best_s), tolerance) if best_s is not None else None,
+        tolerance=tolerance,
         seed=seed,
         stop=ended,
     )
