@@ -74,5 +74,5 @@ def _sentence(more_s: float, terms: dict[str, float]) -> str:
         for name, term_s in sorted(terms.items(), key=lambda item: -abs(item[1]))
         if abs(term_s) >= 0.05 * max(abs(more_s), max(map(abs, terms.values())))
     ]
-    verdict = f"{format_seconds(more_s)} slower" if more_s > 0 else "as fast"
+    verdict = f"{format_seconds(more_s)} slower" if more_s >= 0 else f"{format_seconds(-more_s)} faster, within the gap"
     return f"{verdict}: {', '.join(told)}" if told else verdict

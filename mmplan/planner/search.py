@@ -24,6 +24,8 @@ from mmplan.scenario.scenario import Scenario
 
 logger = logging.getLogger(__name__)
 
+# Once the gap is proven, so many more configurations that might beat the plan by less are solved: they cost little.
+MOST_WITHIN_GAP = 8
 # CP-SAT proves a second time that the winner's configuration has no cut that is better by the gap, or by this where
 # the gap is smaller: the last tenth of a percent takes it minutes at 64 stages. In deterministic seconds:
 CONFIRM_GAP, CONFIRM_TIME = 0.001, 3.0
@@ -47,6 +49,7 @@ class _Search:
     order: list[int]
     incumbent: Incumbent | None = None
     position: int = 0
+    within_gap: int = 0  # solved although the gap was proven already
     unproved_ns: int = NEVER  # least bound of what was solved
     exhausted: bool = False  # some configuration without a cut was not solved to the end
     answers: dict[int, Answer] = field(default_factory=dict)
@@ -108,12 +111,16 @@ def naive_result(scenario: Scenario) -> OptimizeResult:
 
 
 def _worth_more(space: Space, search: _Search, gap: float) -> bool:
-    """Whether the next configuration could still beat the incumbent by more than the gap."""
+    """Whether the next configuration could still beat the incumbent by more than the gap, or, for a few, at all."""
     if search.position == len(search.order) or _next_bound_ns(space, search) == NEVER:
         return False
     if search.incumbent is None:
         return True
-    return _next_bound_ns(space, search) < lowered_ns(floor_ns(search.incumbent.time.objective_s), gap)
+    best_ns = floor_ns(search.incumbent.time.objective_s)
+    if _next_bound_ns(space, search) < lowered_ns(best_ns, gap):
+        return True
+    search.within_gap += 1
+    return search.within_gap <= MOST_WITHIN_GAP and _next_bound_ns(space, search) < best_ns
 
 
 def _next_bound_ns(space: Space, search: _Search) -> int:
