@@ -39,8 +39,10 @@ def link_names() -> tuple[str, ...]:
 
 def catalogue_device(name: str) -> CatalogueDevice:
     """The device of that name; KeyError when there is none."""
-    row = _catalogue()["devices"][name]
-    rates = {dtype: parse_flops_per_s(row[dtype]) for dtype in ("fp32", "bf16", "fp16") if dtype in row}
+    own = _catalogue()["devices"][name]
+    generation = _catalogue()["generations"][own["generation"]]
+    row = {**generation, **own}
+    rates = {dtype: parse_flops_per_s(row[dtype]) for dtype in ("fp32", "bf16", "fp16", "fp8") if dtype in row}
     device = Device(
         name=name,
         memory_bytes=parse_bytes(row["memory"]),
@@ -53,7 +55,12 @@ def catalogue_device(name: str) -> CatalogueDevice:
         memory_fraction=row["memory_fraction"],
         launch_s=parse_seconds(row["launch"]),
         reserved_bytes=parse_bytes(row["reserved"]),
-        source=row["source"],
+        source=f"{own['source']}; fractions of {own['generation']}: {generation['source']}",
+        sm_count=row["sm_count"],
+        fp8_flops_per_s=rates.get("fp8"),
+        fp8_gemm_fraction=row.get("fp8_gemm_fraction"),
+        attention=tuple(row["attention"].items()),
+        generation=own["generation"],
     )
     return CatalogueDevice(device=device, node_link=row["node_link"], network=row["network"])
 

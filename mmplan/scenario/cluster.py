@@ -10,6 +10,9 @@ class Device:
     `gemm_fraction` applies to large matrix products, `attention_fraction` to fused attention (FLOPs executed: half
     when causal), `memory_fraction` to memory-bound operators given their minimal byte counts, `launch_s` is the time
     floor of one operator. Each has its source in the hardware catalogue.
+
+    `sm_count` units work on tiles of a product at a time (1: no wave quantisation); `attention` gives the fraction per
+    attention implementation where it is known, in place of `attention_fraction`.
     """
 
     name: str
@@ -24,6 +27,11 @@ class Device:
     launch_s: float
     reserved_bytes: int  # context, communication buffers and allocator slack that no tensor can use
     source: str
+    sm_count: int = 1
+    fp8_flops_per_s: float | None = None
+    fp8_gemm_fraction: float | None = None
+    attention: tuple[tuple[str, float], ...] = ()
+    generation: str = ""
 
     def flops_per_s(self, dtype: str) -> float | None:
         """Peak rate for `dtype`, or None when the device has no such units."""
