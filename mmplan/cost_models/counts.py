@@ -1,4 +1,6 @@
-"""FLOPs, parameters and bytes of a layer: one question per function, one rule per operator.
+"""FLOPs, parameters and bytes of a layer on one rank: one question per function, one rule per operator.
+
+`shard` is a tensor-parallel degree or a `Shard`; the default 1 gives whole layers.
 
 FLOPs are those of matrix products (2 per multiply-add), counted as torch's FlopCounterMode does: attention over all
 query-key pairs whether causal or not, its backward with recomputed scores (5 products for the forward's 2).
@@ -13,77 +15,89 @@ from mmplan.cost_models.ops import (
     Activation,
     Attention,
     ClassToken,
+    Combine,
     Conv1d,
     CrossEntropy,
     Embedding,
+    GroupedLinear,
     Linear,
     Multiply,
     Norm,
     Op,
     Positions,
+    Route,
+    Scale,
     Value,
     op_inputs,
     op_trainable,
+    row_fraction,
+    split,
 )
+from mmplan.cost_models.shard import Shard, as_shard
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 
 FP32_BYTES = 4
 
 
-def product_flops(op: Op, load: Load, tp: int = 1) -> float:
-    """FLOPs of an operator's forward matrix products on one of `tp` ranks."""
+def product_flops(op: Op, load: Load, shard: int | Shard = 1) -> float:
+    """FLOPs of an operator's forward matrix products on one rank."""
     match op:
-        case Linear():
-            return 2 * op.x.rows.of(load) * op.x.width * op.y.width / (1 if op.parallel == "none" else tp)
+        case Linear() | GroupedLinear():
+            return 2 * op.x.local_rows(load, shard) * op.x.local_width(shard) * op.y.local_width(shard)
         case Conv1d():
-            return 2 * op.y.rows.of(load) * op.kernel * op.x.width * op.y.width
+            return 2 * op.y.local_rows(load, shard) * op.kernel * op.x.width * op.y.width
         case Attention():
-            return 4 * op.pairs.of(load) * op.heads * op.head_dim / tp
+            pairs = op.pairs.of(load) * row_fraction(False, as_shard(shard))
+            return 2 * pairs * (op.q.local_width(shard) // op.head_dim) * op.product_width
         case _:
             return 0.0
 
 
-def op_dgrad_flops(layer: Layer, op: Op, load: Load, tp: int = 1) -> float:
+def op_dgrad_flops(layer: Layer, op: Op, load: Load, shard: int | Shard = 1) -> float:
     """FLOPs of the gradient with respect to the operator's inputs; zero when none of them carries one."""
     if not any(value.name in layer.grad_values for value in op_inputs(op)):
         return 0.0
-    return product_flops(op, load, tp) * (2.5 if isinstance(op, Attention) else 1.0)
+    flops = product_flops(op, load, shard)
+    if isinstance(op, Attention):  # q k^T again, gradients of q and k; gradients of v and of the weights
+        return flops * (2 * op.product_width + op.head_dim) / op.product_width
+    return flops
 
 
-def op_wgrad_flops(op: Op, load: Load, tp: int = 1) -> float:
+def op_wgrad_flops(op: Op, load: Load, shard: int | Shard = 1) -> float:
     """FLOPs of the gradient with respect to the operator's weights; zero when they are frozen."""
-    return product_flops(op, load, tp) if op_trainable(op) else 0.0
+    return product_flops(op, load, shard) if op_trainable(op) else 0.0
 
 
-def forward_flops(layer: Layer, load: Load, tp: int = 1) -> float:
-    """FLOPs of the forward pass on each of `tp` ranks."""
-    return sum(product_flops(op, load, tp) for op in layer.ops)
+def forward_flops(layer: Layer, load: Load, shard: int | Shard = 1) -> float:
+    """FLOPs of the forward pass on each rank."""
+    return sum(product_flops(op, load, shard) for op in layer.ops)
 
 
-def dgrad_flops(layer: Layer, load: Load, tp: int = 1) -> float:
-    """FLOPs of all input gradients, inner ones included, on each of `tp` ranks."""
-    return sum(op_dgrad_flops(layer, op, load, tp) for op in layer.ops)
+def dgrad_flops(layer: Layer, load: Load, shard: int | Shard = 1) -> float:
+    """FLOPs of all input gradients, inner ones included, on each rank."""
+    return sum(op_dgrad_flops(layer, op, load, shard) for op in layer.ops)
 
 
-def wgrad_flops(layer: Layer, load: Load, tp: int = 1) -> float:
-    """FLOPs of all weight gradients on each of `tp` ranks."""
-    return sum(op_wgrad_flops(op, load, tp) for op in layer.ops)
+def wgrad_flops(layer: Layer, load: Load, shard: int | Shard = 1) -> float:
+    """FLOPs of all weight gradients on each rank."""
+    return sum(op_wgrad_flops(op, load, shard) for op in layer.ops)
 
 
-def op_parameters(op: Op, tp: int = 1) -> int:
-    """Parameters of an operator on one of `tp` ranks, tied ones included."""
+def op_parameters(op: Op, shard: int | Shard = 1) -> int:
+    """Parameters of an operator on one rank, tied ones included."""
     match op:
         case Linear():
-            split_bias = op.bias and op.parallel == "column"
-            weight = op.x.width * op.y.width // (1 if op.parallel == "none" else tp)
-            return weight + (op.y.width // (tp if split_bias else 1) if op.bias else 0)
+            return op.x.local_width(shard) * op.y.local_width(shard) + (op.y.local_width(shard) if op.bias else 0)
+        case GroupedLinear():
+            return split(op.experts, 1, as_shard(shard).ep) * op.x.local_width(shard) * op.y.local_width(shard)
         case Conv1d():
             return op.kernel * op.x.width * op.y.width + op.y.width
         case Norm():
-            return op.x.width // op.groups * (2 if op.kind == "layer" else 1)
+            scale = min(op.x.width // op.groups, op.x.local_width(shard))
+            return scale * (2 if op.kind == "layer" else 1)
         case Embedding():
-            return op.size * op.y.width // tp
-        case ClassToken():
+            return split(op.size, op.unit, as_shard(shard).tp) * op.y.width
+        case ClassToken() | Scale():
             return op.y.width
         case Positions():
             return op.size * op.y.width
@@ -109,7 +123,7 @@ def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:
     """Values that autograd keeps for an operator's backward (derivatives.yaml of torch)."""
     grad = {value.name for value in op_inputs(op)} & set(layer.grad_values)
     match op:
-        case Linear():
+        case Linear() | GroupedLinear() | Scale():
             return (op.x,) if op.trainable else ()
         case Conv1d() | Norm():
             return (op.x,) if op.trainable or grad else ()
@@ -119,28 +133,33 @@ def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:
             return (op.x,) if grad else ()
         case Multiply():
             return tuple(kept for kept, other in ((op.a, op.b), (op.b, op.a)) if other.name in grad)
+        case Combine():
+            return tuple(kept for kept, other in ((op.x, op.weights), (op.weights, op.x)) if other.name in grad)
         case _:
             return ()
 
 
-def saved_fp32_elements(layer: Layer, op: Op, load: Load, tp: int = 1) -> float:
+def saved_fp32_elements(layer: Layer, op: Op, load: Load, shard: int | Shard = 1) -> float:
     """fp32 numbers that autograd keeps besides values: norm statistics, log-sum-exp, log-probabilities."""
     if op.y.name not in layer.grad_values:
         return 0.0
     match op:
         case Norm():
-            groups = op.groups / (tp if op.x.sharded else 1)
-            return op.x.rows.of(load) * groups * (2 if op.kind == "layer" else 1)
+            groups = max(1, op.x.local_width(shard) // (op.x.width // op.groups))
+            return op.x.local_rows(load, shard) * groups * (2 if op.kind == "layer" else 1)
         case Attention():
-            return op.q.rows.of(load) * op.heads / tp
+            return op.q.local_rows(load, shard) * (op.q.local_width(shard) // op.head_dim)
+        case Route():
+            kept = {"softmax": op.y.width, "softmax_all": op.x.width, "sigmoid": op.y.width + 1}
+            return op.y.local_rows(load, shard) * kept.get(op.kind, op.y.width)
         case CrossEntropy():
-            return op.x.elements(load, tp)
+            return op.x.elements(load, shard)
         case _:
             return 0.0
 
 
-def kept_bytes(layer: Layer, load: Load, precision: Dtype, tp: int = 1) -> int:
-    """Bytes of activations that autograd keeps from a layer's forward to its backward, on each of `tp` ranks.
+def kept_bytes(layer: Layer, load: Load, precision: Dtype, shard: int | Shard = 1) -> int:
+    """Bytes of activations that autograd keeps from a layer's forward to its backward, on each rank.
 
     Counted: every floating-point tensor saved, once, the layer's own inputs and raw pixels included. Not counted:
     parameters, integer indices and labels, and the rotary table, which all layers share. An input that two layers of
@@ -148,8 +167,8 @@ def kept_bytes(layer: Layer, load: Load, precision: Dtype, tp: int = 1) -> int:
     CUDA; on CPU in 16 bit layer norm keeps its statistics in 2 bytes instead of 4.
     """
     values = {value.name: value for op in layer.ops for value in saved_values(layer, op)}
-    fp32 = sum(saved_fp32_elements(layer, op, load, tp) for op in layer.ops)
-    stored = sum(value.elements(load, tp) for value in values.values())
+    fp32 = sum(saved_fp32_elements(layer, op, load, shard) for op in layer.ops)
+    stored = sum(value.elements(load, shard) for value in values.values())
     return math.ceil(stored * DTYPE_BYTES[precision] + fp32 * FP32_BYTES)
 
 

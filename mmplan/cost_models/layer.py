@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mmplan.cost_models.ops import Op, Value, op_inputs, op_trainable
+from mmplan.cost_models.ops import Op, TopK, Value, op_inputs, op_trainable
 from mmplan.scenario.scenario import Modality
 
 LayerKind = Literal["patch_embed", "audio_embed", "block", "cross_block", "projector", "token_embed", "head", "loss"]
@@ -44,11 +44,6 @@ class Layer:
         return any(op_trainable(op) for op in self.ops)
 
     @property
-    def input_grad(self) -> bool:
-        """Some input carries a gradient: a trainable layer lies upstream."""
-        return any(source.value in self.grad_values for source in self.sources)
-
-    @property
     def has_backward(self) -> bool:
         """The layer, or something upstream, is trained; equals "the output carries a gradient"."""
         return self.output.name in self.grad_values
@@ -58,6 +53,7 @@ def values_with_grad(ops: tuple[Op, ...], inputs_with_grad: tuple[str, ...]) -> 
     """Names of the values that carry a gradient, given those inputs that do, in the order they are computed."""
     grad = list(inputs_with_grad)
     for op in ops:
-        if op_trainable(op) or any(value.name in grad for value in op_inputs(op)):
+        reads_grad = any(value.name in grad for value in op_inputs(op))
+        if (op_trainable(op) or reads_grad) and not isinstance(op, TopK):
             grad.append(op.y.name)
     return tuple(grad)

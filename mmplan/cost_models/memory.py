@@ -7,6 +7,7 @@ What comes and goes with each microbatch is `counts.kept_bytes`; what the device
 from mmplan.cost_models.counts import FP32_BYTES, op_parameters
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.ops import op_trainable
+from mmplan.cost_models.shard import Shard
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype, Optimizer
 
 
@@ -19,12 +20,12 @@ def trained_parameter_bytes(precision: Dtype, optimizer: Optimizer) -> int:
     return weight + gradient + moments + master
 
 
-def state_bytes(layer: Layer, precision: Dtype, optimizer: Optimizer, tp: int = 1) -> int:
-    """Bytes of a layer's weights, gradients and optimizer state on each of `tp` ranks.
+def state_bytes(layer: Layer, precision: Dtype, optimizer: Optimizer, shard: int | Shard = 1) -> int:
+    """Bytes of a layer's weights, gradients and optimizer state on each rank.
 
     Frozen parameters cost their weight alone. A tied head counts as a copy of its own: where table and head lie in
     one stage this is one matrix too much.
     """
     trained = trained_parameter_bytes(precision, optimizer)
     frozen = DTYPE_BYTES[precision]
-    return sum(op_parameters(op, tp) * (trained if op_trainable(op) else frozen) for op in layer.ops)
+    return sum(op_parameters(op, shard) * (trained if op_trainable(op) else frozen) for op in layer.ops)

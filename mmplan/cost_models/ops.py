@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmplan.cost_models.load import Load
+from mmplan.cost_models.shard import Shard, as_shard
 
 Parallel = Literal["none", "column", "row"]
 
@@ -32,16 +33,44 @@ CONTEXT = Rows("context_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor [rows, width]; `sharded` values are split along width over the tensor-parallel ranks."""
+    """A tensor [rows, width]; `sharded` values are split along width over the tensor-parallel ranks.
+
+    unit: columns that stay together when the width is split (a head). Where the units do not divide by the degree,
+    every rank holds as many as the fullest: padded heads, or heads that several ranks hold. `routed`: the rows are
+    those that tokens send to experts, and width is split over `etp` instead of `tp`.
+    """
 
     name: str
     rows: Rows
     width: int
     sharded: bool = False
+    unit: int = 1
+    routed: bool = False
 
-    def elements(self, load: Load, tp: int = 1) -> float:
+    def local_rows(self, load: Load, shard: int | Shard = 1) -> float:
+        """Rows on one rank."""
+        return self.rows.of(load) * row_fraction(self.routed, as_shard(shard))
+
+    def local_width(self, shard: int | Shard = 1) -> int:
+        """Columns on one rank."""
+        if not self.sharded:
+            return self.width
+        shard = as_shard(shard)
+        return split(self.width, self.unit, shard.expert_tp if self.routed else shard.tp)
+
+    def elements(self, load: Load, shard: int | Shard = 1) -> float:
         """Elements on one rank."""
-        return self.rows.of(load) * self.width / (tp if self.sharded else 1)
+        return self.local_rows(load, shard) * self.local_width(shard)
+
+
+def split(width: int, unit: int, degree: int) -> int:
+    """Width of one of `degree` equal parts made of whole units: ceil(units / degree) units."""
+    return -(-width // (unit * degree)) * unit
+
+
+def row_fraction(routed: bool, shard: Shard) -> float:
+    """Rows on a rank, as part of the rows of the load (see `Shard`)."""
+    return (shard.expert_tp / shard.tp if routed else 1.0) / shard.cp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,18 +114,21 @@ class Norm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rope:
-    """Rotary embedding of each head by the row's position in its sequence."""
+    """Rotary embedding of each head by the row's position in its sequence; `dims`: of its last so many columns."""
 
     x: Value
     y: Value
     heads: int
+    dims: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attention:
     """softmax(q k^T / sqrt(head_dim)) v within each sequence, window, or between a sequence and its context.
 
-    `pairs` counts query-key pairs; kv_heads < heads shares keys among heads (GQA).
+    `pairs` counts query-key pairs; kv_heads < heads shares keys among heads (GQA). `value_dim`: width of a head of v
+    and y where it is not `head_dim` (MLA). `sliding`: each row sees itself and the `window - 1` rows before it;
+    otherwise windows are consecutive blocks.
     """
 
     q: Value
@@ -109,7 +141,14 @@ class Attention:
     causal: bool
     pairs: Rows
     window: int | None = None
+    sliding: bool = False
     cross: bool = False
+    value_dim: int | None = None
+
+    @property
+    def product_width(self) -> int:
+        """Multiply-adds of a query-key pair in one head: q k^T, then the weighted sum of v."""
+        return self.head_dim + (self.head_dim if self.value_dim is None else self.value_dim)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,6 +158,16 @@ class Activation:
     kind: Literal["gelu", "silu"]
     x: Value
     y: Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """Each column times a learned number (layer scale, arXiv 2103.17239)."""
+
+    name: str
+    x: Value
+    y: Value
+    trainable: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,12 +190,13 @@ class Add:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embedding:
-    """Rows of a table [size, width] by token id; the table is split over tp ranks by token id."""
+    """Rows of a table [size, width] by token id; the table is split over tp ranks by token id, in whole `unit`s."""
 
     name: str
     y: Value
     size: int
     trainable: bool
+    unit: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,6 +264,104 @@ class Pool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """Columns [start, start + size) of each of `groups` equal parts of a row, as a tensor of their own."""
+
+    x: Value
+    y: Value
+    start: int
+    groups: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinHeads:
+    """Each head's columns of `a`, followed by the columns of `b` that all heads share (MLA's rotary key)."""
+
+    a: Value
+    b: Value
+    y: Value
+    heads: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddRows:
+    """`a` with the rows of `b` added where the tokens of module `key` lie in the sequence (DeepStack, arXiv
+    2406.04334)."""
+
+    a: Value
+    b: Value
+    y: Value
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TopK:
+    """Experts of each token: the column numbers of the largest scores, integers without gradient."""
+
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """Weights of the chosen experts from their scores, in fp32.
+
+    softmax: over the chosen (Mixtral, Qwen3: equals softmax over all, chosen ones renormalised); softmax_all: over all
+    experts, not renormalised (DeepSeek-V2); sigmoid: renormalised (DeepSeek-V3, arXiv 2412.19437, section 2.1.2);
+    sigmoid_plain: not renormalised (Llama 4).
+    """
+
+    kind: Literal["softmax", "softmax_all", "sigmoid", "sigmoid_plain"]
+    x: Value
+    chosen: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dispatch:
+    """Copies of each token's row for its experts, sorted by expert; with expert parallelism an all-to-all.
+
+    `capacity`: every expert gets capacity * tokens * topk / experts rows; what is more is dropped, what is less is
+    filled with zeros (GShard, arXiv 2006.16668). None: as many as the router sends.
+    """
+
+    x: Value
+    chosen: Value
+    y: Value
+    experts: int
+    capacity: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupedLinear:
+    """One linear for each of `experts`, each on its own rows: [routed rows, in] -> [routed rows, out].
+
+    Weights lie whole experts on ep ranks; `column` splits each one's outputs over etp ranks, `row` its inputs.
+    """
+
+    name: str
+    x: Value
+    chosen: Value
+    y: Value
+    experts: int
+    trainable: bool
+    parallel: Parallel
+    capacity: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Combine:
+    """Sum of each token's expert rows times their weights; with expert parallelism an all-to-all before it."""
+
+    x: Value
+    chosen: Value
+    weights: Value
+    y: Value
+    experts: int
+    capacity: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CrossEntropy:
     """Sum of token cross entropies in fp32, divided by the number of targets in the global batch: one number."""
 
@@ -237,6 +385,15 @@ Op = (
     | DropClassToken
     | MergeRows
     | Pool
+    | Scale
+    | Slice
+    | JoinHeads
+    | AddRows
+    | TopK
+    | Route
+    | Dispatch
+    | GroupedLinear
+    | Combine
     | CrossEntropy
 )
 
@@ -246,8 +403,12 @@ def op_inputs(op: Op) -> tuple[Value, ...]:
     match op:
         case Attention():
             return (op.q, op.k, op.v)
-        case Multiply() | Add():
+        case Multiply() | Add() | JoinHeads() | AddRows():
             return (op.a, op.b)
+        case Route() | Dispatch() | GroupedLinear():
+            return (op.x, op.chosen)
+        case Combine():
+            return (op.x, op.chosen, op.weights)
         case Interleave():
             return op.parts
         case Embedding():
@@ -259,7 +420,7 @@ def op_inputs(op: Op) -> tuple[Value, ...]:
 def op_trainable(op: Op) -> bool:
     """Whether the operator has a parameter that is trained."""
     match op:
-        case Linear() | Conv1d() | Norm() | Embedding() | ClassToken() | Positions():
+        case Linear() | GroupedLinear() | Conv1d() | Norm() | Scale() | Embedding() | ClassToken() | Positions():
             return op.trainable
         case _:
             return False

@@ -11,47 +11,50 @@ from mmplan.cost_models.ops import (
     Conv1d,
     CrossEntropy,
     Embedding,
+    GroupedLinear,
     Linear,
     MergeRows,
     Multiply,
     Norm,
     Op,
+    Slice,
     op_inputs,
 )
+from mmplan.cost_models.shard import Shard
 
 
-def forward_bytes(op: Op, load: Load, dtype_bytes: int, tp: int = 1) -> float:
-    """Bytes read and written by the forward pass on each of `tp` ranks; 0.0 when there are no rows."""
+def forward_bytes(op: Op, load: Load, dtype_bytes: int, shard: int | Shard = 1) -> float:
+    """Bytes read and written by the forward pass on each rank; 0.0 when there are no rows."""
     if op.y.rows.of(load) == 0:
         return 0.0
-    read = sum(value.elements(load, tp) for value in op_inputs(op))
-    written = op.y.elements(load, tp)
+    read = sum(value.elements(load, shard) for value in op_inputs(op))
+    written = op.y.elements(load, shard)
     match op:
         case MergeRows():
             return 0.0  # a view
         case CrossEntropy():
             return read * (dtype_bytes + FP32_BYTES)  # logits in, fp32 log-probabilities out
-        case Embedding():
+        case Embedding() | Slice():
             return 2 * written * dtype_bytes
-        case Linear() | Conv1d():
-            return (read + written + op_parameters(op, tp)) * dtype_bytes
+        case Linear() | GroupedLinear() | Conv1d():
+            return (read + written + op_parameters(op, shard)) * dtype_bytes
         case _:
             return (read + written) * dtype_bytes
 
 
-def backward_bytes(op: Op, load: Load, dtype_bytes: int, tp: int = 1) -> float:
-    """Bytes read and written by the input gradients on each of `tp` ranks; 0.0 when there are no rows."""
+def backward_bytes(op: Op, load: Load, dtype_bytes: int, shard: int | Shard = 1) -> float:
+    """Bytes read and written by the input gradients on each rank; 0.0 when there are no rows."""
     if op.y.rows.of(load) == 0:
         return 0.0
-    read = sum(value.elements(load, tp) for value in op_inputs(op))
-    written = op.y.elements(load, tp)
+    read = sum(value.elements(load, shard) for value in op_inputs(op))
+    written = op.y.elements(load, shard)
     match op:
         case MergeRows():
             return 0.0  # a view
         case CrossEntropy():
             return read * (dtype_bytes + FP32_BYTES)
-        case Linear() | Conv1d():
-            return (read + written + op_parameters(op, tp)) * dtype_bytes
+        case Linear() | GroupedLinear() | Conv1d():
+            return (read + written + op_parameters(op, shard)) * dtype_bytes
         case Attention():
             return (2 * read + 2 * written) * dtype_bytes  # q, k, v, output and its gradient in; three gradients out
         case Activation() | Multiply() | Norm():
