@@ -6,7 +6,7 @@ trained decides, layer by layer along the graph, which values carry gradients.
 
 from dataclasses import dataclass
 
-from mmplan.cost_models.blocks import block_ops, projector_ops
+from mmplan.cost_models.blocks import projector_ops
 from mmplan.cost_models.embeddings import (
     audio_embed_ops,
     end_ops,
@@ -17,8 +17,11 @@ from mmplan.cost_models.embeddings import (
 )
 from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer, LayerKind, Source, values_with_grad
+from mmplan.cost_models.module_order import upstream_first
 from mmplan.cost_models.ops import Op, op_inputs
+from mmplan.cost_models.transformer_block import block_ops
 from mmplan.errors import CostModelError
+from mmplan.scenario.model_edges import merged_beside
 from mmplan.scenario.scenario import EdgeKind, Model, ModelModule, Scenario, Transformer
 
 
@@ -41,25 +44,14 @@ def build_graph(scenario: Scenario) -> ComputationGraph:
         CostModelError: widths of producer and consumer differ, or a combination of edges that layers do not support.
     """
     model = scenario.model
-    drafts = [draft for module in model.modules for draft in _module_drafts(model, module)]
-    by_id = {draft.id: draft for draft in drafts}
-    layers: dict[str, Layer] = {}
-    for layer_id in _in_order(by_id):
-        layers[layer_id] = _finish(by_id[layer_id], layers)
-    edges = [_edge(layers, source, layer) for layer in layers.values() for source in layer.sources]
-    return ComputationGraph([layers[draft.id] for draft in drafts], edges)
-
-
-def _in_order(drafts: dict[str, _Draft]) -> list[str]:
-    order: list[str] = []
-    waiting = list(drafts)
-    while waiting:
-        ready = [d for d in waiting if all(source.producer in order for source in drafts[d].sources)]
-        if not ready:
-            raise CostModelError(f"modules feed each other in a circle: {', '.join(waiting[:4])}")
-        order += ready
-        waiting = [d for d in waiting if d not in order]
-    return order
+    drafts = {module.name: _module_drafts(model, module) for module in model.modules}
+    finished: dict[str, Layer] = {}
+    for module in upstream_first(model):
+        for draft in drafts[module.name]:
+            finished[draft.id] = _finish(draft, finished)
+    layers = [finished[draft.id] for module in model.modules for draft in drafts[module.name]]
+    edges = [_edge(finished, source, layer) for layer in layers for source in layer.sources]
+    return ComputationGraph(layers, edges)
 
 
 def _finish(draft: _Draft, layers: dict[str, Layer]) -> Layer:
@@ -87,10 +79,15 @@ def _edge(layers: dict[str, Layer], source: Source, consumer: Layer) -> Edge:
         consumer=consumer.id,
         width=width,
         load_module=producer.module,
-        load_field="tokens" if producer.module == consumer.module else "outputs",
+        load_field="tokens" if producer.module == consumer.module or not _is_last(layers, producer) else "outputs",
         carries_grad=producer.has_backward,
         cuttable=consumer.kind != "loss",
     )
+
+
+def _is_last(layers: dict[str, Layer], producer: Layer) -> bool:
+    """Whether no block of the module follows."""
+    return f"{producer.module}.{producer.index + 1}" not in layers
 
 
 def last_layer_id(module: ModelModule) -> str:
@@ -108,13 +105,6 @@ def _only(module: ModelModule, kind: EdgeKind, producers: tuple[ModelModule, ...
     return producers[0]
 
 
-def output_width(module: ModelModule) -> int:
-    """Width of the tokens a module hands on."""
-    if module.projector is not None:
-        return module.projector.dims[-1]
-    return _transformer(module).hidden
-
-
 def _transformer(module: ModelModule) -> Transformer:
     if module.transformer is None:
         raise CostModelError(f"module {module.name} of kind {module.kind} has no transformer")
@@ -124,8 +114,9 @@ def _transformer(module: ModelModule) -> Transformer:
 def _module_drafts(model: Model, module: ModelModule) -> list[_Draft]:
     if module.projector is not None:
         producer = _only(module, "input", _feeding(model, module, "input"))
-        ops = projector_ops(module.projector, module.training, output_width(producer))
-        source = Source(last_layer_id(producer), "x")
+        ops = projector_ops(module.projector, module.training, producer.output_width)
+        layer = next(edge.producer_layer for edge in model.edges if edge.consumer == module.name)
+        source = Source(last_layer_id(producer) if layer is None else f"{producer.name}.{layer}", "x")
         return [_Draft(f"{module.name}.0", module, "projector", 0, (source,), ops)]
     drafts = [_embed_draft(model, module), *_block_drafts(model, module)]
     if module.kind == "language_model" and module.vocabulary is not None:
@@ -152,11 +143,19 @@ def _embed_draft(model: Model, module: ModelModule) -> _Draft:
         )
     if talkers and (len(talkers) > 1 or _feeding(model, module, "cross_attention")):
         raise CostModelError(f"module {module.name} can have one hidden edge and then no cross-attention edge")
-    hidden_source = (talkers[0].name, output_width(talkers[0])) if talkers else None
+    hidden_source = (talkers[0].name, talkers[0].output_width) if talkers else None
     names = tuple(producer.name for producer in merged)
     ops = token_embed_ops(module.vocabulary, shape.hidden, module.training, names, hidden_source)
     sources = tuple(Source(last_layer_id(producer), producer.name) for producer in (*merged, *talkers))
     return _Draft(layer_id, module, "token_embed", 0, sources, ops)
+
+
+def _added(model: Model, module: ModelModule, index: int) -> tuple[str, str] | None:
+    """(module whose tokens block `index` adds, module that has merged the same encoder's tokens)."""
+    for edge in model.edges:
+        if edge.kind == "add" and edge.consumer == module.name and edge.consumer_layer == index:
+            return edge.producer, merged_beside(model, edge)
+    return None
 
 
 def _block_drafts(model: Model, module: ModelModule) -> list[_Draft]:
@@ -169,9 +168,12 @@ def _block_drafts(model: Model, module: ModelModule) -> list[_Draft]:
         width: int | None = None
         if index in shape.cross_layers:
             producer = _only(module, "cross_attention", contexts)
-            width = shape.cross_width or output_width(producer)
+            width = shape.cross_width or producer.output_width
             sources = (*sources, Source(last_layer_id(producer), "context"))
-        ops = block_ops(shape, module.training, index, rope=rope, context_width=width)
+        added = _added(model, module, index)
+        if added is not None:
+            sources = (*sources, Source(last_layer_id(model.module(added[0])), added[0]))
+        ops = block_ops(shape, module.training, index, rope=rope, context_width=width, added=added)
         if index == shape.layers - 1:
             ops += end_ops(module.vision, module.audio, shape, module.training, ops[-1].y)
         kind: LayerKind = "cross_block" if width is not None else "block"

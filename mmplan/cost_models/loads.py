@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from mmplan.cost_models.load import Load
-from mmplan.errors import CostModelError
+from mmplan.cost_models.module_order import upstream_first
 from mmplan.scenario.samples import reference_samples
 from mmplan.scenario.scenario import AudioInput, Model, ModelModule, Sample, Scenario, VisionInput
 
@@ -33,8 +33,8 @@ def mean_loads(scenario: Scenario, microbatch_size: int) -> dict[str, Load]:
 def sequence_lengths(model: Model, sample: Sample) -> dict[str, tuple[int, ...]]:
     """Module name -> tokens of each of its sequences in this sample, in the order they are packed."""
     lengths: dict[str, tuple[int, ...]] = {}
-    for name in _upstream_first(model):
-        lengths[name] = _lengths(model, model.module(name), sample, lengths)
+    for module in upstream_first(model):
+        lengths[module.name] = _lengths(model, module, sample, lengths)
     return lengths
 
 
@@ -99,19 +99,6 @@ def image_patch_counts(model: Model, module: ModelModule, sample: Sample) -> tup
 def _merge_after(model: Model, module: ModelModule) -> int:
     consumers = (model.module(edge.consumer) for edge in model.edges if edge.producer == module.name)
     return max((c.projector.merge for c in consumers if c.projector is not None), default=1)
-
-
-def _upstream_first(model: Model) -> list[str]:
-    order: list[str] = []
-    waiting = [module.name for module in model.modules]
-    while waiting:
-        feeds = {name: {edge.producer for edge in model.edges if edge.consumer == name} for name in waiting}
-        ready = [name for name in waiting if feeds[name] <= set(order)]
-        if not ready:
-            raise CostModelError(f"modules feed each other in a circle: {', '.join(waiting)}")
-        order += ready
-        waiting = [name for name in waiting if name not in ready]
-    return order
 
 
 def _lengths(model: Model, module: ModelModule, sample: Sample, lengths: dict[str, tuple[int, ...]]) -> tuple[int, ...]:

@@ -51,14 +51,6 @@ def _modality(module: ModelModule, model: Model) -> Modality:
     return module.modality
 
 
-def output_width(module: ModelModule) -> int:
-    """Width of the tokens that leave a module."""
-    if module.projector is not None:
-        return module.projector.dims[-1]
-    assert module.transformer is not None
-    return module.transformer.hidden
-
-
 def output_width_of_spec(spec: ModuleSpec) -> int:
     return spec.dims[-1] if isinstance(spec, ProjectorSpec) else spec.hidden
 
@@ -241,14 +233,14 @@ def _check_edges(model: Model, document: Document) -> None:
 
 def _check_width(model: Model, edge: ModelEdge, at: KeyPath, document: Document) -> None:
     producer, consumer = model.module(edge.producer), model.module(edge.consumer)
-    width = output_width(producer)
+    width = producer.output_width
     if consumer.projector is not None:
         merge, expected = consumer.projector.merge, consumer.projector.dims[0]
         if width * merge != expected:
             given = f"{merge} x {width} = {merge * width}" if merge > 1 else str(width)
             raise document.error(at, f"'{edge.producer}' gives width {given}, '{edge.consumer}' takes {expected}")
-    elif edge.kind == "merge" and width != output_width(consumer):
-        message = f"'{edge.producer}' gives width {width}, '{edge.consumer}' has hidden {output_width(consumer)}"
+    elif edge.kind == "merge" and width != consumer.output_width:
+        message = f"'{edge.producer}' gives width {width}, '{edge.consumer}' has hidden {consumer.output_width}"
         raise document.error(at, message if producer.projector is not None else f"{message}; put a projector between")
     elif edge.kind == "hidden" and consumer.vocabulary is not None and consumer.vocabulary.width not in (None, width):
         raise document.error(at, f"'{edge.consumer}' has table_width {consumer.vocabulary.width}, needs {width}")

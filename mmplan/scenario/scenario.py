@@ -12,7 +12,7 @@ from mmplan.scenario.technique import Technique
 
 ModuleKind = Literal["vision_encoder", "audio_encoder", "projector", "language_model"]
 Modality = Literal["vision", "audio", "text", "speech"]
-EdgeKind = Literal["input", "merge", "cross_attention", "hidden"]
+EdgeKind = Literal["input", "merge", "cross_attention", "hidden", "add"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -25,6 +25,40 @@ class Training:
     mode: Literal["full", "frozen", "lora"] = "full"
     rank: int = 0
     targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moe:
+    """Routed experts, each a gated MLP as wide as `expert_ffn`, in place of the MLP of some layers.
+
+    Layer i (from 0) has experts when i >= first_dense and (i + 1) is a multiple of `every`; the others keep their MLP.
+    """
+
+    experts: int
+    topk: int
+    expert_ffn: int
+    shared_ffn: int = 0  # width of a further MLP that every token passes
+    first_dense: int = 0
+    every: int = 1
+    scoring: Literal["softmax", "softmax_all", "sigmoid", "sigmoid_plain"] = "softmax"
+    router_bias: bool = False
+    capacity_factor: float | None = None  # None: no token is dropped
+    imbalance: float = 1.0  # rows of the busiest expert rank over the mean
+
+    def in_layer(self, index: int) -> bool:
+        """Whether layer `index` has experts."""
+        return index >= self.first_dense and (index + 1) % self.every == 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mla:
+    """Multi-head latent attention: widths of its projections (names of DeepSeek-V2, arXiv 2405.04434)."""
+
+    q_lora: int | None  # None: queries are projected at once
+    kv_lora: int
+    qk_nope: int
+    qk_rope: int
+    v_dim: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +79,24 @@ class Transformer:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False  # with `qk_norm`: over all heads at once, with a scale of their joint width
+    activation: Literal["gelu", "silu"] | None = None  # of the MLP; None: silu when gated, else gelu
+    post_norms: bool = False  # norms on what attention and MLP add to the residual stream (Gemma)
+    layer_scale: bool = False  # learned scales on what attention and MLP add (InternViT)
     norm_first_extra: bool = False  # a norm between embedding and first block (CLIP's pre_layernorm)
     final_norm: bool = True  # a norm after the last block, inside the last block's layer
     window_tokens: int | None = None  # attention within windows of this many tokens ...
+    sliding: bool = False  # ... that slide: a token sees itself and the window_tokens - 1 before it
     global_layers: tuple[int, ...] = ()  # ... except in these layers
     cross_layers: tuple[int, ...] = ()  # these layers attend to another module's tokens instead of their own
     cross_width: int | None = None  # hidden size of those tokens
+    moe: Moe | None = None
+    mla: Mla | None = None  # then head_dim and kv_heads have no meaning
+    pad_heads: bool = False  # heads are filled up to a multiple of tp, key-value heads repeated
+
+    @property
+    def mlp_activation(self) -> Literal["gelu", "silu"]:
+        return self.activation or ("silu" if self.gated_mlp else "gelu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +110,7 @@ class VisionInput:
     class_token: bool = False
     keep_class_token: bool = False  # False: dropped after the last block, so the next module sees patches only
     learned_positions: bool = False
+    position_rows: int = 0  # rows of a stored table that is stretched over an image of any size
     patch_bias: bool = False
     tiles: int = 1  # every image becomes this many images of `image_size` ...
     joint_tiles: bool = False  # ... which attend to each other: one sequence of all tiles' tokens (Llama 3.2)
@@ -87,6 +134,7 @@ class Vocabulary:
     size: int
     tied: bool = False
     width: int | None = None  # of the token table when it is not `hidden` (a talker's, see `hidden` edges)
+    pad_to: int = 1  # rows are filled up to a multiple of this times tp (Megatron: 128)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +163,18 @@ class ModelModule:
     training: Training = field(default_factory=Training)
     source: str = ""
 
+    def __post_init__(self) -> None:
+        if (self.projector is None) == (self.transformer is None):
+            raise ValueError(f"module '{self.name}' is a projector or has transformer blocks, one of the two")
+
+    @property
+    def output_width(self) -> int:
+        """Width of the tokens that the module hands on."""
+        if self.projector is not None:
+            return self.projector.dims[-1]
+        assert self.transformer is not None
+        return self.transformer.hidden
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelEdge:
@@ -123,12 +183,16 @@ class ModelEdge:
     `input` feeds a projector; `merge` places the tokens into a language model's sequence; `cross_attention` feeds every
     cross layer; `hidden` hands a language model's last hidden states to another one (a talker) through its own linear
     with bias (producer's hidden -> consumer's hidden). With `Vocabulary.width` set (= producer's hidden) the talker's
-    token embeddings are added before that linear and pass it too.
+    token embeddings are added before that linear and pass it too. `add` adds the tokens, after block `consumer_layer`
+    of a language model, to those that the same encoder has merged into its sequence (DeepStack). `producer_layer`: the
+    tokens are those of this block instead of the last.
     """
 
     producer: str
     consumer: str
     kind: EdgeKind
+    producer_layer: int | None = None
+    consumer_layer: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,7 @@
 """The graph of a scenario: its layers, order, edges and where gradients flow."""
 
+from dataclasses import replace
+
 import pytest
 from small_models import (
     FROZEN,
@@ -16,6 +18,7 @@ from small_models import (
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import forward_flops, parameters, trainable_parameters
 from mmplan.cost_models.graph import ComputationGraph, Edge
+from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
 from mmplan.errors import CostModelError
 from mmplan.scenario.scenario import Model, Training
@@ -24,6 +27,11 @@ from mmplan.scenario.scenario import Model, Training
 def _llama(tied: bool = False) -> ComputationGraph:
     module = language_model(LLAMA_8B, vocabulary=128256, tied=tied)
     return build_graph(scenario_of(Model(name="llama", modules=(module,), edges=())))
+
+
+def _input_grad(layer: Layer) -> bool:
+    """Some input carries a gradient: a trainable layer lies upstream."""
+    return any(source.value in layer.grad_values for source in layer.sources)
 
 
 def test_llama_3_8b_has_its_published_parameters() -> None:
@@ -65,7 +73,7 @@ def test_frozen_encoder_has_no_backward_and_sends_no_gradient() -> None:
     graph = build_graph(scenario_of(vision_audio_model(FROZEN)))
     for layer in ("vision.embed", "vision.0", "vision.1"):
         assert not graph.layer(layer).has_backward
-    assert graph.layer("projector.0").has_backward and not graph.layer("projector.0").input_grad
+    assert graph.layer("projector.0").has_backward and not _input_grad(graph.layer("projector.0"))
     assert not graph.edge("vision.1", "projector.0").carries_grad
     assert graph.edge("projector.0", "llm.embed").carries_grad
 
@@ -73,7 +81,7 @@ def test_frozen_encoder_has_no_backward_and_sends_no_gradient() -> None:
 def test_frozen_projector_behind_a_trained_encoder_passes_gradients() -> None:
     graph = build_graph(scenario_of(vision_audio_model(None, FROZEN)))
     layer = graph.layer("projector.0")
-    assert layer.input_grad and layer.has_backward and not layer.trainable
+    assert _input_grad(layer) and layer.has_backward and not layer.trainable
     assert graph.edge("vision.1", "projector.0").carries_grad
 
 
@@ -83,7 +91,7 @@ def test_frozen_token_table_has_no_backward_unless_merged_tokens_carry_gradients
     assert not any(layer.has_backward for layer in alone.layers())
     modules, edges = (vision(), projector("p"), module), (edge("vision", "p", "input"), edge("p", "llm"))
     merged = build_graph(scenario_of(Model(name="m", modules=modules, edges=edges)))
-    assert merged.layer("llm.embed").input_grad and not merged.layer("llm.embed").trainable
+    assert _input_grad(merged.layer("llm.embed")) and not merged.layer("llm.embed").trainable
 
 
 def test_lora_trains_rank_times_the_sum_of_both_widths() -> None:
@@ -91,12 +99,10 @@ def test_lora_trains_rank_times_the_sum_of_both_widths() -> None:
     graph = build_graph(scenario_of(Model(name="m", modules=(language_model(training=training),), edges=())))
     assert trainable_parameters(graph.layer("llm.0")) == 4 * (64 + 64) + 4 * (128 + 64)
     assert not graph.layer("llm.embed").trainable
-    assert not graph.layer("llm.0").input_grad and graph.layer("llm.1").input_grad
+    assert not _input_grad(graph.layer("llm.0")) and _input_grad(graph.layer("llm.1"))
 
 
 def test_cross_attention_feeds_every_cross_layer() -> None:
-    from dataclasses import replace
-
     shape = replace(LLM, layers=4, cross_layers=(1, 3))
     modules = (vision(FROZEN), projector("p"), language_model(shape))
     edges = (edge("vision", "p", "input"), edge("p", "llm", "cross_attention"))
@@ -112,6 +118,27 @@ def test_widths_that_do_not_match_are_named_with_both_layers() -> None:
     modules, edges = (vision(), language_model()), (edge("vision", "llm"),)
     with pytest.raises(CostModelError, match=r"vision\.1 hands on tokens of width 32, llm\.embed reads width 64"):
         build_graph(scenario_of(Model(name="m", modules=modules, edges=edges)))
+
+
+def test_modules_are_built_upstream_first_and_kept_in_file_order() -> None:
+    forward = vision_audio_model()
+    backward = replace(forward, modules=tuple(reversed(forward.modules)))
+    graph, turned = build_graph(scenario_of(forward)), build_graph(scenario_of(backward))
+    assert {layer.id: layer for layer in turned.layers()} == {layer.id: layer for layer in graph.layers()}
+    assert turned.layers()[0].module == "audio"
+    assert graph.layers()[0].module == "vision"
+
+
+def test_modules_in_a_circle_are_refused() -> None:
+    modules = (projector("p"), projector("q"))
+    edges = (edge("p", "q", "input"), edge("q", "p", "input"))
+    with pytest.raises(CostModelError, match="modules feed each other in a circle: p, q"):
+        build_graph(scenario_of(Model(name="m", modules=modules, edges=edges)))
+
+
+def test_a_module_is_a_projector_or_has_blocks() -> None:
+    with pytest.raises(ValueError, match="'p' is a projector or has transformer blocks"):
+        replace(projector("p"), transformer=LLM)
 
 
 def test_graph_refuses_cycles_and_unknown_layers() -> None:

@@ -11,7 +11,6 @@ from mmplan.scenario.formats.hf_modules import (
     chain,
     divided,
     edge,
-    hidden_size,
     language_module,
     merger_module,
     projector_module,
@@ -51,9 +50,9 @@ def llava(config: Fields, name: str) -> Model:
         source=SOURCE,
     )
     llm = language_module(config, text_fields(config, "llama"), "llm")
-    width = hidden_size(llm)
+    width = llm.output_width
     projector = projector_module(
-        "projector", "vision", (hidden_size(vision), width, width), bias=config.get("multimodal_projector_bias")
+        "projector", "vision", (vision.output_width, width, width), bias=config.get("multimodal_projector_bias")
     )
     return chain(name, vision, projector, llm)
 
@@ -87,7 +86,7 @@ def qwen2_5_vl(config: Fields, name: str) -> Model:
     tower = config.inner("vision_config", VISION_DEFAULTS["qwen2_5_vl_vision"])
     vision = qwen_vision_module(tower, qwen25_blocks(tower))
     llm = language_module(config, config.inner("text_config", TEXT_DEFAULTS["qwen2_5_vl_text"], flat=True), "llm")
-    projector = merger_module("projector", tower, hidden_size(vision), tower.count("out_hidden_size"), "rms")
+    projector = merger_module("projector", tower, vision.output_width, tower.count("out_hidden_size"), "rms")
     return chain(name, vision, projector, llm)
 
 
@@ -120,7 +119,7 @@ def mllama(config: Fields, name: str) -> Model:
     text = config.inner("text_config", TEXT_DEFAULTS["mllama_text_model"])
     count = text.count("num_hidden_layers", most=MAX_LAYERS)
     llm = language_module(config, text, "llm", cross_layers=text.indices("cross_attention_layers", count))
-    projector = projector_module("projector", "vision", (hidden_size(vision), hidden_size(llm)))
+    projector = projector_module("projector", "vision", (vision.output_width, llm.output_width))
     return chain(name, vision, projector, llm, kind="cross_attention")
 
 
@@ -138,7 +137,7 @@ def qwen2_audio(config: Fields, name: str) -> Model:
         source=SOURCE,
     )
     llm = language_module(config, text_fields(config, "qwen2"), "llm")
-    return chain(name, audio, projector_module("projector", "audio", (hidden_size(audio), hidden_size(llm))), llm)
+    return chain(name, audio, projector_module("projector", "audio", (audio.output_width, llm.output_width)), llm)
 
 
 def qwen2_5_omni(config: Fields, name: str) -> Model:
@@ -150,7 +149,7 @@ def qwen2_5_omni(config: Fields, name: str) -> Model:
     tower = thinker.inner("vision_config", VISION_DEFAULTS["qwen2_5_omni_vision_encoder"])
     vision = qwen_vision_module(tower, qwen25_blocks(tower))
     vision_projector = merger_module(
-        "vision_projector", tower, hidden_size(vision), tower.count("out_hidden_size"), "rms"
+        "vision_projector", tower, vision.output_width, tower.count("out_hidden_size"), "rms"
     )
     ear = thinker.inner("audio_config", AUDIO_DEFAULTS["qwen2_5_omni_audio_encoder"])
     audio = ModelModule(
@@ -162,7 +161,7 @@ def qwen2_5_omni(config: Fields, name: str) -> Model:
         audio=AudioInput(mel_bins=ear.count("num_mel_bins"), pad_s=None, pool=2),
         source=SOURCE,
     )
-    audio_projector = projector_module("audio_projector", "audio", (hidden_size(audio), ear.count("output_dim")))
+    audio_projector = projector_module("audio_projector", "audio", (audio.output_width, ear.count("output_dim")))
     text = thinker.inner("text_config", TEXT_DEFAULTS["qwen2_5_omni_text"])
     llm = language_module(thinker, text, "llm")
     edges = [
@@ -175,8 +174,8 @@ def qwen2_5_omni(config: Fields, name: str) -> Model:
     if config.get("enable_audio_output") is not False and config.values.get("talker_config") is not None:
         talker = config.inner("talker_config", TEXT_DEFAULTS["qwen2_5_omni_talker"])
         width = talker.count("embedding_size")
-        if width != hidden_size(llm):
-            message = f"expected the thinker's hidden size {hidden_size(llm)}, found {width}"
+        if width != llm.output_width:
+            message = f"expected the thinker's hidden size {llm.output_width}, found {width}"
             raise talker.error("embedding_size", message)
         modules.append(language_module(talker, talker, "talker", table_width=width))
         edges.append(edge("llm", "talker", "hidden"))

@@ -30,11 +30,6 @@ def chain(name: str, encoder: ModelModule, projector: ModelModule, llm: ModelMod
     return Model(name=name, modules=(encoder, projector, llm), edges=edges)
 
 
-def hidden_size(module: ModelModule) -> int:
-    assert module.transformer is not None
-    return module.transformer.hidden
-
-
 def divided(fields: Fields, hidden: int, heads: int) -> int:
     if hidden % heads:
         raise fields.error("num_heads", f"width {hidden} is not a multiple of {heads} heads")
