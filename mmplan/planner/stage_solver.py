@@ -13,6 +13,7 @@ from mmplan.planner.upsets import Upsets
 
 # Caps on the busiest stage, over its lower bound, tried until one gives a cut. A tight cap keeps the run short.
 CAPS = (1.02, 1.1, 1.3, 2.0)
+DIRECT_ROWS = 300_000  # label extensions, some 0.2 s
 
 
 def solve_cut(
@@ -31,6 +32,11 @@ def solve_cut(
     """
     limit_ns = value_ceiling(problem) if cutoff_ns is None else cutoff_ns
     run = partial(cut_by_dp, problem, upsets, max_rows=max_rows, stop=stop)
+    if cutoff_ns is not None:
+        # a cutoff from a good plan kills most configurations at once
+        direct = run(cutoff_ns=cutoff_ns, max_rows=min(max_rows, DIRECT_ROWS))
+        if not direct.exhausted:
+            return direct
     found = _quick_cut(problem, upsets, limit_ns, run)
     if found.stage_of is None and not found.exhausted:
         return found
