@@ -61,6 +61,7 @@ def catalogue_device(name: str) -> CatalogueDevice:
         fp8_gemm_fraction=row.get("fp8_gemm_fraction"),
         attention=tuple(row["attention"].items()),
         generation=own["generation"],
+        tile_depth=row["tile_depth"],
     )
     return CatalogueDevice(device=device, node_link=row["node_link"], network=row["network"])
 

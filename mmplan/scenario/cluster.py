@@ -12,7 +12,8 @@ class Device:
     floor of one operator. Each has its source in the hardware catalogue.
 
     `sm_count` units work on tiles of a product at a time (1: no wave quantisation); `attention` gives the fraction per
-    attention implementation where it is known, in place of `attention_fraction`.
+    attention implementation where it is known, in place of `attention_fraction`; `tile_depth` is the inner dimension at which start
+    and end of a tile take as long as its products.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Device:
     fp8_gemm_fraction: float | None = None
     attention: tuple[tuple[str, float], ...] = ()
     generation: str = ""
+    tile_depth: float = 0.0
 
     def flops_per_s(self, dtype: str) -> float | None:
         """Peak rate for `dtype`, or None when the device has no such units."""

@@ -1,5 +1,6 @@
 """Software stacks by name, from `stacks.yaml`: the technique each uses unless told otherwise."""
 
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -9,6 +10,42 @@ import yaml
 from mmplan.errors import InputError
 from mmplan.scenario.document import did_you_mean, listed
 from mmplan.scenario.technique import Technique
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackParameters:
+    """What a software stack adds to the hardware's seconds. Fractions are of the time a collective takes alone.
+
+    Attributes:
+        exposed_tp_forward, exposed_tp_backward: of tensor-parallel communication, not hidden behind computation.
+        exposed_cp: of what attention could hide of the context-parallel ring.
+        exposed_p2p: of sends between stages in the steady state.
+        exposed_dp: of gradient reduction and parameter gathers with `overlap_dp`, whatever there is to hide them behind.
+        fsdp_serial: of min(computation, communication) that does not overlap when parameters are sharded.
+        host_op_s: host seconds to launch one operator forward (framework and autograd included).
+        fused: projections of one input are one product; activation and gate are one kernel.
+        accumulation_bytes: per parameter and microbatch, to add a weight gradient to its fp32 sum.
+        optimizer_bytes: per parameter of the shard that an update moves.
+        step_s: per step, whatever the size (data, logging, synchronisation).
+    """
+
+    exposed_tp_forward: float = 1.0
+    exposed_tp_backward: float = 1.0
+    exposed_cp: float = 0.1
+    exposed_p2p: float = 1.0
+    exposed_dp: float = 1.0
+    fsdp_serial: float = 0.2
+    host_op_s: float = 0.0
+    fused: bool = True
+    accumulation_bytes: float = 8.0
+    optimizer_bytes: float = 34.0
+    step_s: float = 0.0
+
+
+@cache
+def stack_parameters(stack: str) -> StackParameters:
+    """The parameters of a stack; InputError when it is unknown."""
+    return StackParameters(**_stack(stack)["parameters"])
 
 
 @cache
