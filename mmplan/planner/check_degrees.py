@@ -1,0 +1,73 @@
+"""Whether parallel degrees are possible for a model, a batch and a cluster: one sentence with the arithmetic if not."""
+
+from mmplan.cost_models.degrees import sharded_widths
+from mmplan.errors import InputError
+from mmplan.planner.degrees import Degrees
+from mmplan.scenario.scenario import ModelModule, Scenario
+
+
+def check_degrees(scenario: Scenario, degrees: Degrees) -> None:
+    """Refuse what no run could do.
+
+    Raises:
+        InputError: tp does not divide a language model's sizes, the expert side does not tile the ranks, there are
+            fewer blocks than stages, or the degrees need other than the cluster's devices.
+    """
+    for module in scenario.model.modules:
+        if module.kind == "language_model":
+            _check_tp(module, degrees.tp)
+            _check_experts(module, degrees)
+    _check_blocks(scenario, degrees)
+    have = scenario.cluster.device_count
+    if degrees.devices > have:
+        product = f"tp {degrees.tp} x cp {degrees.cp} x pp {degrees.pp} x dp {degrees.dp}"
+        raise InputError(f"{product} = {degrees.devices} devices, the cluster has {have}")
+    inside = degrees.tp * degrees.cp * degrees.dp
+    side = degrees.ep * degrees.etp
+    if inside % side:
+        need = side * degrees.pp
+        raise InputError(
+            f"experts: ep {degrees.ep} x etp {degrees.etp} = {side} does not divide the tp {degrees.tp} x cp "
+            f"{degrees.cp} x dp {degrees.dp} = {inside} ranks of a stage; with pp {degrees.pp} the whole job needs a "
+            f"multiple of {need} ranks"
+        )
+
+
+def tensor_widths(module: ModelModule) -> dict[str, int]:
+    """Sizes that tp has to divide; vocabularies are padded and experts are split by etp."""
+    padded = ("vocabulary", "expert_ffn")
+    return {what: size for what, size in sharded_widths(module).items() if what not in padded}
+
+
+def _check_tp(module: ModelModule, tp: int) -> None:
+    for what, size in tensor_widths(module).items():
+        if size % tp:
+            fitting = [degree for degree in (1, 2, 4, 8, 16) if size % degree == 0]
+            raise InputError(
+                f"{module.name}: {what} = {size} / tp {tp} = {size / tp:g} is no whole number; tp can be "
+                + ", ".join(map(str, fitting))
+            )
+
+
+def _check_experts(module: ModelModule, degrees: Degrees) -> None:
+    moe = module.transformer.moe if module.transformer is not None else None
+    if degrees.ep > 1 and moe is None:
+        raise InputError(f"{module.name} has no experts, so ep {degrees.ep} has nothing to spread")
+    if moe is not None and moe.experts % degrees.ep:
+        raise InputError(f"{module.name}: {moe.experts} experts / ep {degrees.ep} = {moe.experts / degrees.ep:g}")
+
+
+def _check_blocks(scenario: Scenario, degrees: Degrees) -> None:
+    language = [m for m in scenario.model.modules if m.kind == "language_model" and m.transformer is not None]
+    blocks = sum(m.transformer.layers for m in language if m.transformer is not None)
+    pieces = degrees.pp * degrees.vp
+    if language and pieces > blocks + 2:
+        raise InputError(
+            f"pp {degrees.pp} x vp {degrees.vp} = {pieces} pieces of the pipeline, the language model has {blocks} "
+            "layers and 2 vocabulary layers: at least one each is needed"
+        )
+    if degrees.vp > 1 and degrees.microbatches % degrees.pp:
+        raise InputError(
+            f"interleaving deals microbatches in groups of pp: {degrees.microbatches} microbatches / pp {degrees.pp} = "
+            f"{degrees.microbatches / degrees.pp:g}"
+        )
