@@ -20,6 +20,7 @@ from mmplan.cost_models.layer import Layer, LayerKind, Source, values_with_grad
 from mmplan.cost_models.module_order import upstream_first
 from mmplan.cost_models.ops import Op, op_inputs
 from mmplan.errors import CostModelError
+from mmplan.scenario.layer_ids import last_layer_id
 from mmplan.scenario.scenario import EdgeKind, Model, ModelModule, Scenario, Transformer
 
 
@@ -81,11 +82,6 @@ def _edge(layers: dict[str, Layer], source: Source, consumer: Layer) -> Edge:
         carries_grad=producer.has_backward,
         cuttable=consumer.kind != "loss",
     )
-
-
-def last_layer_id(module: ModelModule) -> str:
-    """The layer whose output other modules read."""
-    return f"{module.name}.0" if module.transformer is None else f"{module.name}.{module.transformer.layers - 1}"
 
 
 def _feeding(model: Model, module: ModelModule, kind: EdgeKind) -> tuple[ModelModule, ...]:

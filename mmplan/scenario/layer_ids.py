@@ -1,10 +1,27 @@
-"""Layer ids in their short form: `llm.0-7` stands for `llm.0` to `llm.7`."""
+"""Layer ids of a module, and their short form: `llm.0-7` stands for `llm.0` to `llm.7`."""
 
 import re
 from collections.abc import Iterable, Sequence
 
+from mmplan.scenario.scenario import ModelModule
+
 _INDEXED = re.compile(r"^(?P<stem>.+)\.(?P<first>\d+)(?:-(?P<last>\d+))?$")
 _MAX_RANGE = 100_000  # no model has more layers; a longer range is a typing error, not a list to build
+
+
+def module_layer_ids(module: ModelModule) -> tuple[str, ...]:
+    """The ids of a module's layers, in order."""
+    if module.projector is not None:
+        return (f"{module.name}.0",)
+    assert module.transformer is not None
+    blocks = tuple(f"{module.name}.{index}" for index in range(module.transformer.layers))
+    ends = (f"{module.name}.head", f"{module.name}.loss") if module.vocabulary is not None else ()
+    return (f"{module.name}.embed", *blocks, *ends)
+
+
+def last_layer_id(module: ModelModule) -> str:
+    """The layer whose output other modules read."""
+    return f"{module.name}.0" if module.transformer is None else f"{module.name}.{module.transformer.layers - 1}"
 
 
 def expand_ids(short: Iterable[str]) -> tuple[str, ...]:

@@ -1,7 +1,5 @@
 """`load_scenario`: from a YAML file to a checked `Scenario`, in the order a reader would check it."""
 
-import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +15,7 @@ from mmplan.scenario.sizes import data_from_spec
 from mmplan.scenario.stacks import technique_of
 from mmplan.scenario.technique import Technique
 from mmplan.scenario.validate import validate_spec
-
-_RANGE = re.compile(r"^(?P<module>.+)\.(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?$")
+from mmplan.scenario.zones import no_split_layers
 
 
 def load_scenario(path: Path | str) -> Scenario:
@@ -49,16 +46,6 @@ def load_scenario(path: Path | str) -> Scenario:
         source=spec.source,
         technique=_technique(spec.technique, document),
     )
-
-
-def module_layer_ids(module: ModelModule) -> tuple[str, ...]:
-    """The ids of a module's layers, in order."""
-    if module.projector is not None:
-        return (f"{module.name}.0",)
-    assert module.transformer is not None
-    blocks = tuple(f"{module.name}.{index}" for index in range(module.transformer.layers))
-    ends = (f"{module.name}.head", f"{module.name}.loss") if module.vocabulary is not None else ()
-    return (f"{module.name}.embed", *blocks, *ends)
 
 
 def _model(spec: ScenarioSpec, document: Document) -> Model:
@@ -142,7 +129,7 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         product = " x ".join(f"{key} {value}" for key, value in least.items())
         raise document.error(at, f"{product} = {needed} devices, the cluster has {total}")
     return Constraints(
-        no_split=_no_split(spec.no_split, model, document),
+        no_split=no_split_layers(spec.no_split, model, document),
         memory_headroom=spec.memory_headroom,
         tp=tuple(spec.tp),
         pp=tuple(spec.pp),
@@ -150,37 +137,3 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         microbatch=tuple(spec.microbatch),
         schedule=tuple(spec.schedule),
     )
-
-
-def _no_split(items: list[str], model: Model, document: Document) -> tuple[str, ...]:
-    """Layer ids with ranges expanded; a module's name stands for all of its layers."""
-    known = {layer for module in model.modules for layer in module_layer_ids(module)}
-    names = {module.name: module_layer_ids(module) for module in model.modules}
-    result: list[str] = []
-    for index, item in enumerate(items):
-        at: KeyPath = ("constraints", "no_split", index)
-        if item in names:
-            result.extend(names[item])
-            continue
-        match = _RANGE.match(item)
-        last = f"{match['module']}.{int(match['last'] or match['first'])}" if match is not None else item
-        if last not in known:
-            hint = _layer_hint(item, match["module"] if match is not None else None, names)
-            raise document.error(at, f"unknown layer {shown(item)}{hint}")
-        if match is None:
-            result.append(item)
-            continue
-        first, end = int(match["first"]), int(match["last"] or match["first"])
-        if first > end:
-            raise document.error(at, f"the range {shown(item)} runs backwards")
-        result.extend(f"{match['module']}.{number}" for number in range(first, end + 1))
-    return tuple(dict.fromkeys(result))
-
-
-def _layer_hint(item: str, module: str | None, names: Mapping[str, tuple[str, ...]]) -> str:
-    """What is said about an unknown layer."""
-    blocks = [layer for layer in names.get(module or "", ()) if layer.rpartition(".")[2].isdigit()]
-    if blocks:
-        return f"; '{module}' has {len(blocks)} block{'s' if len(blocks) > 1 else ''}, the last is '{blocks[-1]}'"
-    known = [*names, *(layer for layers in names.values() for layer in layers)]
-    return did_you_mean(item, known) or "; layers are named like 'llm.0', 'llm.0-7', 'llm.head'"

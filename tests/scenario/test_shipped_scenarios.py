@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mmplan.cost_models.build import build_graph
 from mmplan.errors import InputError
-from mmplan.scenario.load import load_scenario, module_layer_ids
+from mmplan.scenario.layer_ids import module_layer_ids
+from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.schema import scenario_json_schema
 
