@@ -170,7 +170,7 @@ def _stage_cycle(links: dict[int, dict[int, str]]) -> list[int]:
 
 def _zones(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
     """No cut touches a no-split layer or crosses an edge that cannot be cut."""
-    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
+    stage_of = plan.stage_of_layer()
     zone = set(plan.scenario.constraints.no_split)
     for edge in graph.edges():
         source, target = stage_of[edge.producer], stage_of[edge.consumer]
@@ -186,7 +186,7 @@ def _zones(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
 
 def check_tensors(plan: Plan, graph: ComputationGraph, program: Program) -> tuple[Finding, ...]:
     """Every stage gets each tensor it reads, and each gradient that flows back, once per microbatch."""
-    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
+    stage_of = plan.stage_of_layer()
     activations: set[tuple[int, int, str]] = set()  # source stage, target stage, producing layer
     gradients: set[tuple[int, int, str]] = set()
     for edge in graph.edges():

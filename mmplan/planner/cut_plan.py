@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.planner.configuration import Configuration
-from mmplan.planner.cut_problem import in_flight
+from mmplan.planner.families import in_flight
 from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, scenario_hash
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import finish_s, lag_s, machine_of
@@ -38,7 +38,7 @@ def cut_stages(
     tails_s, depths = _tails_and_depths(prices, configuration, stages, work_s)
     built: list[StagePlan] = []
     for ids, depth in zip(stages, depths, strict=True):
-        alive = in_flight(depth, configuration.microbatches, configuration.schedule)
+        alive = in_flight(configuration.schedule, configuration.microbatches, depth)
         memory_bytes = machine.reserved_bytes + sum(layers[x].state_bytes + alive * layers[x].kept_bytes for x in ids)
         built.append(
             StagePlan(

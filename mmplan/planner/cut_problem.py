@@ -12,6 +12,7 @@ whose quotient is acyclic, within memory, so that the closed-form step time is l
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mmplan.planner.families import in_flight
 from mmplan.planner.plan import ScheduleName
 
 
@@ -57,20 +58,10 @@ class CutProblem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutValue:
-    """The numbers of one answer; tuples have one entry per stage, stages numbered in topological order."""
+    """What one answer is worth; `stage_memory_bytes` has one entry per stage, stages numbered in topological order."""
 
     objective_ns: int
-    bottleneck_ns: int  # max T_s
-    critical_path_ns: int
-    finish_ns: int
-    stage_work_ns: tuple[int, ...]
-    stage_in_flight: tuple[int, ...]
     stage_memory_bytes: tuple[int, ...]
-
-
-def in_flight(depth: int, microbatches: int, schedule: ScheduleName) -> int:
-    """Microbatches whose activations a stage at `depth` stages from the end of the pipeline holds at once."""
-    return min(depth, microbatches) if schedule == "1f1b" else microbatches
 
 
 def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
@@ -84,27 +75,22 @@ def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
         raise ValueError(f"stages used {sorted(set(stage_of))}, expected 0 to {problem.stages - 1}")
     if any(stage_of[edge.producer] > stage_of[edge.consumer] for edge in problem.edges):
         raise ValueError("an edge leads back to an earlier stage")
-    work, state, kept, finish = ([0] * problem.stages for _ in range(4))
+    work_ns, state_bytes, kept_bytes, finish_ns = ([0] * problem.stages for _ in range(4))
     for group, stage in enumerate(stage_of):
-        work[stage] += problem.work_ns[group]
-        state[stage] += problem.state_bytes[group]
-        kept[stage] += problem.kept_bytes[group]
-        finish[stage] += problem.finish_ns[group]
+        work_ns[stage] += problem.work_ns[group]
+        state_bytes[stage] += problem.state_bytes[group]
+        kept_bytes[stage] += problem.kept_bytes[group]
+        finish_ns[stage] += problem.finish_ns[group]
     for stage in {stage for group, stage in enumerate(stage_of) if problem.trainable[group]}:
-        finish[stage] += problem.finish_fixed_ns
-    tail, depth = list(work), [1] * problem.stages
+        finish_ns[stage] += problem.finish_fixed_ns
+    tail_ns, depth = list(work_ns), [1] * problem.stages
     for edge in sorted(problem.edges, key=lambda edge: -stage_of[edge.producer]):
         sender, receiver = stage_of[edge.producer], stage_of[edge.consumer]
         if sender != receiver:
-            tail[sender] = max(tail[sender], work[sender] + edge.lag_ns + tail[receiver])
+            tail_ns[sender] = max(tail_ns[sender], work_ns[sender] + edge.lag_ns + tail_ns[receiver])
             depth[sender] = max(depth[sender], 1 + depth[receiver])
-    alive = tuple(in_flight(depth[s], problem.microbatches, problem.schedule) for s in stages)
+    alive = [in_flight(problem.schedule, problem.microbatches, depth[s]) for s in stages]
     return CutValue(
-        objective_ns=(problem.microbatches - 1) * max(work) + max(tail) + max(finish),
-        bottleneck_ns=max(work),
-        critical_path_ns=max(tail),
-        finish_ns=max(finish),
-        stage_work_ns=tuple(work),
-        stage_in_flight=alive,
-        stage_memory_bytes=tuple(state[s] + alive[s] * kept[s] for s in stages),
+        objective_ns=(problem.microbatches - 1) * max(work_ns) + max(tail_ns) + max(finish_ns),
+        stage_memory_bytes=tuple(state_bytes[s] + alive[s] * kept_bytes[s] for s in stages),
     )

@@ -35,7 +35,7 @@ def build_schedule(
 
 
 def in_flight(name: ScheduleName, microbatches: int, depth: int) -> int:
-    """Microbatches of a stage whose activations are alive at once."""
+    """Microbatches whose activations a stage at `depth` stages from the end of the pipeline holds at once."""
     return min(microbatches, depth) if name == "1f1b" else microbatches
 
 
