@@ -199,6 +199,54 @@ def check(plan_file: PlanFile, json_file: JsonFile = None) -> None:
 
 
 @app.command()
+def fit(
+    scenario: Annotated[
+        Path | None, typer.Argument(metavar="SCENARIO", help="A scenario YAML file; or --model.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Instead of a scenario: a config.json or a bundled name.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="A device of `mmplan hardware`.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="How many.")] = None,
+    seq: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence, images included (with --model).")
+    ] = None,
+    images: Annotated[int, typer.Option(min=0, help="Images in a sequence (with --model).")] = 0,
+    image_size: Annotated[int, typer.Option(min=1, help="Their side in pixels (with --model).")] = 448,
+    freeze: Annotated[list[str] | None, typer.Option(help="A module not to train (with --model); repeatable.")] = None,
+    lora: Annotated[int | None, typer.Option(min=1, help="Rank of LoRA on the language model (with --model).")] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallel degree.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
+    dp: Annotated[int | None, typer.Option(min=1, help="Replicas [all devices].")] = None,
+    cp: Annotated[int, typer.Option(min=1, help="Context parallel degree.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallel degree.")] = 1,
+    etp: Annotated[int, typer.Option(min=1, help="Tensor parallel degree inside an expert.")] = 1,
+    vp: Annotated[int, typer.Option(min=1, help="Chunks of layers per stage (interleaving).")] = 1,
+    mbs: Annotated[int, typer.Option(min=1, help="Sequences in a microbatch.")] = 1,
+    gbs: Annotated[int | None, typer.Option(min=1, help="Global batch [the scenario's].")] = None,
+    schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe, interleaved, zb-1p, zb-2p or zb-v.")] = None,
+    stack: Annotated[str | None, typer.Option(help="Software stack, e.g. nemo-2025, deepspeed-2024.")] = None,
+    zero: Annotated[int | None, typer.Option(min=0, max=3, help="ZeRO stage; 2 and 3 are FSDP's too.")] = None,
+    recompute: Annotated[str | None, typer.Option(help="none, selective, full, or layers per stage.")] = None,
+    attention: Annotated[str | None, typer.Option(help="math, flash1, flash2, flash3 or cudnn.")] = None,
+    offload: Annotated[
+        str | None, typer.Option(help="none, optimizer or parameters: what lives in host memory.")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Say whether one configuration fits, without search: memory by part and stage, step time, what would help."""
+    options = {name: value for name, value in locals().items() if name not in ("explain", "json_file", "freeze")}
+    from mmplan.planner.fit import fit
+    from mmplan.planner.fit_job import Question, job_of
+    from mmplan.report.console import emit
+    from mmplan.report.fit import fit_document, fit_tables
+
+    require_folder(json_path(json_file))
+    result = fit(*job_of(Question(freeze=tuple(freeze or ()), **options)))
+    emit(json_file, fit_document(result), *fit_tables(result, explain))
+    raise typer.Exit(1 if result.verdict.kind == "OOM" else 0)
+
+
+@app.command()
 def execute(
     plan_file: PlanFile,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 10,

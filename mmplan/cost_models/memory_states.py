@@ -14,9 +14,7 @@ from mmplan.cost_models.memory_rules import parameter_bytes
 from mmplan.cost_models.ops import Linear, Op, op_inputs, op_trainable
 from mmplan.cost_models.shard import Shard
 from mmplan.scenario.scenario import Dtype, Optimizer
-from mmplan.scenario.technique import Technique
-
-SHARDING_STAGES = ("none", "optimizer", "gradients", "parameters")  # ZeRO-0 to ZeRO-3
+from mmplan.scenario.technique import SHARDINGS, Technique
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +76,7 @@ def state_parts(
     """Weights, gradients and optimizer state on the device (arXiv 1910.02054, section 5: each ZeRO stage splits one
     more of them)."""
     per = parameter_bytes(precision, optimizer, technique)
-    stage = SHARDING_STAGES.index(technique.sharding)
+    stage = SHARDINGS.index(technique.sharding)
     on_host = ("none", "optimizer", "parameters").index(technique.offload)
     frozen = counts.dense_frozen + counts.expert_frozen
     weights = split_bytes(counts, replicas, per.weight, stage >= 3)

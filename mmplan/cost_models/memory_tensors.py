@@ -33,9 +33,7 @@ def _tensors(layer: Layer, load: Load, setting: Setting) -> Iterable[LargeTensor
                 shape = (split(op.experts, 1, shard.ep), op.x.local_width(shard), op.y.local_width(shard))
                 yield _tensor(f"{layer.id} experts {op.name}", shape, dtype, width)
             case Embedding():
-                yield _tensor(
-                    f"{layer.id} table {op.name}", (split(op.size, op.unit, shard.tp), op.y.width), dtype, width
-                )
+                yield _tensor(f"{layer.id} {op.name}", (split(op.size, op.unit, shard.tp), op.y.width), dtype, width)
             case CrossEntropy():
                 shape = (round(op.x.local_rows(load, shard)), op.x.local_width(shard))
                 yield _tensor(f"{layer.id} fp32 logits", shape, "fp32", FP32_BYTES)

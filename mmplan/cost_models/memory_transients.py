@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from mmplan.cost_models.memory_estimate import MemoryPart
 from mmplan.cost_models.memory_rules import MemoryRules, memory_rules, parameter_bytes
-from mmplan.cost_models.memory_states import SHARDING_STAGES, ParameterCounts, Replicas, split_bytes
+from mmplan.cost_models.memory_states import ParameterCounts, Replicas, split_bytes
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype, Optimizer
-from mmplan.scenario.technique import Technique
+from mmplan.scenario.technique import SHARDINGS, Technique
 
 
 def gathered_part(
@@ -20,7 +20,7 @@ def gathered_part(
         hidden: width of the language model, from which "auto" buckets follow.
     """
     rules, width = memory_rules(technique.stack), DTYPE_BYTES[precision]
-    stage = SHARDING_STAGES.index(technique.sharding)
+    stage = SHARDINGS.index(technique.sharding)
     if rules.engine == "fsdp":
         size, why = _fsdp(units, root, width, stage)
     elif rules.engine == "deepspeed":

@@ -5,24 +5,25 @@ from collections.abc import Sequence
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.errors import InputError
+from mmplan.planner.stage_split import chunk_sizes
 
 
-def block_counts(blocks: int, parts: int) -> tuple[int, ...]:
-    """Blocks of each of `parts` pieces, as equal as they can be; the first and last piece, which also hold the
-    vocabulary layers, get the fewer ones (`account_for_embedding_in_pipeline_split` of Megatron-LM).
+def block_counts(blocks: int, pieces: int) -> tuple[int, ...]:
+    """Blocks of each of `pieces` pieces: `chunk_sizes`, or, where every piece has one block at most, none for the last
+    piece and then for the first, which hold the vocabulary layers.
 
-    >>> block_counts(46, 4)
-    (11, 12, 12, 11)
+    >>> block_counts(22, 24)[:2]
+    (0, 1)
+
+    Raises:
+        InputError: more pieces than blocks and vocabulary layers.
     """
-    if parts > blocks + 2:
-        raise InputError(
-            f"{parts} pieces of a pipeline need a block each (the first and last can do with vocabulary layers alone), "
-            f"the model has {blocks}"
-        )
-    base, left = divmod(blocks, parts)
-    order = [*range(1, parts - 1), 0, parts - 1]
-    extra = set(order[:left])
-    return tuple(base + (1 if part in extra else 0) for part in range(parts))
+    if pieces <= blocks:
+        return chunk_sizes(blocks, pieces)
+    if pieces > blocks + 2:
+        raise InputError(f"{pieces} pieces of a pipeline: the model has {blocks} blocks and 2 vocabulary layers")
+    first = 0 if pieces == blocks + 2 else 1
+    return (first, *([1] * (pieces - 2)), 0)
 
 
 def even_chunks(graph: ComputationGraph, kinds: Sequence[str], pp: int, vp: int = 1) -> tuple[tuple[Layer, ...], ...]:
@@ -35,7 +36,7 @@ def even_chunks(graph: ComputationGraph, kinds: Sequence[str], pp: int, vp: int 
     layers = graph.layers()
     blocks = [layer for layer in layers if layer.module in kinds and layer.kind in ("block", "cross_block")]
     pieces = pp * vp
-    counts = block_counts(len(blocks), pieces) if pieces > 1 else (len(blocks),)
+    counts = block_counts(len(blocks), pieces)
     piece_of: dict[str, int] = {}
     first = 0
     for piece, count in enumerate(counts):

@@ -205,7 +205,7 @@ def _activation_parts(job: _Job, stage: _Stage) -> tuple[MemoryPart, ...]:
     if logits[1] > live:
         live, name, why = logits[1], "logits at work", "fp32 and 16-bit copies or gradients beside those kept"
     shown = "+".join(str(count) for count in stage.in_flight)
-    alive_text = f"{shown} microbatches alive, {len(stage.layers)} layers, {len(again)} of them recomputed"
+    alive_text = f"{shown} microbatch(es) alive, {len(stage.layers)} layers, {len(again)} of them recomputed"
     parts = (
         ("activations", total.values, alive_text),
         ("attention scores", total.scores, f"pairs x heads kept, {shown} microbatches alive"),
@@ -239,7 +239,7 @@ def _pipeline_part(job: _Job, stage: _Stage) -> tuple[MemoryPart, ...]:
     """A received activation and a received gradient (Megatron-LM p2p_communication.py keeps one of each)."""
     if job.degrees.pp == 1:
         return ()
-    layer = next((layer for layer in stage.layers if layer.kind in BLOCKS), None)
+    layer = next((layer for layer in reversed(stage.layers) if layer.kind in BLOCKS), None)
     if layer is None:
         return ()
     setting = job.settings[layer.module]

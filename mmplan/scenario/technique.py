@@ -12,6 +12,7 @@ Fp8 = Literal["none", "tensor", "block", "mx"]
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]
 Offload = Literal["none", "optimizer", "parameters"]
+SHARDINGS: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")  # ZeRO-0 to ZeRO-3
 LossKernel = Literal["plain", "fused", "chunked"]
 
 ATTENTION_KINDS: tuple[Attention, ...] = ("math", "flash1", "flash2", "flash3", "cudnn")
