@@ -1,6 +1,6 @@
-"""The operators of each kind of layer, from the dimensions in a scenario.
+"""The operators of attention, MLP and projectors, from the dimensions in a scenario.
 
-Pre-norm transformer blocks as in ViT (arXiv 2010.11929), LLaMA (2302.13971), Whisper (2212.04356) and the gated
+Transformer blocks as in ViT (arXiv 2010.11929), LLaMA (2302.13971), Whisper (2212.04356) and the gated
 cross-attention layers of Llama 3.2; tensor parallelism as in Megatron (1909.08053): column then row.
 """
 
@@ -21,6 +21,7 @@ from mmplan.cost_models.ops import (
     Parallel,
     Rope,
     Rows,
+    Scale,
     Value,
 )
 from mmplan.scenario.scenario import Projector, Training, Transformer
@@ -49,28 +50,26 @@ def linear_ops(
 
 
 def attention_ops(
-    shape: Transformer, training: Training, x: Value, y: Value, *, rope: bool, window: int | None, context: Value | None
+    shape: Transformer, training: Training, normed: Value, *, rope: bool, window: int | None, context: Value | None
 ) -> tuple[Op, ...]:
-    """Norm, projections, attention, output projection, residual: x [tokens, hidden] -> y."""
+    """Projections, attention, output projection: normed [tokens, hidden] -> value `attn_out`."""
     trained = training.mode == "full"
-    normed = Value("attn_normed", TOKENS, shape.hidden)
-    source = context or normed
-    query_width, key_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    q = Value("q", TOKENS, query_width, sharded=True)
-    k, v = (Value(name, source.rows, key_width, sharded=True) for name in ("k", "v"))
-    ops: list[Op] = [Norm(name="attn_norm", x=x, y=normed, kind=shape.norm, trainable=trained)]
-    ops += linear_ops("q", normed, q, training, bias=shape.qkv_bias, parallel="column")
+    source, head = context or normed, shape.head_dim
+    query_width, key_width = shape.heads * head, shape.kv_heads * head
+    q = Value("q", TOKENS, query_width, sharded=True, unit=head)
+    k, v = (Value(name, source.rows, key_width, sharded=True, unit=head) for name in ("k", "v"))
+    ops: list[Op] = [*linear_ops("q", normed, q, training, bias=shape.qkv_bias, parallel="column")]
     ops += linear_ops("k", source, k, training, bias=shape.qkv_bias and shape.key_bias, parallel="column")
     ops += linear_ops("v", source, v, training, bias=shape.qkv_bias, parallel="column")
     if shape.qk_norm:
         q, k, plain_q, plain_k = replace(q, name="q_normed"), replace(k, name="k_normed"), q, k
-        ops.append(Norm(name="q_norm", x=plain_q, y=q, kind=shape.norm, trainable=trained, groups=shape.heads))
-        ops.append(Norm(name="k_norm", x=plain_k, y=k, kind=shape.norm, trainable=trained, groups=shape.kv_heads))
+        groups = (1, 1) if shape.qk_norm_whole else (shape.heads, shape.kv_heads)
+        ops.append(Norm(name="q_norm", x=plain_q, y=q, kind=shape.norm, trainable=trained, groups=groups[0]))
+        ops.append(Norm(name="k_norm", x=plain_k, y=k, kind=shape.norm, trainable=trained, groups=groups[1]))
     if rope and context is None:
         q, k, plain_q, plain_k = replace(q, name="q_rotated"), replace(k, name="k_rotated"), q, k
         ops += [Rope(x=plain_q, y=q, heads=shape.heads), Rope(x=plain_k, y=k, heads=shape.kv_heads)]
-    attended = Value("attended", TOKENS, query_width, sharded=True)
-    pairs = Rows("context_pairs" if context else "window_pairs" if window else "pairs")
+    attended = Value("attended", TOKENS, query_width, sharded=True, unit=head)
     attention = Attention(
         q=q,
         k=k,
@@ -78,46 +77,49 @@ def attention_ops(
         y=attended,
         heads=shape.heads,
         kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
+        head_dim=head,
         causal=shape.causal and context is None,
-        pairs=pairs,
+        pairs=Rows("context_pairs" if context else "window_pairs" if window else "pairs"),
         window=window,
+        sliding=shape.sliding,
         cross=context is not None,
     )
-    projected = Value("attn_out", TOKENS, shape.hidden)
     ops.append(attention)
-    ops += linear_ops("o", attended, projected, training, bias=shape.out_bias, parallel="row")
-    return (*ops, Add(a=x, b=projected, y=y))
+    out = Value("attn_out", TOKENS, shape.hidden)
+    return (*ops, *linear_ops("o", attended, out, training, bias=shape.out_bias, parallel="row"))
 
 
-def mlp_ops(shape: Transformer, training: Training, x: Value, y: Value) -> tuple[Op, ...]:
-    """Norm, up (and gate), activation, down, residual: SiLU-gated as in LLaMA, else GELU."""
-    normed = Value("mlp_normed", TOKENS, shape.hidden)
-    wide = [Value(name, TOKENS, shape.ffn, sharded=True) for name in ("up", "gate", "active", "product")]
-    up, gate, active, product = wide
-    ops: list[Op] = [Norm(name="mlp_norm", x=x, y=normed, kind=shape.norm, trainable=training.mode == "full")]
-    ops += linear_ops("up", normed, up, training, bias=shape.mlp_bias, parallel="column")
-    if shape.gated_mlp:
-        ops += linear_ops("gate", normed, gate, training, bias=shape.mlp_bias, parallel="column")
-        ops += [Activation(kind="silu", x=gate, y=active), Multiply(a=active, b=up, y=product)]
-    else:
-        ops.append(Activation(kind="gelu", x=up, y=active))
-        product = active
-    down = Value("mlp_out", TOKENS, shape.hidden)
-    ops += linear_ops("down", product, down, training, bias=shape.mlp_bias, parallel="row")
-    return (*ops, Add(a=x, b=down, y=y))
-
-
-def block_ops(
-    shape: Transformer, training: Training, index: int, *, rope: bool, context_width: int | None = None
+def mlp_body(
+    shape: Transformer, training: Training, x: Value, y: Value, width: int, *, prefix: str = ""
 ) -> tuple[Op, ...]:
-    """Block `index` of a transformer; input `x`, and `context` for cross layers."""
-    is_global = shape.window_tokens is None or index in shape.global_layers
-    context = Value("context", CONTEXT, context_width) if context_width is not None else None
-    x, middle, y = (Value(name, TOKENS, shape.hidden) for name in ("x", "middle", "y"))
-    window = None if is_global or context is not None else shape.window_tokens
-    attention = attention_ops(shape, training, x, middle, rope=rope, window=window, context=context)
-    return (*attention, *mlp_ops(shape, training, middle, y))
+    """Up (and gate), activation, down: x -> y. Names and values of shared experts get a prefix."""
+    names = (f"{prefix}{name}" for name in ("up", "gate", "active", "product"))
+    up, gate, active, product = (Value(name, TOKENS, width, sharded=True) for name in names)
+    ops: list[Op] = [*linear_ops(up.name, x, up, training, bias=shape.mlp_bias, parallel="column")]
+    if shape.gated_mlp:
+        ops += linear_ops(gate.name, x, gate, training, bias=shape.mlp_bias, parallel="column")
+        ops += [Activation(kind=shape.mlp_activation, x=gate, y=active), Multiply(a=active, b=up, y=product)]
+    else:
+        ops.append(Activation(kind=shape.mlp_activation, x=up, y=active))
+        product = active
+    return (*ops, *linear_ops(f"{prefix}down", product, y, training, bias=shape.mlp_bias, parallel="row"))
+
+
+def residual_ops(
+    shape: Transformer, training: Training, part: str, x: Value, branch: Value, y: Value
+) -> tuple[Op, ...]:
+    """Norm and learned scale of what a branch gives, where the model has them, then the sum: x + branch -> y."""
+    ops: list[Op] = []
+    trained = training.mode == "full"
+    if shape.post_norms:
+        normed = replace(branch, name=f"{part}_out_normed")
+        ops.append(Norm(name=f"{part}_post_norm", x=branch, y=normed, kind=shape.norm, trainable=trained))
+        branch = normed
+    if shape.layer_scale:
+        scaled = replace(branch, name=f"{part}_out_scaled")
+        ops.append(Scale(name=f"{part}_scale", x=branch, y=scaled, trainable=trained))
+        branch = scaled
+    return (*ops, Add(a=x, b=branch, y=y))
 
 
 def projector_ops(shape: Projector, training: Training, width: int) -> tuple[Op, ...]:

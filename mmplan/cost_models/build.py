@@ -6,7 +6,7 @@ trained decides, layer by layer along the graph, which values carry gradients.
 
 from dataclasses import dataclass
 
-from mmplan.cost_models.blocks import block_ops, projector_ops
+from mmplan.cost_models.blocks import projector_ops
 from mmplan.cost_models.embeddings import (
     audio_embed_ops,
     end_ops,
@@ -19,8 +19,10 @@ from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer, LayerKind, Source, values_with_grad
 from mmplan.cost_models.module_order import upstream_first
 from mmplan.cost_models.ops import Op, op_inputs
+from mmplan.cost_models.transformer_block import block_ops
 from mmplan.errors import CostModelError
 from mmplan.scenario.layer_ids import last_layer_id
+from mmplan.scenario.model_edges import merged_beside
 from mmplan.scenario.scenario import EdgeKind, Model, ModelModule, Scenario, Transformer
 
 
@@ -78,10 +80,15 @@ def _edge(layers: dict[str, Layer], source: Source, consumer: Layer) -> Edge:
         consumer=consumer.id,
         width=width,
         load_module=producer.module,
-        load_field="tokens" if producer.module == consumer.module else "outputs",
+        load_field="tokens" if producer.module == consumer.module or not _is_last(layers, producer) else "outputs",
         carries_grad=producer.has_backward,
         cuttable=consumer.kind != "loss",
     )
+
+
+def _is_last(layers: dict[str, Layer], producer: Layer) -> bool:
+    """Whether no block of the module follows."""
+    return f"{producer.module}.{producer.index + 1}" not in layers
 
 
 def _feeding(model: Model, module: ModelModule, kind: EdgeKind) -> tuple[ModelModule, ...]:
@@ -104,7 +111,8 @@ def _module_drafts(model: Model, module: ModelModule) -> list[_Draft]:
     if module.projector is not None:
         producer = _only(module, "input", _feeding(model, module, "input"))
         ops = projector_ops(module.projector, module.training, producer.output_width)
-        source = Source(last_layer_id(producer), "x")
+        layer = next(edge.producer_layer for edge in model.edges if edge.consumer == module.name)
+        source = Source(last_layer_id(producer) if layer is None else f"{producer.name}.{layer}", "x")
         return [_Draft(f"{module.name}.0", module, "projector", 0, (source,), ops)]
     drafts = [_embed_draft(model, module), *_block_drafts(model, module)]
     if module.kind == "language_model" and module.vocabulary is not None:
@@ -138,6 +146,14 @@ def _embed_draft(model: Model, module: ModelModule) -> _Draft:
     return _Draft(layer_id, module, "token_embed", 0, sources, ops)
 
 
+def _added(model: Model, module: ModelModule, index: int) -> tuple[str, str] | None:
+    """(module whose tokens block `index` adds, module that has merged the same encoder's tokens)."""
+    for edge in model.edges:
+        if edge.kind == "add" and edge.consumer == module.name and edge.consumer_layer == index:
+            return edge.producer, merged_beside(model, edge)
+    return None
+
+
 def _block_drafts(model: Model, module: ModelModule) -> list[_Draft]:
     shape, contexts = _transformer(module), _feeding(model, module, "cross_attention")
     rope = module.audio is None and not (module.vision is not None and module.vision.learned_positions)
@@ -150,7 +166,10 @@ def _block_drafts(model: Model, module: ModelModule) -> list[_Draft]:
             producer = _only(module, "cross_attention", contexts)
             width = shape.cross_width or producer.output_width
             sources = (*sources, Source(last_layer_id(producer), "context"))
-        ops = block_ops(shape, module.training, index, rope=rope, context_width=width)
+        added = _added(model, module, index)
+        if added is not None:
+            sources = (*sources, Source(last_layer_id(model.module(added[0])), added[0]))
+        ops = block_ops(shape, module.training, index, rope=rope, context_width=width, added=added)
         if index == shape.layers - 1:
             ops += end_ops(module.vision, module.audio, shape, module.training, ops[-1].y)
         kind: LayerKind = "cross_block" if width is not None else "block"

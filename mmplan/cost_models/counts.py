@@ -7,6 +7,7 @@ query-key pairs whether causal or not, its backward with recomputed scores (5 pr
 """
 
 import math
+from dataclasses import replace
 
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layer import Layer
@@ -26,6 +27,7 @@ from mmplan.cost_models.ops import (
     Op,
     Positions,
     Route,
+    Rows,
     Scale,
     Value,
     op_inputs,
@@ -134,7 +136,9 @@ def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:
         case Multiply():
             return tuple(kept for kept, other in ((op.a, op.b), (op.b, op.a)) if other.name in grad)
         case Combine():
-            return tuple(kept for kept, other in ((op.x, op.weights), (op.weights, op.x)) if other.name in grad)
+            rows = Rows("tokens", times=op.weights.width)
+            gathered = replace(op.x, name="gathered", rows=rows)
+            return tuple(kept for kept, other in ((gathered, op.weights), (op.weights, op.x)) if other.name in grad)
         case _:
             return ()
 

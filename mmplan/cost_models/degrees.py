@@ -4,12 +4,18 @@ from mmplan.scenario.scenario import ModelModule, Scenario
 
 
 def sharded_widths(module: ModelModule) -> dict[str, int]:
-    """Sizes that tensor parallelism splits in a module, by their name."""
+    """Sizes that tensor parallelism splits in a module and that have to divide, by their name."""
     widths: dict[str, int] = {}
     if module.transformer is not None:
         shape = module.transformer
-        widths |= {"heads": shape.heads, "kv_heads": shape.kv_heads, "ffn": shape.ffn}
-    if module.vocabulary is not None:
+        if not shape.pad_heads:
+            widths |= {"heads": shape.heads} | ({} if shape.mla is not None else {"kv_heads": shape.kv_heads})
+        if shape.moe is None or not all(shape.moe.in_layer(index) for index in range(shape.layers)):
+            widths["ffn"] = shape.ffn
+        if shape.moe is not None:
+            widths["expert_ffn"] = shape.moe.expert_ffn
+            widths |= {"shared_ffn": shape.moe.shared_ffn} if shape.moe.shared_ffn else {}
+    if module.vocabulary is not None and module.vocabulary.pad_to == 1:
         widths["vocabulary"] = module.vocabulary.size
     if module.projector is not None:
         inner = module.projector.dims[1:-1:2]

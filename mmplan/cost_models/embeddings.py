@@ -41,6 +41,11 @@ def patch_embed_ops(vision: VisionInput, shape: Transformer, training: Training)
         tokens = Value("tokens", TOKENS, shape.hidden)
         ops.append(ClassToken(name="class_token", x=value, y=tokens, period=patches, trainable=trained))
         value = tokens
+    if vision.position_rows:
+        placed = Value("placed", TOKENS, shape.hidden)
+        size = vision.position_rows
+        ops.append(Positions(name="positions", x=value, y=placed, size=size, trainable=trained, stretched=True))
+        value = placed
     if vision.learned_positions:
         if patches is None:
             raise ValueError("learned positions need a fixed image_size")
@@ -87,7 +92,8 @@ def token_embed_ops(
     trained = training.mode == "full"
     width = vocabulary.width or hidden
     text = Value("text", Rows("input_elements"), width)
-    ops: list[Op] = [Embedding(name="table", y=text, size=vocabulary.size, trainable=trained)]
+    table = Embedding(name="table", y=text, size=vocabulary.size, trainable=trained, unit=vocabulary.pad_to)
+    ops: list[Op] = [table]
     parts, keys = [text, *(Value(name, TOKENS, hidden) for name in merged)], ["text", *merged]
     project_all = hidden_source is not None and vocabulary.width is not None
     if hidden_source is not None:
@@ -130,7 +136,7 @@ def end_ops(
 def head_ops(vocabulary: Vocabulary, hidden: int, training: Training) -> tuple[Op, ...]:
     """[tokens, hidden] -> logits [tokens, vocabulary], split over tp ranks by vocabulary."""
     x = Value("x", TOKENS, hidden)
-    logits = Value("logits", TOKENS, vocabulary.size, sharded=True)
+    logits = Value("logits", TOKENS, vocabulary.size, sharded=True, unit=vocabulary.pad_to)
     trained = training.mode == "full"
     tied = vocabulary.tied
     return (Linear(name="head", x=x, y=logits, bias=False, trainable=trained, parallel="column", tied=tied),)
@@ -138,5 +144,5 @@ def head_ops(vocabulary: Vocabulary, hidden: int, training: Training) -> tuple[O
 
 def loss_ops(vocabulary: Vocabulary) -> tuple[Op, ...]:
     """logits -> one number."""
-    logits = Value("x", TOKENS, vocabulary.size, sharded=True)
+    logits = Value("x", TOKENS, vocabulary.size, sharded=True, unit=vocabulary.pad_to)
     return (CrossEntropy(x=logits, y=Value("loss", Rows("sequences"), 1)),)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.module_order import upstream_first
 from mmplan.scenario.samples import reference_samples
-from mmplan.scenario.scenario import AudioInput, Model, ModelModule, Sample, Scenario, VisionInput
+from mmplan.scenario.scenario import AudioInput, Model, ModelModule, Sample, Scenario, Transformer, VisionInput
 
 
 def sample_loads(scenario: Scenario, samples: Sequence[Sample]) -> dict[str, Load]:
@@ -133,9 +133,14 @@ def _input_elements(model: Model, module: ModelModule, sample: Sample) -> int:
     return own_tokens(module, sample) if module.vocabulary is not None else 0
 
 
-def _window_pairs(length: int, window: int | None) -> int:
-    if window is None:
+def _window_pairs(length: int, shape: Transformer | None) -> int:
+    """Pairs within windows. A window that slides is counted like whole causal attention, both sides of the diagonal:
+    the square of the first window, then twice the window for every further row."""
+    if shape is None or shape.window_tokens is None or length <= shape.window_tokens:
         return length**2
+    window = shape.window_tokens
+    if shape.sliding:
+        return window**2 + 2 * window * (length - window)
     return length // window * window**2 + (length % window) ** 2
 
 
@@ -144,14 +149,13 @@ def _one_sample(model: Model, sample: Sample) -> dict[str, Load]:
     loads: dict[str, Load] = {}
     for module in model.modules:
         own = lengths[module.name]
-        window = module.transformer.window_tokens if module.transformer is not None else None
         context = _incoming(model, module, ("input", "cross_attention", "hidden"), lengths)
         is_language_model = module.kind == "language_model"
         loads[module.name] = Load(
             sequences=len(own),
             tokens=sum(own),
             pairs=sum(length**2 for length in own),
-            window_pairs=sum(_window_pairs(length, window) for length in own),
+            window_pairs=sum(_window_pairs(length, module.transformer) for length in own),
             context_tokens=context,
             context_pairs=sum(own) * context if is_language_model else 0,
             input_elements=_input_elements(model, module, sample),

@@ -215,6 +215,7 @@ class Positions:
     """Adds row i of a table to row i of each image or clip.
 
     size > 0: a stored table [size, width] that starts anew every `size` rows or sequence; 0: fixed sinusoids.
+    `stretched`: row i of a sequence of n rows gets row i * size // n of the table.
     """
 
     name: str
@@ -222,6 +223,7 @@ class Positions:
     y: Value
     size: int
     trainable: bool
+    stretched: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

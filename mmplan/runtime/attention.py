@@ -31,34 +31,47 @@ def packed_attention(
     heads: int,
     kv_heads: int,
     causal: bool,
+    sliding: int | None = None,
 ) -> tuple[Tensor, ...]:
     """Attention of each sequence's queries to its own keys.
 
     Args:
-        q: [sum of query_lengths, heads * head_dim]; k, v: [sum of key_lengths, kv_heads * head_dim].
+        q: [sum of query_lengths, heads * head_dim]; k: [sum of key_lengths, kv_heads * head_dim]; v may have heads of
+            another width, and then has torch choose a kernel that takes it (on CPU one that keeps all scores).
+        sliding: with `causal`, each row sees so many rows, itself included.
 
     Returns:
-        Consecutive row blocks [rows, heads * head_dim], at least one. They stay apart because a joined copy would be
-        kept beside them for the backward pass. Queries without keys give zeros.
+        Consecutive row blocks [rows, heads * width of a head of v], at least one. They stay apart because a joined copy
+        would be kept beside them for the backward pass. Queries without keys give zeros.
     """
     blocks: list[Tensor] = []
     query_row = key_row = 0
+    width = heads * (v.shape[1] // kv_heads)
     for (query_length, key_length), run in groupby(zip(query_lengths, key_lengths, strict=True)):
         count = len(list(run))
         rows, keys = count * query_length, count * key_length
         if rows and keys:
+            is_band = sliding is not None and sliding < query_length
             attended = F.scaled_dot_product_attention(
                 _by_head(q, query_row, count, query_length, heads),
                 _by_head(k, key_row, count, key_length, kv_heads),
                 _by_head(v, key_row, count, key_length, kv_heads),
-                is_causal=causal,
+                attn_mask=_band(query_length, sliding, q.device) if is_band else None,
+                is_causal=causal and not is_band,
                 enable_gqa=heads != kv_heads,
             )
-            blocks.append(attended.transpose(1, 2).reshape(rows, q.shape[1]))
+            blocks.append(attended.transpose(1, 2).reshape(rows, width))
         elif rows:
-            blocks.append(q.new_zeros(rows, q.shape[1]))
+            blocks.append(q.new_zeros(rows, width))
         query_row, key_row = query_row + rows, key_row + keys
-    return tuple(blocks) if blocks else (q.new_zeros(0, q.shape[1]),)
+    return tuple(blocks) if blocks else (q.new_zeros(0, width),)
+
+
+@lru_cache(maxsize=8)
+def _band(length: int, window: int | None, device: torch.device) -> Tensor:
+    """Mask [length, length]: row i sees rows i - window + 1 to i."""
+    ones = torch.ones(length, length, dtype=torch.bool, device=device)
+    return ones.tril() & ones.triu(1 - (window or length))
 
 
 def _by_head(x: Tensor, first_row: int, count: int, length: int, heads: int) -> Tensor:
@@ -77,13 +90,16 @@ def rope_table(
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
-def rotate(x: Tensor, lengths: Sequence[int], heads: int) -> Tensor:
+def rotate(x: Tensor, lengths: Sequence[int], heads: int, dims: int | None = None) -> Tensor:
     """Rotary embedding by position in the sequence: [rows, heads * head_dim] -> same.
 
-    Pairs element i with element i + head_dim / 2 of a head, as Hugging Face's LLaMA does.
+    Pairs element i with element i + head_dim / 2 of a head, as Hugging Face's LLaMA does. With `dims` only the last so
+    many elements of a head turn.
     """
-    parts = x.view(x.shape[0], heads, x.shape[1] // heads)
+    whole = x.view(x.shape[0], heads, x.shape[1] // heads)
+    still = whole.shape[2] - (dims or whole.shape[2])
+    parts = whole[:, :, still:]
     cos, sin = rope_table(tuple(lengths), parts.shape[2], x.dtype, x.device)
     first, second = parts.chunk(2, dim=-1)
     rotated: Tensor = parts * cos + torch.cat((-second, first), dim=-1) * sin
-    return rotated.view(x.shape)
+    return (torch.cat((whole[:, :, :still], rotated), dim=-1) if still else rotated).view(x.shape)

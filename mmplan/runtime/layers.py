@@ -13,13 +13,18 @@ from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.ops import (
     Activation,
     Add,
+    AddRows,
     Attention,
     ClassToken,
+    Combine,
     Conv1d,
     CrossEntropy,
+    Dispatch,
     DropClassToken,
     Embedding,
+    GroupedLinear,
     Interleave,
+    JoinHeads,
     Linear,
     MergeRows,
     Multiply,
@@ -28,15 +33,21 @@ from mmplan.cost_models.ops import (
     Pool,
     Positions,
     Rope,
+    Route,
+    Scale,
+    Slice,
+    TopK,
     op_inputs,
     op_trainable,
+    split,
 )
-from mmplan.runtime import rows
+from mmplan.runtime import experts, rows
 from mmplan.runtime.attention import packed_attention, rotate, window_lengths
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.norms import GroupedNorm
 
 INITIAL_STD = 0.02  # of class tokens and positions (google-research/vision_transformer, `AddPositionEmbs`)
+INITIAL_SCALE = 0.1  # of layer scales (arXiv 2103.17239, for shallow networks)
 
 Blocks = tuple[Tensor, ...]  # rows in several pieces, see `packed_attention`
 
@@ -100,8 +111,34 @@ class LayerModule(nn.Module):
                 return rows.interleave(parts, op.keys, batch.merge_positions[self.layer.module])
             case Multiply():
                 return joined(inputs[0]) * joined(inputs[1])
+            case JoinHeads():
+                return rows.join_heads(joined(inputs[0]), joined(inputs[1]), op.heads)
+            case AddRows():
+                a, b = (joined(value) for value in inputs)
+                return rows.add_rows(a, b, batch.merge_positions[self.layer.module][op.key])
+            case TopK() | Route() | Dispatch() | GroupedLinear() | Combine():
+                return self._run_experts(op, [joined(value) for value in inputs])
             case _:
                 return self._run_on_rows(op, joined(inputs[0]), batch)
+
+    def _run_experts(self, op: Op, inputs: Sequence[Tensor]) -> Tensor:
+        """Operators of a mixture of experts; all but the first read which experts were chosen."""
+        match op:
+            case TopK():
+                return experts.top_experts(inputs[0], op.y.width)
+            case Route():
+                return experts.expert_weights(op.kind, inputs[0], inputs[1])
+            case Dispatch():
+                return experts.dispatch(inputs[0], inputs[1], op.experts, op.capacity)
+            case GroupedLinear():
+                x, chosen = inputs
+                result: Tensor = self.parts[op.name](x, experts.rows_per_expert(chosen, op.experts, op.capacity))
+                return result
+            case Combine():
+                x, chosen, weights = inputs
+                return experts.combine(x, chosen, weights, op.experts, op.capacity)
+            case _:
+                raise ValueError(f"layer {self.layer.id}: no rule for {type(op).__name__}")
 
     def _run_part(self, name: str, x: Tensor) -> Tensor:
         result: Tensor = self.parts[name](x)
@@ -116,7 +153,11 @@ class LayerModule(nn.Module):
             case Activation():
                 return F.silu(x) if op.kind == "silu" else F.gelu(x)
             case Rope():
-                return rotate(x, lengths, op.heads)
+                return rotate(x, lengths, op.heads, op.dims)
+            case Slice():
+                return rows.take_columns(x, op.start, op.y.width, op.groups)
+            case Scale():
+                return x * self.parts[op.name].get_parameter("weight")
             case Conv1d():
                 return rows.convolve(x, self.parts[op.name], batch.raw_lengths[module])
             case ClassToken():
@@ -138,7 +179,7 @@ class LayerModule(nn.Module):
 
     def _attend(self, op: Attention, q: Tensor, k: Tensor, v: Tensor, batch: Microbatch) -> Blocks:
         lengths = batch.lengths[self.layer.module]
-        if op.window is not None:
+        if op.window is not None and not op.sliding:
             lengths = window_lengths(lengths, op.window)
         return packed_attention(
             q,
@@ -149,6 +190,7 @@ class LayerModule(nn.Module):
             heads=op.heads,
             kv_heads=op.kv_heads,
             causal=op.causal,
+            sliding=op.window if op.sliding else None,
         )
 
     def _positions(self, op: Positions, x: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -157,15 +199,17 @@ class LayerModule(nn.Module):
             table = rows.sinusoids(longest, x.shape[1], x.dtype, x.device)
             return table.index_select(0, rows.row_positions(lengths, max(1, longest)).to(x.device))
         table = self.parts[op.name].get_parameter("weight")
-        return table.index_select(0, rows.row_positions(lengths, op.size).to(x.device))
+        find = rows.stretched_positions if op.stretched else rows.row_positions
+        return table.index_select(0, find(lengths, op.size).to(x.device))
 
 
 class Table(nn.Module):
     """One learned tensor."""
 
-    def __init__(self, *shape: int) -> None:
+    def __init__(self, *shape: int, value: float | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(*shape) * INITIAL_STD)
+        initial = torch.randn(*shape) * INITIAL_STD if value is None else torch.full(shape, value)
+        self.weight = nn.Parameter(initial)
 
 
 def joined(value: Tensor | Blocks) -> Tensor:
@@ -176,14 +220,18 @@ def joined(value: Tensor | Blocks) -> Tensor:
 
 
 def _name(op: Op) -> str:
-    return op.name if isinstance(op, Linear | Conv1d | Norm | Embedding | ClassToken | Positions) else ""
+    match op:
+        case Linear() | GroupedLinear() | Conv1d() | Norm() | Scale() | Embedding() | ClassToken() | Positions():
+            return op.name
+        case _:
+            return ""
 
 
 def _part(op: Op) -> nn.Module | None:
     """The parameters of an operator; None when it has none."""
     match op:
         case Linear():
-            linear = nn.Linear(op.x.width, op.y.width, bias=op.bias)
+            linear = nn.Linear(op.x.width, op.y.local_width(), bias=op.bias)
             if op.name.endswith("_b"):
                 nn.init.zeros_(linear.weight)
             return linear
@@ -192,7 +240,11 @@ def _part(op: Op) -> nn.Module | None:
         case Norm():
             return GroupedNorm(op.x.width, op.kind, op.groups)
         case Embedding():
-            return nn.Embedding(op.size, op.y.width)
+            return nn.Embedding(split(op.size, op.unit, 1), op.y.width)
+        case GroupedLinear():
+            return experts.ExpertLinear(op.experts, op.x.width, op.y.width)
+        case Scale():
+            return Table(op.y.width, value=INITIAL_SCALE)
         case ClassToken():
             return Table(op.y.width)
         case Positions():

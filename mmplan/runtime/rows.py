@@ -54,6 +54,24 @@ def row_positions(lengths: Sequence[int], size: int) -> Tensor:
     return torch.cat([torch.arange(length) % size for length in (0, *lengths)])
 
 
+def stretched_positions(lengths: Sequence[int], size: int) -> Tensor:
+    """Index into a table of `size` rows for each packed row: the table stretched over each sequence, nearest row."""
+    return torch.cat([torch.arange(length) * size // max(1, length) for length in (0, *lengths)])
+
+
+def take_columns(x: Tensor, start: int, width: int, groups: int) -> Tensor:
+    """Columns [start, start + width / groups) of each of `groups` equal parts of a row, copied: [rows, width]."""
+    parts = x.view(x.shape[0], groups, x.shape[1] // groups)
+    return parts[:, :, start : start + width // groups].contiguous().view(x.shape[0], width)
+
+
+def join_heads(own: Tensor, shared: Tensor, heads: int) -> Tensor:
+    """Each head's part of a row of `own` followed by the row of `shared`."""
+    parts = own.view(own.shape[0], heads, own.shape[1] // heads)
+    both = torch.cat((parts, shared.unsqueeze(1).expand(-1, heads, -1)), dim=2)
+    return both.view(own.shape[0], both.shape[1] * both.shape[2])
+
+
 @lru_cache(maxsize=8)
 def sinusoids(length: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Fixed positions [length, width]: sines, then cosines (openai/whisper, `sinusoids`, maximal scale 10000)."""
@@ -83,6 +101,18 @@ def interleave(parts: Sequence[Tensor], keys: Sequence[str], positions: Mapping[
     order = torch.cat([positions[key] for key in keys]).argsort()  # gathering keeps indices only, scattering rows too
     rows = torch.cat(list(parts))
     return rows.index_select(0, order.to(rows.device))
+
+
+def with_zero_row(x: Tensor) -> Tensor:
+    """x and a last row of zeros, for indices that point nowhere."""
+    return torch.cat((x, x.new_zeros(1, x.shape[1])))
+
+
+def add_rows(a: Tensor, b: Tensor, positions: Tensor) -> Tensor:
+    """a with row i of b added to row positions[i]; unlike `index_add` this keeps no copy of b for the backward."""
+    sources = torch.full((a.shape[0],), b.shape[0], device=a.device)
+    sources[positions.to(a.device)] = torch.arange(b.shape[0], device=a.device)
+    return a + with_zero_row(b).index_select(0, sources)
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:
