@@ -18,7 +18,7 @@ from mmplan.cost_models.op_time import PARTS, PHASES, Rules, layer_seconds, scen
 from mmplan.cost_models.ops import GroupedLinear, op_trainable
 from mmplan.cost_models.shard import Shard
 from mmplan.planner.degrees import Degrees
-from mmplan.planner.stage_split import block_units, chunk_sizes
+from mmplan.planner.stage_split import block_units, chunk_ends
 from mmplan.scenario.scenario import Scenario
 
 STEP_PARTS = (*PARTS, "bubble", "p2p", "dp", "optimizer", "step")
@@ -105,14 +105,14 @@ class StepEstimator:
 
     def _summed(self, shard: Shard, microbatch_size: int, pp: int, vp: int) -> _Stages:
         seconds, parameters, hop_bytes = self._priced(shard, microbatch_size)
-        ends = np.concatenate([[0], np.cumsum(chunk_sizes(len(self._units), pp * vp))])
+        ends = np.array(chunk_ends(len(self._units) - 2, pp * vp))
         totals = seconds[ends[1:]] - seconds[ends[:-1]]  # [chunk, phase, part]
         counts = parameters[ends[1:]] - parameters[ends[:-1]]
         stage = totals.reshape(vp, pp, *totals.shape[1:]).sum(axis=0)
         count = counts.reshape(vp, pp, 3).sum(axis=0)
         technique = self.rules.technique
         if technique.recompute_layers is not None:
-            blocks = max(1, len(self._units) // pp)
+            blocks = max(1, (len(self._units) - 2) // pp)
             stage[:, _RECOMPUTE] *= min(1.0, technique.recompute_layers / blocks)
         stage_s = stage.sum(axis=(1, 2))
         bound = int(stage_s.argmax())
@@ -143,11 +143,11 @@ class StepEstimator:
             seconds = np.zeros((len(self._units) + 1, len(PHASES), len(PARTS)))
             parameters = np.zeros((len(self._units) + 1, 3))
             hop_bytes = np.zeros(len(self._units))
-            for index, unit in enumerate(self._units):
+            for index, unit in enumerate(self._units):  # the first and the last may be empty
                 kinds = [self._kinds[position] for position in unit]
                 seconds[index + 1] = seconds[index] + sum(price[kind] for kind in kinds)
                 parameters[index + 1] = parameters[index] + sum(count[kind] for kind in kinds)
-                last = self._layers[unit[-1]]
+                last = self._layers[unit[-1] if unit else 0]
                 hop_bytes[index] = last.output.elements(loads[last.module], shard) * _BOUNDARY_BYTES_PER_ELEMENT
             self._prices[key] = seconds, parameters, hop_bytes
         return self._prices[key]

@@ -1,0 +1,149 @@
+"""Fits the physical numbers of the cost model to measured steps: per GPU generation, per link level, per software stack.
+
+There is no parameter per row or per source. Residuals are logarithms of predicted / measured; Gauss-Newton in the
+logarithms of the parameters with weights of a Huber loss, and a weak prior at the starting values so that what no row
+sees stays where it is.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mmplan.cost_models.op_time import Rules
+from mmplan.planner.estimate import StepEstimator
+from mmplan.planner.row_job import RowJob
+
+_HUBER = 0.03  # residuals below 3 % (rows with equal fields differ by 2-3 %) count squared, larger ones linearly
+_ROUNDS = 8
+_STEP = 0.02  # of the logarithm, for differences
+_LARGEST_MOVE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A number to fit: `generation.NAME.FIELD`, `generation.NAME.attention.KIND`, `link.LEVEL.fraction` or
+    `stack.NAME.FIELD`; `spread` is the standard deviation of the prior in the logarithm."""
+
+    name: str
+    lower: float
+    upper: float
+    spread: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    values: dict[str, float]
+    uncertainty: dict[str, float]  # relative standard errors
+    rows: dict[str, int]  # rows that each parameter acts on
+
+
+def parameter_value(rules: Rules, name: str) -> float | None:
+    """The value of a parameter in these rules, None where it has no effect on them."""
+    kind, owner, *path = name.split(".")
+    if kind == "generation" and rules.device.generation == owner:
+        if path[0] == "attention":
+            return dict(rules.device.attention)[path[1]] if rules.technique.attention == path[1] else None
+        value: float | None = getattr(rules.device, path[0])
+        return value
+    if kind == "link":
+        return (rules.node_link if owner == "node" else rules.network_link).fraction
+    if kind == "stack" and rules.technique.stack == owner:
+        number: float = getattr(rules.stack, path[0])
+        return number
+    return None
+
+
+def with_parameters(rules: Rules, values: Mapping[str, float]) -> Rules:
+    """The rules with parameters replaced; those that do not apply are ignored."""
+    for name, value in values.items():
+        if parameter_value(rules, name) is None:
+            continue
+        kind, owner, *path = name.split(".")
+        if kind == "generation" and path[0] == "attention":
+            attention = tuple((k, value if k == path[1] else old) for k, old in rules.device.attention)
+            rules = replace(rules, device=replace(rules.device, attention=attention))
+        elif kind == "generation":
+            rules = replace(rules, device=replace(rules.device, **{path[0]: value}))
+        elif kind == "stack":
+            rules = replace(rules, stack=replace(rules.stack, **{path[0]: value}))
+        elif owner == "node":
+            rules = replace(rules, node_link=replace(rules.node_link, fraction=value))
+        else:
+            rules = replace(rules, network_link=replace(rules.network_link, fraction=value))
+    return rules
+
+
+class RowModel:
+    """Rows with their estimators: predicted seconds under any values of the parameters."""
+
+    def __init__(self, jobs: Sequence[RowJob], estimators: Sequence[StepEstimator]) -> None:
+        self.jobs, self.estimators = tuple(jobs), tuple(estimators)
+        self._log_measured = np.array([math.log(job.step_s) for job in jobs])
+
+    def start(self, parameters: Sequence[Parameter]) -> dict[str, float]:
+        """Current values of those parameters that act on some row."""
+        found: dict[str, float] = {}
+        for parameter in parameters:
+            for estimator in self.estimators:
+                value = parameter_value(estimator.rules, parameter.name)
+                if value is not None:
+                    found[parameter.name] = max(value, parameter.lower)
+                    break
+        return found
+
+    def residuals(self, values: Mapping[str, float], rows: np.ndarray | None = None) -> np.ndarray:
+        """log(predicted / measured) of the rows (all by default)."""
+        chosen = range(len(self.jobs)) if rows is None else rows
+        predicted = [
+            self.estimators[row].with_rules(with_parameters(self.estimators[row].rules, values)) for row in chosen
+        ]
+        seconds = [e.estimate(self.jobs[row].degrees).step_s for e, row in zip(predicted, chosen, strict=True)]
+        return np.log(seconds) - self._log_measured[np.asarray(chosen, dtype=int)]
+
+    def acts_on(self, name: str) -> np.ndarray:
+        """Rows that a parameter acts on."""
+        acts = [parameter_value(estimator.rules, name) is not None for estimator in self.estimators]
+        return np.flatnonzero(acts)
+
+    def jacobian(self, values: Mapping[str, float], base: np.ndarray) -> np.ndarray:
+        """Derivatives of the residuals with respect to the logarithms of the values [row, parameter]."""
+        result = np.zeros((len(self.jobs), len(values)))
+        for column, (name, value) in enumerate(values.items()):
+            rows = self.acts_on(name)
+            moved = self.residuals({**values, name: value * math.exp(_STEP)}, rows)
+            result[rows, column] = (moved - base[rows]) / _STEP
+        return result
+
+
+def fit_parameters(
+    model: RowModel, parameters: Sequence[Parameter], rows: np.ndarray, rounds: int = _ROUNDS
+) -> Fit:
+    """Fitted values on the given rows."""
+    start = model.start(parameters)
+    chosen = [parameter for parameter in parameters if parameter.name in start]
+    prior = np.array([math.log(start[p.name]) for p in chosen])
+    lower, upper = (np.log([getattr(p, end) for p in chosen]) for end in ("lower", "upper"))
+    spread = np.array([p.spread for p in chosen])
+    point = prior.copy()
+    covariance = np.diag(spread**2)
+    for _ in range(rounds):
+        values = {p.name: math.exp(x) for p, x in zip(chosen, point, strict=True)}
+        base = model.residuals(values)
+        jacobian = model.jacobian(values, base)[rows]
+        residual = base[rows]
+        weight = 1 / np.maximum(np.abs(residual), _HUBER)
+        scale = max(float(np.median(np.abs(residual))), 0.01)
+        hessian = (jacobian * weight[:, None]).T @ jacobian / scale + np.diag(1 / spread**2)
+        gradient = (jacobian * weight[:, None]).T @ residual / scale + (point - prior) / spread**2
+        covariance = np.linalg.inv(hessian)
+        move = np.clip(-covariance @ gradient, -_LARGEST_MOVE, _LARGEST_MOVE)
+        point = np.clip(point + move, lower, upper)
+        if float(np.abs(move).max()) < 1e-3:
+            break
+    return Fit(
+        values={p.name: math.exp(x) for p, x in zip(chosen, point, strict=True)},
+        uncertainty={p.name: float(math.sqrt(covariance[i, i])) for i, p in enumerate(chosen)},
+        rows={p.name: int(np.isin(model.acts_on(p.name), rows).sum()) for p in chosen},
+    )
