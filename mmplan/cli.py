@@ -16,6 +16,7 @@ import typer
 
 from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError, RunError
 from mmplan.files import require_folder, write_file
+from mmplan.runtime.thresholds import Thresholds
 from mmplan.units import parse_seconds
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ def json_path(json_file: str | None) -> Path | None:
 
 
 JsonFile = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write a JSON document; - for stdout.")]
+ALLOWED = Thresholds()
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")]
 ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario YAML file.")]
 
@@ -289,10 +291,13 @@ def execute(
 def validate(
     plan_file: PlanFile,
     run_file: Annotated[Path, typer.Argument(metavar="RUN", help="The run.json of that plan.")],
-    bubble: Annotated[float, typer.Option(help="Allowed difference of the bubble rate of a run.")] = 0.05,
-    rehearsed_bubble: Annotated[float, typer.Option(help="The same of a rehearsal.")] = 0.02,
-    step_time: Annotated[float, typer.Option(help="Allowed relative difference of the step time.")] = 0.15,
-    memory: Annotated[float, typer.Option(help="Allowed relative difference of peak memory.")] = 0.10,
+    bubble: Annotated[float, typer.Option(help="Allowed difference of the bubble rate of a run.")] = ALLOWED.bubble,
+    rehearsed_bubble: Annotated[float, typer.Option(help="The same of a rehearsal.")] = ALLOWED.rehearsed_bubble,
+    step_time: Annotated[float, typer.Option(help="Allowed relative difference of the step time.")] = ALLOWED.step_time,
+    memory: Annotated[float, typer.Option(help="Allowed relative difference of peak memory.")] = ALLOWED.memory,
+    communication: Annotated[
+        float | None, typer.Option(help="Allowed relative difference of communication time [no verdict].")
+    ] = ALLOWED.communication,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures that needs no network.")] = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -303,13 +308,18 @@ def validate(
     from mmplan.report.tables import validation_table
     from mmplan.report.validation import validation_page
     from mmplan.runtime.measurement import load_run
-    from mmplan.runtime.validate import Thresholds, validate
+    from mmplan.runtime.validate import validate
 
     require_folder(html, json_path(json_file))
     plan, run = load_plan(plan_file), load_run(run_file)
-    validation = validate(
-        plan, run, Thresholds(bubble=bubble, rehearsed_bubble=rehearsed_bubble, step_time=step_time, memory=memory)
+    limits = Thresholds(
+        bubble=bubble,
+        rehearsed_bubble=rehearsed_bubble,
+        step_time=step_time,
+        memory=memory,
+        communication=communication,
     )
+    validation = validate(plan, run, limits)
     if html is not None:
         validation_page(plan, run, validation, html)
     emit(json_file, validate_document(validation), validation_table(validation))

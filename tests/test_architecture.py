@@ -32,7 +32,7 @@ HEAVY = {
     "matplotlib": {"report"},
 }
 # type-only reading of run.json in reports must not pull torch in: these runtime files are torch-free
-TORCH_FREE_RUNTIME = ("runtime/measurement.py", "runtime/validate.py")
+TORCH_FREE_RUNTIME = ("runtime/measurement.py", "runtime/thresholds.py", "runtime/validate.py")
 
 
 def area_of(file: Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
-from mmplan.cost_models.loads import mean_loads
+from mmplan.cost_models.loads import mean_loads, sample_loads
 from mmplan.planner.durations import predicted_durations
 from mmplan.planner.liveness import Footprint, footprint, memory_steps, peak_buffer_bytes
 from mmplan.planner.lower import lower
@@ -17,6 +17,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, RankPrediction, TimedAction
 from mmplan.planner.program import Program, RankProgram
 from mmplan.planner.timing import time_program
+from mmplan.scenario.samples import microbatch_samples
 
 
 def simulate(
@@ -40,6 +41,12 @@ def mean_step_loads(plan: Plan) -> tuple[tuple[Loads, ...], ...]:
     """Loads of a step in which all microbatches are mean: one replica stands for all."""
     mean = mean_loads(plan.scenario, plan.microbatch_size)
     return ((mean,) * plan.microbatches,)
+
+
+def drawn_step_loads(plan: Plan, step: int) -> tuple[tuple[Loads, ...], ...]:
+    """Loads of the samples that optimizer step `step` draws from the data, [replica][microbatch]."""
+    drawn = microbatch_samples(plan.scenario, dp=plan.dp, microbatch_size=plan.microbatch_size, step=step)
+    return tuple(tuple(sample_loads(plan.scenario, samples) for samples in replica) for replica in drawn)
 
 
 def replay(program: Program, durations: Sequence[Sequence[float]], memory: Footprint) -> Prediction:

@@ -10,7 +10,6 @@ from typing import Literal
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
-from mmplan.cost_models.loads import sample_loads
 from mmplan.errors import InputError
 from mmplan.planner.durations import predicted_durations, with_measured
 from mmplan.planner.liveness import footprint
@@ -18,31 +17,12 @@ from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.program import Program
-from mmplan.planner.simulate import replay
+from mmplan.planner.simulate import drawn_step_loads, replay
 from mmplan.planner.timing import Seconds
 from mmplan.runtime.measurement import Measurement, plan_hash
-from mmplan.scenario.samples import microbatch_samples
+from mmplan.runtime.thresholds import Thresholds
 
 Quantity = Literal["bubble", "sent_bytes", "reduce_bytes", "communication_s", "step_time_s", "peak_memory_bytes"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Thresholds:
-    """Largest allowed differences; bytes are always exact.
-
-    `bubble` is in absolute points (0.05 = 5 points) against the replay, `rehearsed_bubble` against the plan in a
-    rehearsal: sleeps came within 2.8 points at worst and mostly within 2 of simulation at 30 ms units. The others are
-    fractions: step time of the replay, memory of the plan. Communication time is told without verdict when None: a
-    loopback link has no data sheet. Nor is there a verdict on bubble and step time of computes on CPU without
-    two cores for each process (one computes, one runs the communication thread): what a process waits for its core is
-    in neither prediction and came to 1 to 10 points on two cores. Rehearse the plan there.
-    """
-
-    bubble: float = 0.05
-    rehearsed_bubble: float = 0.02
-    step_time: float = 0.15
-    memory: float = 0.10
-    communication: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,8 +93,7 @@ def predict_run(plan: Plan, run: Measurement) -> tuple[Prediction, Prediction]:
     """(planned, replayed) predictions of the recorded step; in a rehearsal the plan's computes are stretched alike."""
     scenario = plan.scenario
     graph = build_graph(scenario)
-    samples = microbatch_samples(scenario, dp=plan.dp, microbatch_size=plan.microbatch_size, step=run.recorded_step)
-    loads = [[sample_loads(scenario, microbatch) for microbatch in row] for row in samples]
+    loads = drawn_step_loads(plan, run.recorded_step)
     program = lower(plan, graph, loads)
     durations = predicted_durations(plan, graph, AnalyticCostModel(scenario), program, loads)
     planned = _stretched(program, durations, run.time_scale)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
+from typer.testing import CliRunner
 
+from mmplan.cli import app
 from mmplan.errors import InputError
-from mmplan.planner.plan import Plan
+from mmplan.planner.plan import Plan, save_plan
 from mmplan.runtime.measurement import (
     Measurement,
     RankMeasurement,
@@ -18,7 +20,8 @@ from mmplan.runtime.measurement import (
     run_document,
     save_run,
 )
-from mmplan.runtime.validate import Thresholds, predict_run, validate
+from mmplan.runtime.thresholds import Thresholds
+from mmplan.runtime.validate import predict_run, validate
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +110,16 @@ def test_one_wrong_number_fails_exactly_its_rows(quantity: str, plan: Plan, run:
     validation = validate(plan, SPOILT[quantity](run))
     assert not validation.passed
     assert {row.quantity for row in validation.rows if row.passed is False} == {quantity}
+
+
+def test_communication_time_has_a_verdict_when_one_is_asked_for(plan: Plan, run: Measurement, tmp_path: Path) -> None:
+    files = [str(tmp_path / "p.json"), str(tmp_path / "r.json")]
+    save_plan(plan, Path(files[0]))
+    slow = tuple(replace(rank, transfer_s=rank.transfer_s * 1.5) for rank in run.ranks)
+    save_run(replace(run, plan_hash=plan_hash(plan), ranks=slow), Path(files[1]))
+    assert CliRunner().invoke(app, ["validate", *files]).exit_code == 0
+    assert CliRunner().invoke(app, ["validate", *files, "--communication", "0.6"]).exit_code == 0
+    assert CliRunner().invoke(app, ["validate", *files, "--communication", "0.1"]).exit_code == 1
 
 
 def test_slow_computes_spoil_the_plan_but_not_the_replay(plan: Plan, run: Measurement) -> None:
