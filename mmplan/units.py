@@ -53,6 +53,21 @@ def parse_seconds(text: str) -> float:
     return value * _SECONDS[unit]
 
 
+def microseconds(seconds: float) -> float:
+    """For file formats that count in microseconds."""
+    return seconds / _SECONDS["us"]
+
+
+def seconds_of_milliseconds(milliseconds: float) -> float:
+    """From interfaces that count in milliseconds."""
+    return milliseconds * _SECONDS["ms"]
+
+
+def gibibytes(size_bytes: float) -> float:
+    """For the axes of charts."""
+    return size_bytes / _PREFIX["Gi"]
+
+
 def _scaled(value: float, steps: list[tuple[float, str]]) -> str:
     for size, name in steps:
         if abs(value) >= size:

@@ -50,3 +50,9 @@ def test_printed_quantities_carry_their_unit() -> None:
     assert units.format_seconds(0.0) == "0 ns"
     assert units.format_flops(2.0616e12) == "2.06 TFLOP"
     assert units.format_bytes_per_s(9e11) == "900 GB/s"
+
+
+def test_other_counts_are_converted_by_name() -> None:
+    assert units.microseconds(0.25) == pytest.approx(250_000)
+    assert units.seconds_of_milliseconds(250) == pytest.approx(0.25)
+    assert units.gibibytes(3 * 2**30) == 3.0

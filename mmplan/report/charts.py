@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from mmplan.planner.prediction import Prediction
 from mmplan.report.summary import PlanSummary
+from mmplan.units import format_seconds, gibibytes
 
 _COMPUTE, _BUBBLE, _FINISH, _USED, _FREE = "#2563a8", "#d9d9d9", "#8e5ea2", "#2a9d8f", "#e9ecef"
 
@@ -18,24 +19,22 @@ def plot_comparison(summaries: Sequence[PlanSummary], predictions: Mapping[str, 
     FigureCanvasAgg(figure)
     time_axes, memory_axes = figure.subplots(1, 2, sharey=True, width_ratios=[2, 1])
     names = [summary.name for summary in summaries]
-    scale, unit = (1e3, "ms") if max(s.step_time_s for s in summaries) < 1.0 else (1.0, "s")
-    busy, idle, finish = [], [], []
-    for summary in summaries:
-        prediction = predictions[summary.name]
-        busy.append(scale * sum(rank.busy_s for rank in prediction.ranks) / len(prediction.ranks))
-        idle.append(scale * prediction.pipeline_s - busy[-1])
-        finish.append(scale * (prediction.step_time_s - prediction.pipeline_s))
-    time_axes.barh(names, busy, color=_COMPUTE, label="compute")
-    time_axes.barh(names, idle, left=busy, color=_BUBBLE, label="bubble")
-    left = [b + i for b, i in zip(busy, idle, strict=True)]
-    time_axes.barh(names, finish, left=left, color=_FINISH, label="reduce and update after the pipeline")
-    time_axes.set_xlabel(f"mean rank, one step ({unit})")
+    steps = [predictions[name] for name in names]
+    busy_s = [sum(rank.busy_s for rank in step.ranks) / len(step.ranks) for step in steps]
+    pipeline_s = [step.pipeline_s for step in steps]
+    idle_s = [whole - busy for whole, busy in zip(pipeline_s, busy_s, strict=True)]
+    finish_s = [step.step_time_s - step.pipeline_s for step in steps]
+    time_axes.barh(names, busy_s, color=_COMPUTE, label="compute")
+    time_axes.barh(names, idle_s, left=busy_s, color=_BUBBLE, label="bubble")
+    time_axes.barh(names, finish_s, left=pipeline_s, color=_FINISH, label="reduce and update after the pipeline")
+    time_axes.set_xlabel("one step of a mean rank")
+    time_axes.xaxis.set_major_formatter(lambda time_s, _: format_seconds(time_s) if time_s else "0")
     time_axes.legend(fontsize=8, loc="lower right")
     time_axes.invert_yaxis()
-    used = [summary.worst_memory_bytes / 2**30 for summary in summaries]
-    capacity = [summary.capacity_bytes / 2**30 for summary in summaries]
-    memory_axes.barh(names, capacity, color=_FREE, label="usable")
-    memory_axes.barh(names, used, color=_USED, label="used", height=0.5)
+    used_gib = [gibibytes(summary.worst_memory_bytes) for summary in summaries]
+    capacity_gib = [gibibytes(summary.capacity_bytes) for summary in summaries]
+    memory_axes.barh(names, capacity_gib, color=_FREE, label="usable")
+    memory_axes.barh(names, used_gib, color=_USED, label="used", height=0.5)
     memory_axes.set_xlabel("memory of the fullest rank (GiB)")
     memory_axes.legend(fontsize=8, loc="lower right")
     figure.savefig(path, format="png")

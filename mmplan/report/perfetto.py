@@ -10,8 +10,9 @@ from pathlib import Path
 from mmplan.files import write_file
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, TimedAction
+from mmplan.units import microseconds
 
-_COMPUTE, _LINK, _MICROSECONDS_PER_S = 0, 1, 1e6
+_COMPUTE, _LINK = 0, 1  # tracks of a rank
 
 # Names of the viewer's reserved colours (catapult/tracing/base/color_scheme.html).
 _COLOURS = {"F": "thread_state_running", "B": "rail_response", "I": "rail_animation", "W": "rail_load"}
@@ -37,9 +38,7 @@ def trace_events(plan: Plan, prediction: Prediction) -> list[dict[str, object]]:
     for rank in prediction.ranks:
         for time_s, held_bytes in rank.memory_steps:
             args = {"memory": held_bytes}
-            events.append(
-                {"name": "bytes", "ph": "C", "pid": rank.rank, "ts": time_s * _MICROSECONDS_PER_S, "args": args}
-            )
+            events.append({"name": "bytes", "ph": "C", "pid": rank.rank, "ts": microseconds(time_s), "args": args})
     return events
 
 
@@ -72,8 +71,8 @@ def _slice(item: TimedAction) -> dict[str, object]:
         "ph": "X",
         "pid": item.rank,
         "tid": _LINK if action.kind == "SEND" else _COMPUTE,
-        "ts": item.start_s * _MICROSECONDS_PER_S,
-        "dur": (item.end_s - item.start_s) * _MICROSECONDS_PER_S,
+        "ts": microseconds(item.start_s),
+        "dur": microseconds(item.end_s - item.start_s),
         "args": {"microbatch": action.microbatch, "stage": action.stage, "bytes": action.bytes, "peer": action.peer},
     }
     if action.kind in _COLOURS:
@@ -84,7 +83,7 @@ def _slice(item: TimedAction) -> dict[str, object]:
 def _arrow(number: int, send: TimedAction, reader: TimedAction) -> list[dict[str, object]]:
     """A flow from the transfer's slice to the compute that reads the tensor."""
     common = {"name": "tensor", "cat": "flow", "id": number}
-    start_us, end_us = send.start_s * _MICROSECONDS_PER_S, reader.start_s * _MICROSECONDS_PER_S
+    start_us, end_us = microseconds(send.start_s), microseconds(reader.start_s)
     return [
         {**common, "ph": "s", "pid": send.rank, "tid": _LINK, "ts": start_us},
         {**common, "ph": "f", "bp": "e", "pid": reader.rank, "tid": _COMPUTE, "ts": end_us},

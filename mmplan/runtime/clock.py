@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from mmplan.units import seconds_of_milliseconds
+
 Mark = object  # what a clock's own `seconds` understands
 
 
@@ -71,7 +73,7 @@ class CudaClock:
         assert isinstance(mark, torch.cuda.Event)
         mark.synchronize()
         milliseconds: float = self._origin.elapsed_time(mark)
-        return milliseconds / 1e3
+        return seconds_of_milliseconds(milliseconds)
 
 
 def _timing_event() -> torch.cuda.Event:
