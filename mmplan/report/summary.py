@@ -17,8 +17,9 @@ class PlanSummary:
     """One plan in one column of `mmplan compare`.
 
     `step_time_s` is simulated, `objective_s` the closed form that the search minimises and `bound_s` bounds. Bytes are
-    per step and replica group of rank programs listed in the prediction. `overlap_rate`: time in which a rank computes
-    and communicates at once, over the time it communicates (1 when it never communicates).
+    those of all ranks in one step: `stage_bytes` sent between stages, `gradient_stage_bytes` of these as gradients,
+    `reduce_bytes` of gradient buffers. `overlap_rate`: time in which a rank computes and communicates at once, over the
+    time it communicates (1 when it never communicates).
     """
 
     name: str
@@ -51,6 +52,9 @@ def summarise(name: str, plan: Plan, prediction: Prediction) -> PlanSummary:
     language_models = [m.name for m in plan.scenario.model.modules if m.kind == "language_model"]
     loads = mean_loads(plan.scenario, 1)
     tokens = batch * sum(loads[module].tokens for module in language_models or loads)
+    alike = plan.rank_count // len(
+        prediction.ranks
+    )  # replicas and tensor-parallel ranks that one listed rank stands for
     worst = max(plan.stages, key=lambda stage: stage.memory_bytes / stage.capacity_bytes)
     return PlanSummary(
         name=name,
@@ -71,9 +75,9 @@ def summarise(name: str, plan: Plan, prediction: Prediction) -> PlanSummary:
         devices=plan.rank_count,
         worst_memory_bytes=worst.memory_bytes,
         capacity_bytes=worst.capacity_bytes,
-        stage_bytes=sum(rank.sent_bytes for rank in prediction.ranks),
-        gradient_stage_bytes=gradient_stage_bytes(prediction),
-        reduce_bytes=sum(rank.reduce_bytes for rank in prediction.ranks),
+        stage_bytes=alike * sum(rank.sent_bytes for rank in prediction.ranks),
+        gradient_stage_bytes=alike * gradient_stage_bytes(prediction),
+        reduce_bytes=alike * sum(rank.reduce_bytes for rank in prediction.ranks),
         overlap_rate=overlap_rate(prediction.timeline),
     )
 
@@ -92,12 +96,12 @@ def names_of(files: Sequence[Path]) -> tuple[str, ...]:
 
 
 def gradient_stage_bytes(prediction: Prediction) -> int:
-    """Bytes of gradients sent between stages in one step (systems entry P3: to be kept small)."""
+    """Bytes of gradients that the listed ranks send between stages in one step."""
     return sum(t.action.bytes for t in prediction.timeline if t.action.kind == "SEND" and "<" in t.action.tensor)
 
 
 def overlap_rate(timeline: Sequence[TimedAction]) -> float:
-    """Seconds in which ranks compute and communicate at once / seconds in which they communicate (entry P3)."""
+    """Seconds in which ranks compute and communicate at once / seconds in which they communicate."""
     ranks = {item.rank for item in timeline}
     both_s = communicating_s = 0.0
     for rank in ranks:
