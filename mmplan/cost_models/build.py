@@ -13,6 +13,7 @@ from mmplan.cost_models.embeddings import (
     head_ops,
     loss_ops,
     patch_embed_ops,
+    text_position_ops,
     token_embed_ops,
 )
 from mmplan.cost_models.graph import ComputationGraph, Edge
@@ -142,6 +143,8 @@ def _embed_draft(model: Model, module: ModelModule) -> _Draft:
     hidden_source = (talkers[0].name, talkers[0].output_width) if talkers else None
     names = tuple(producer.name for producer in merged)
     ops = token_embed_ops(module.vocabulary, shape.hidden, module.training, names, hidden_source)
+    if module.text is not None and module.text.positions == "learned":
+        ops += text_position_ops(module.text, shape.hidden, module.training, ops[-1].y)
     sources = tuple(Source(last_layer_id(producer), producer.name) for producer in (*merged, *talkers))
     return _Draft(layer_id, module, "token_embed", 0, sources, ops)
 
@@ -157,6 +160,7 @@ def _added(model: Model, module: ModelModule, index: int) -> tuple[str, str] | N
 def _block_drafts(model: Model, module: ModelModule) -> list[_Draft]:
     shape, contexts = _transformer(module), _feeding(model, module, "cross_attention")
     rope = module.audio is None and not (module.vision is not None and module.vision.learned_positions)
+    rope = rope and (module.text is None or module.text.positions == "rotary")
     drafts: list[_Draft] = []
     for index in range(shape.layers):
         before = f"{module.name}.{index - 1}" if index else f"{module.name}.embed"

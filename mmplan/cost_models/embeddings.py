@@ -19,7 +19,7 @@ from mmplan.cost_models.ops import (
     Rows,
     Value,
 )
-from mmplan.scenario.scenario import AudioInput, Training, Transformer, VisionInput, Vocabulary
+from mmplan.scenario.scenario import AudioInput, TextInput, Training, Transformer, VisionInput, Vocabulary
 
 
 def image_patches(vision: VisionInput) -> int | None:
@@ -112,6 +112,14 @@ def token_embed_ops(
     if project_all:
         ops += linear_ops("from_hidden", sequence, Value("embedded", TOKENS, hidden), training, bias=True)
     return tuple(ops)
+
+
+def text_position_ops(text: TextInput, hidden: int, training: Training, x: Value) -> tuple[Op, ...]:
+    """A stored position added to each token of a text encoder (CLIP)."""
+    if text.tokens is None:
+        raise ValueError("learned positions need a fixed number of tokens")
+    placed = Value("placed", x.rows, hidden)
+    return (Positions(name="positions", x=x, y=placed, size=text.tokens, trainable=training.mode == "full"),)
 
 
 def end_ops(

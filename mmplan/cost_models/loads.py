@@ -50,6 +50,8 @@ def output_lengths(module: ModelModule, lengths: tuple[int, ...]) -> tuple[int, 
 
 def own_tokens(module: ModelModule, sample: Sample) -> int:
     """Token ids that a language model reads itself: speech tokens for a talker, else text."""
+    if module.text is not None and module.text.tokens is not None:
+        return module.text.tokens
     return sample.speech_tokens if module.modality == "speech" else sample.text_tokens
 
 

@@ -91,7 +91,7 @@ def make_microbatch(
         },
         inputs={name: _cast(torch.cat(parts), dtype, device) for name, parts in drawn.items() if name in raw_modules},
         merge_positions={m.name: _positions(model, m, samples, per_sample, device) for m in readers},
-        labels={m.name: _labels(m, drawn[m.name], per_sample, device) for m in readers if m.name in drawn},
+        labels={m.name: _labels(m, drawn[m.name], per_sample, device) for m in readers if m.kind == "language_model"},
         targets_in_batch=dict(targets_in_batch),
         context_lengths={
             m.name: tuple(n for sample in samples for n in context_lengths(model, m, sample))

@@ -15,7 +15,7 @@ def module_layer_ids(module: ModelModule) -> tuple[str, ...]:
         return (f"{module.name}.0",)
     assert module.transformer is not None
     blocks = tuple(f"{module.name}.{index}" for index in range(module.transformer.layers))
-    ends = (f"{module.name}.head", f"{module.name}.loss") if module.vocabulary is not None else ()
+    ends = (f"{module.name}.head", f"{module.name}.loss") if module.kind == "language_model" else ()
     return (f"{module.name}.embed", *blocks, *ends)
 
 

@@ -10,7 +10,7 @@ from mmplan.scenario.formats.hf_config import bundled_configs, read_hf_config
 from mmplan.scenario.machines import cluster_from_spec
 from mmplan.scenario.modules import model_from_spec
 from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, Scenario, Training
-from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ScenarioSpec, TechniqueSpec
+from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ModelSpec, ScenarioSpec, TechniqueSpec
 from mmplan.scenario.sizes import data_from_spec
 from mmplan.scenario.stacks import technique_of
 from mmplan.scenario.technique import Technique
@@ -26,7 +26,7 @@ def load_scenario(path: Path | str) -> Scenario:
     """
     document = read_document(Path(path))
     spec = validate_spec(document)
-    model = _with_training(_model(spec, document), spec, document)
+    model = _with_training(_padded(_model(spec, document), spec.model), spec, document)
     cluster = cluster_from_spec(spec.cluster, document)
     _check_precision(spec, cluster, document)
     return Scenario(
@@ -66,6 +66,19 @@ def _model(spec: ScenarioSpec, document: Document) -> Model:
     return read_hf_config(path)
 
 
+def _padded(model: Model, spec: ModelSpec) -> Model:
+    """The model with `pad_heads` and `pad_vocabulary` of the whole model applied to its modules."""
+    modules = []
+    for module in model.modules:
+        shape, vocabulary = module.transformer, module.vocabulary
+        if shape is not None and spec.pad_heads:
+            shape = replace(shape, pad_heads=True)
+        if vocabulary is not None and vocabulary.pad_to == 1:
+            vocabulary = replace(vocabulary, pad_to=spec.pad_vocabulary)
+        modules.append(replace(module, transformer=shape, vocabulary=vocabulary))
+    return replace(model, modules=tuple(modules))
+
+
 def _with_training(model: Model, spec: ScenarioSpec, document: Document) -> Model:
     """The model with `train` applied to its modules."""
     names = [module.name for module in model.modules]
@@ -90,6 +103,12 @@ def _training(module: ModelModule, spec: str | LoraTraining, document: Document)
         raise document.error(at, f"'{module.name}' is a projector: train it full or frozen")
     if "gate" in spec.lora.targets and not module.transformer.gated_mlp:
         raise document.error((*at, "targets"), f"'{module.name}' has no gate: its MLP has up and down only")
+    if module.transformer.mla is not None and {"q", "k", "v"} & set(spec.lora.targets):
+        message = f"'{module.name}' has latent attention: of its projections only o takes an adapter"
+        raise document.error((*at, "targets"), message)
+    if module.transformer.moe is not None and {"gate", "up", "down"} & set(spec.lora.targets):
+        message = f"'{module.name}' has experts: adapters on gate, up and down are not supported there"
+        raise document.error((*at, "targets"), message)
     if spec.lora.rank > module.transformer.hidden:
         message = f"rank = {spec.lora.rank} is more than the width {module.transformer.hidden} of '{module.name}'"
         raise document.error((*at, "rank"), message)

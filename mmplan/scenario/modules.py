@@ -2,22 +2,32 @@
 
 from dataclasses import replace
 
-import networkx as nx
-
-from mmplan.scenario.document import Document, KeyPath, counted, did_you_mean, listed, shown
+from mmplan.scenario.document import Document, KeyPath
+from mmplan.scenario.edges import check_edges, edges_from_spec, output_width_of_spec
 from mmplan.scenario.scenario import (
     AudioInput,
-    EdgeKind,
+    Mla,
     Modality,
     Model,
-    ModelEdge,
     ModelModule,
+    Moe,
     Projector,
+    TextInput,
     Transformer,
     VisionInput,
     Vocabulary,
 )
-from mmplan.scenario.schema import AudioSpec, BlockSpec, LanguageSpec, ModelSpec, ModuleSpec, ProjectorSpec, VisionSpec
+from mmplan.scenario.schema import (
+    AudioSpec,
+    BlockSpec,
+    LanguageSpec,
+    ModelSpec,
+    ModuleSpec,
+    MoeSpec,
+    ProjectorSpec,
+    TextSpec,
+    VisionSpec,
+)
 
 
 def model_from_spec(name: str, spec: ModelSpec, document: Document) -> Model:
@@ -29,15 +39,15 @@ def model_from_spec(name: str, spec: ModelSpec, document: Document) -> Model:
     at: KeyPath = ("model", "modules")
     if not spec.modules:
         raise document.error(at, "expected at least one module, found none")
-    producers = _edge_names(spec, document)
+    edges = edges_from_spec(spec, document)
     modules = []
     for module_name, module_spec in spec.modules.items():
-        cross_from = next((p for p, c, kind in producers if c == module_name and kind == "cross_attention"), None)
+        crossing = (e.producer for e in edges if e.consumer == module_name and e.kind == "cross_attention")
+        cross_from = next(crossing, None)
         width = output_width_of_spec(spec.modules[cross_from]) if cross_from is not None else None
         modules.append(_module(module_name, module_spec, width, document))
-    edges = tuple(ModelEdge(producer=p, consumer=c, kind=kind) for p, c, kind in producers)
     model = Model(name=name, modules=tuple(modules), edges=edges)
-    _check_edges(model, document)
+    check_edges(model, document)
     return replace(model, modules=tuple(replace(m, modality=_modality(m, model)) for m in modules))
 
 
@@ -49,48 +59,6 @@ def _modality(module: ModelModule, model: Model) -> Modality:
         if edge.consumer == module.name and edge.kind == "hidden":
             return "speech"
     return module.modality
-
-
-def output_width_of_spec(spec: ModuleSpec) -> int:
-    return spec.dims[-1] if isinstance(spec, ProjectorSpec) else spec.hidden
-
-
-def _edge_names(spec: ModelSpec, document: Document) -> list[tuple[str, str, EdgeKind]]:
-    """(producer, consumer, kind) of each edge, names known and kinds filled in."""
-    assert spec.modules is not None
-    result: list[tuple[str, str, EdgeKind]] = []
-    for index, words in enumerate(spec.edges or []):
-        at: KeyPath = ("model", "edges", index)
-        if len(words) not in (2, 3):
-            raise document.error(at, f"expected [producer, consumer], found {counted(len(words), 'name')}")
-        for name in words[:2]:
-            if name not in spec.modules:
-                hint = did_you_mean(name, spec.modules) or f"; modules: {listed(spec.modules)}"
-                raise document.error(at, f"unknown module {shown(name)}{hint}")
-        producer, consumer = words[:2]
-        if any((p, c) == (producer, consumer) for p, c, _ in result):
-            raise document.error(at, f"the edge {producer} -> {consumer} stands twice")
-        result.append((producer, consumer, _edge_kind(spec, words, at, document)))
-    return result
-
-
-def _edge_kind(spec: ModelSpec, words: list[str], at: KeyPath, document: Document) -> EdgeKind:
-    assert spec.modules is not None
-    producer, consumer = spec.modules[words[0]], spec.modules[words[1]]
-    if isinstance(consumer, VisionSpec | AudioSpec):
-        raise document.error(at, f"'{words[1]}' reads the data and takes no edge: its kind is {consumer.kind}")
-    if isinstance(consumer, ProjectorSpec):
-        fitting: tuple[EdgeKind, ...] = ("input",)
-    elif isinstance(producer, LanguageSpec):
-        fitting = ("hidden",)
-    else:
-        fitting = ("cross_attention", "merge") if consumer.cross_layers else ("merge",)
-    if len(words) == 2:
-        return fitting[0]
-    for kind in fitting:
-        if kind == words[2]:
-            return kind
-    raise document.error(at, f"expected {listed(fitting)} as kind of this edge, found {shown(words[2])}")
 
 
 def _module(name: str, spec: ModuleSpec, cross_width: int | None, document: Document) -> ModelModule:
@@ -117,7 +85,16 @@ def _module(name: str, spec: ModuleSpec, cross_width: int | None, document: Docu
         return ModelModule(
             name=name, kind=spec.kind, modality="audio", transformer=transformer, audio=_audio(spec, at, document)
         )
-    vocabulary = Vocabulary(size=spec.vocabulary, tied=spec.tied, width=spec.table_width)
+    if isinstance(spec, TextSpec):
+        return ModelModule(
+            name=name,
+            kind=spec.kind,
+            modality="text",
+            transformer=transformer,
+            vocabulary=Vocabulary(size=spec.vocabulary, pad_to=spec.pad_vocabulary),
+            text=_text(spec, at, document),
+        )
+    vocabulary = Vocabulary(size=spec.vocabulary, tied=spec.tied, width=spec.table_width, pad_to=spec.pad_vocabulary)
     if spec.tied and spec.table_width not in (None, spec.hidden):
         raise document.error((*at, "tied"), f"a tied table has the head's width {spec.hidden}, not {spec.table_width}")
     return ModelModule(name=name, kind=spec.kind, modality="text", transformer=transformer, vocabulary=vocabulary)
@@ -128,14 +105,16 @@ def _transformer(spec: BlockSpec, cross_width: int | None, at: KeyPath, document
     language = isinstance(spec, LanguageSpec)
     if spec.heads % kv_heads:
         raise document.error((*at, "kv_heads"), f"heads = {spec.heads} is not a multiple of kv_heads = {kv_heads}")
-    if spec.head_dim is None and spec.hidden % spec.heads:
+    if spec.head_dim is None and spec.mla is None and spec.hidden % spec.heads:
         message = f"hidden = {spec.hidden} is not a multiple of heads = {spec.heads}; give head_dim"
         raise document.error((*at, "heads"), message)
     head_dim = spec.head_dim if spec.head_dim is not None else spec.hidden // spec.heads
-    if language and head_dim % 2:
+    rotary = language or (isinstance(spec, TextSpec) and spec.positions == "rotary")
+    if rotary and spec.mla is None and head_dim % 2:
         raise document.error((*at, "heads"), f"rotary positions need an even head width, found {head_dim}")
     if spec.global_layers and spec.window_tokens is None:
         raise document.error((*at, "global_layers"), "global_layers has a meaning only together with window_tokens")
+    _check_variants(spec, at, document)
     cross_layers = spec.cross_layers if isinstance(spec, LanguageSpec) else []
     if cross_layers and cross_width is None:
         raise document.error((*at, "cross_layers"), "no edge brings the tokens that the cross layers attend to")
@@ -152,7 +131,7 @@ def _transformer(spec: BlockSpec, cross_width: int | None, at: KeyPath, document
         head_dim=head_dim,
         ffn=spec.ffn,
         gated_mlp=language if spec.gated_mlp is None else spec.gated_mlp,
-        causal=language,
+        causal=spec.causal if isinstance(spec, TextSpec) else language,
         norm=spec.norm or ("rms" if language else "layer"),
         qkv_bias=not language if spec.qkv_bias is None else spec.qkv_bias,
         key_bias=spec.key_bias,
@@ -165,7 +144,61 @@ def _transformer(spec: BlockSpec, cross_width: int | None, at: KeyPath, document
         global_layers=tuple(sorted(set(spec.global_layers))),
         cross_layers=tuple(sorted(set(cross_layers))),
         cross_width=cross_width if cross_layers else None,
+        sliding=spec.sliding,
+        qk_norm_whole=spec.qk_norm_whole,
+        activation=spec.activation,
+        post_norms=spec.post_norms,
+        layer_scale=spec.layer_scale,
+        moe=_moe(spec.moe) if spec.moe is not None else None,
+        mla=Mla(**spec.mla.model_dump()) if spec.mla is not None else None,
+        pad_heads=spec.pad_heads,
     )
+
+
+def _check_variants(spec: BlockSpec, at: KeyPath, document: Document) -> None:
+    """Keys that need or exclude each other."""
+    if spec.sliding and spec.window_tokens is None:
+        raise document.error((*at, "sliding"), "sliding has a meaning only together with window_tokens")
+    if spec.sliding and not isinstance(spec, LanguageSpec):
+        raise document.error((*at, "sliding"), "only causal attention slides: the windows of encoders are blocks")
+    if spec.qk_norm_whole and not spec.qk_norm:
+        raise document.error((*at, "qk_norm_whole"), "qk_norm_whole has a meaning only together with qk_norm")
+    if spec.moe is not None and spec.moe.topk > spec.moe.experts:
+        message = f"topk = {spec.moe.topk} is more than experts = {spec.moe.experts}"
+        raise document.error((*at, "moe", "topk"), message)
+    if spec.moe is not None and not any(_moe(spec.moe).in_layer(index) for index in range(spec.layers)):
+        where = f"first_dense = {spec.moe.first_dense} and every = {spec.moe.every}"
+        raise document.error((*at, "moe"), f"{where} leave none of the {spec.layers} layers with experts")
+    if spec.mla is not None:
+        if spec.qk_norm:
+            raise document.error((*at, "qk_norm"), "latent attention has norms of its own: remove qk_norm")
+        if spec.mla.qk_rope % 2:
+            message = f"rotary positions need an even width, found {spec.mla.qk_rope}"
+            raise document.error((*at, "mla", "qk_rope"), message)
+        for key in ("kv_heads", "head_dim"):
+            if getattr(spec, key) is not None:
+                raise document.error((*at, key), f"with mla the heads follow from its widths: remove {key}")
+
+
+def _moe(spec: MoeSpec) -> Moe:
+    return Moe(
+        experts=spec.experts,
+        topk=spec.topk,
+        expert_ffn=spec.expert_ffn,
+        shared_ffn=spec.shared_ffn,
+        first_dense=spec.first_dense,
+        every=spec.every,
+        scoring=spec.scoring,
+        router_bias=spec.router_bias,
+        capacity_factor=spec.capacity_factor,
+        imbalance=spec.imbalance,
+    )
+
+
+def _text(spec: TextSpec, at: KeyPath, document: Document) -> TextInput:
+    if spec.positions == "learned" and spec.tokens is None:
+        raise document.error((*at, "positions"), "learned positions need a fixed number of tokens")
+    return TextInput(tokens=spec.tokens, positions=spec.positions)
 
 
 def _vision(spec: VisionSpec, at: KeyPath, document: Document) -> VisionInput:
@@ -175,6 +208,8 @@ def _vision(spec: VisionSpec, at: KeyPath, document: Document) -> VisionInput:
     for key in ("learned_positions", "joint_tiles"):
         if getattr(spec, key) and spec.image_size is None:
             raise document.error((*at, key), f"{key} needs a fixed image_size")
+    if spec.position_rows and spec.learned_positions:
+        raise document.error((*at, "position_rows"), "expected one table of positions: position_rows is for any size")
     if spec.tiles > 1 and spec.image_size is None:
         raise document.error((*at, "tiles"), "tiles need a fixed image_size")
     if spec.keep_class_token and not spec.class_token:
@@ -187,6 +222,7 @@ def _vision(spec: VisionSpec, at: KeyPath, document: Document) -> VisionInput:
         class_token=spec.class_token,
         keep_class_token=spec.keep_class_token,
         learned_positions=spec.learned_positions,
+        position_rows=spec.position_rows,
         patch_bias=spec.patch_bias,
         tiles=spec.tiles,
         joint_tiles=spec.joint_tiles,
@@ -206,41 +242,3 @@ def _audio(spec: AudioSpec, at: KeyPath, document: Document) -> AudioInput:
         pool=spec.pool,
         positions=spec.positions,
     )
-
-
-def _check_edges(model: Model, document: Document) -> None:
-    """Acyclic, every module used and fed, widths fitting."""
-    edges: KeyPath = ("model", "edges")
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_nodes_from(module.name for module in model.modules)
-    graph.add_edges_from((edge.producer, edge.consumer) for edge in model.edges)
-    if not nx.is_directed_acyclic_graph(graph):
-        cycle = [producer for producer, _ in nx.find_cycle(graph)]
-        raise document.error(edges, f"the edges form a cycle: {' -> '.join([*cycle, cycle[0]])}")
-    for module in model.modules:
-        at: KeyPath = ("model", "modules", module.name)
-        kinds = [edge.kind for edge in model.edges if edge.consumer == module.name]
-        if module.kind == "projector" and len(kinds) != 1:
-            raise document.error(at, f"a projector has exactly one edge into it, found {len(kinds)}")
-        for kind in ("cross_attention", "hidden"):
-            if kinds.count(kind) > 1:
-                raise document.error(at, f"expected at most one {kind} edge into '{module.name}', found several")
-        if module.kind != "language_model" and graph.out_degree(module.name) == 0:
-            raise document.error(at, f"nothing reads the tokens of '{module.name}': no edge starts there")
-    for index, edge in enumerate(model.edges):
-        _check_width(model, edge, (*edges, index), document)
-
-
-def _check_width(model: Model, edge: ModelEdge, at: KeyPath, document: Document) -> None:
-    producer, consumer = model.module(edge.producer), model.module(edge.consumer)
-    width = producer.output_width
-    if consumer.projector is not None:
-        merge, expected = consumer.projector.merge, consumer.projector.dims[0]
-        if width * merge != expected:
-            given = f"{merge} x {width} = {merge * width}" if merge > 1 else str(width)
-            raise document.error(at, f"'{edge.producer}' gives width {given}, '{edge.consumer}' takes {expected}")
-    elif edge.kind == "merge" and width != consumer.output_width:
-        message = f"'{edge.producer}' gives width {width}, '{edge.consumer}' has hidden {consumer.output_width}"
-        raise document.error(at, message if producer.projector is not None else f"{message}; put a projector between")
-    elif edge.kind == "hidden" and consumer.vocabulary is not None and consumer.vocabulary.width not in (None, width):
-        raise document.error(at, f"'{edge.consumer}' has table_width {consumer.vocabulary.width}, needs {width}")

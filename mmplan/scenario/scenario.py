@@ -10,7 +10,7 @@ from typing import Literal
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.technique import Technique
 
-ModuleKind = Literal["vision_encoder", "audio_encoder", "projector", "language_model"]
+ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "projector", "language_model"]
 Modality = Literal["vision", "audio", "text", "speech"]
 EdgeKind = Literal["input", "merge", "cross_attention", "hidden", "add"]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -128,6 +128,18 @@ class AudioInput:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TextInput:
+    """Token ids of a text encoder: `tokens` of every sample (padded), or its text tokens when None.
+
+    `learned`: a stored table of `tokens` positions (CLIP); `none`: positions inside attention that cost next to nothing
+    (T5's buckets, of which no weights are counted).
+    """
+
+    tokens: int | None = None
+    positions: Literal["learned", "rotary", "none"] = "learned"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Vocabulary:
     """Token table and head of a language model; `tied` shares one matrix between them."""
 
@@ -158,6 +170,7 @@ class ModelModule:
     transformer: Transformer | None = None
     vision: VisionInput | None = None
     audio: AudioInput | None = None
+    text: TextInput | None = None
     vocabulary: Vocabulary | None = None
     projector: Projector | None = None
     training: Training = field(default_factory=Training)

@@ -52,6 +52,39 @@ class Strict(BaseModel):
 _NAME_OR_MAPPING = Discriminator(lambda value: "mapping" if isinstance(value, dict | BaseModel) else "name")
 
 
+class MoeSpec(Strict):
+    """Routed experts in place of the MLP."""
+
+    experts: Count = Field(description="routed experts of a layer")
+    topk: Count = Field(description="experts of a token")
+    expert_ffn: Width = Field(description="inner width of an expert")
+    shared_ffn: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=0, description="inner width of the shared experts together; 0: none"
+    )
+    first_dense: Annotated[int, Field(ge=0, le=2_000)] = Field(default=0, description="first layers without experts")
+    every: Layers = Field(default=1, description="of the others, each such layer has experts (2: 1, 3, 5, ...)")
+    scoring: Literal["softmax", "softmax_all", "sigmoid", "sigmoid_plain"] = Field(
+        default="softmax", description="weights of the chosen experts: over them or over all; sigmoid (DeepSeek-V3)"
+    )
+    router_bias: bool = Field(default=False, description="bias in the router's linear")
+    capacity_factor: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
+        default=None, description="rows of every expert over the mean, filled up or dropped; default: none is dropped"
+    )
+    imbalance: Annotated[float, Field(ge=1, le=1000)] = Field(
+        default=1.0, description="rows of the busiest expert rank over the mean"
+    )
+
+
+class MlaSpec(Strict):
+    """Multi-head latent attention (DeepSeek-V2)."""
+
+    q_lora: Width | None = Field(default=None, description="width queries pass through; default: projected at once")
+    kv_lora: Width = Field(description="width keys and values pass through")
+    qk_nope: Width = Field(description="width of a head's queries and keys without positions")
+    qk_rope: Width = Field(description="width with rotary positions, shared by all heads' keys")
+    v_dim: Width = Field(description="width of a head's values")
+
+
 class BlockSpec(Strict):
     """Keys that every module with transformer blocks shares."""
 
@@ -70,9 +103,21 @@ class BlockSpec(Strict):
     out_bias: bool | None = Field(default=None, description="bias in the attention output projection")
     mlp_bias: bool | None = Field(default=None, description="biases in the MLP")
     qk_norm: bool = Field(default=False, description="norms on queries and keys")
+    qk_norm_whole: bool = Field(default=False, description="these norms act on all heads at once (InternViT)")
+    activation: Literal["gelu", "silu"] | None = Field(
+        default=None, description="of the MLP; default: silu when gated, else gelu"
+    )
+    post_norms: bool = Field(default=False, description="norms also behind attention and MLP (Gemma)")
+    layer_scale: bool = Field(default=False, description="learned scales behind attention and MLP (InternViT)")
     final_norm: bool = Field(default=True, description="a norm after the last block")
     window_tokens: Count | None = Field(default=None, description="attention within windows of this many tokens")
+    sliding: bool = Field(default=False, description="the window slides: each token sees so many before it")
     global_layers: list[Annotated[int, Field(ge=0)]] = Field(default=[], description="0-based layers without window")
+    moe: MoeSpec | None = Field(default=None, description="routed experts in place of the MLP")
+    mla: MlaSpec | None = Field(default=None, description="latent attention")
+    pad_heads: bool = Field(
+        default=False, description="fill heads up to a multiple of tp and repeat key/value heads, at their full cost"
+    )
 
 
 class VisionSpec(BlockSpec):
@@ -88,6 +133,9 @@ class VisionSpec(BlockSpec):
     class_token: bool = Field(default=False, description="one extra token per image")
     keep_class_token: bool = Field(default=False, description="hand the class token on to the next module")
     learned_positions: bool = Field(default=False, description="a stored table of positions (needs image_size)")
+    position_rows: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=0, description="rows of a stored table that is stretched over images of any size"
+    )
     patch_bias: bool = Field(default=False, description="bias in the patch embedding")
     first_norm: bool = Field(default=False, description="a norm before the first block (CLIP)")
     tiles: Count = Field(default=1, description="every image becomes this many images of image_size")
@@ -109,6 +157,17 @@ class AudioSpec(BlockSpec):
     )
 
 
+class TextSpec(BlockSpec):
+    """A text encoder (CLIP's, T5's): token table and blocks, no vocabulary head."""
+
+    kind: Literal["text_encoder"]
+    vocabulary: Width = Field(description="number of tokens")
+    tokens: Count | None = Field(default=None, description="every sample's tokens, padded; default: its text tokens")
+    positions: Literal["learned", "rotary", "none"] = Field(default="learned", description="kind of positions")
+    causal: bool = Field(default=False, description="tokens see earlier ones only (CLIP)")
+    pad_vocabulary: Count = Field(default=1, description="the table grows to a multiple of this times tp")
+
+
 class LanguageSpec(BlockSpec):
     """A causal language model with token table and vocabulary head."""
 
@@ -116,6 +175,9 @@ class LanguageSpec(BlockSpec):
     vocabulary: Width = Field(description="number of tokens")
     tied: bool = Field(default=False, description="head and token table share one matrix")
     table_width: Width | None = Field(default=None, description="width of the token table of a talker; default: hidden")
+    pad_vocabulary: Count = Field(
+        default=1, description="table and head grow to a multiple of this times tp (Megatron: 128)"
+    )
     cross_layers: list[Annotated[int, Field(ge=0)]] = Field(
         default=[], description="0-based layers that attend to another module's tokens instead of their own"
     )
@@ -132,7 +194,7 @@ class ProjectorSpec(Strict):
     bias: bool = Field(default=True, description="biases in the linears")
 
 
-ModuleSpec = Annotated[VisionSpec | AudioSpec | LanguageSpec | ProjectorSpec, Field(discriminator="kind")]
+ModuleSpec = Annotated[VisionSpec | AudioSpec | TextSpec | LanguageSpec | ProjectorSpec, Field(discriminator="kind")]
 
 
 class ModelSpec(Strict):
@@ -145,8 +207,11 @@ class ModelSpec(Strict):
     edges: list[list[str]] | None = Field(
         default=None,
         max_length=500,
-        description="[producer, consumer], or [producer, consumer, merge | cross_attention | input | hidden]",
+        description="[producer, consumer], or [producer, consumer, merge | cross_attention | input | hidden | add]; "
+        "vision.8 is the output of block 8, and an edge to llm.0 adds to the output of block 0",
     )
+    pad_heads: bool = Field(default=False, description="pad_heads of every module")
+    pad_vocabulary: Count = Field(default=1, description="pad_vocabulary of every module that sets none")
 
 
 class LoraSpec(Strict):
