@@ -106,12 +106,6 @@ class LayerStage:
         self._microbatches = microbatches
         self._losses = {}
 
-    def named_gradients(self) -> dict[str, Tensor]:
-        """Accumulated gradients by parameter name, as the whole model names them."""
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        pairs = zip(self._gradients.parameters, self._gradients.views, strict=True)
-        return {names[parameter]: view for parameter, view in pairs}
-
     def losses(self) -> dict[str, float]:
         return {module: float(loss) for module, loss in self._losses.items()}
 

@@ -19,6 +19,7 @@ from mmplan.planner.program import RankProgram
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.model import MultimodalModel
+from mmplan.runtime.stage import LayerStage
 from mmplan.runtime.train import build_stage, step_data, step_microbatches
 from mmplan.scenario.scenario import (
     Distribution,
@@ -137,6 +138,17 @@ def whole_model(plan: Plan) -> tuple[dict[str, Tensor], dict[str, float]]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, losses
 
 
+def _named_gradients(stage: LayerStage) -> dict[str, Tensor]:
+    """Slices of the stage's flat buffer, which holds trained parameters in the order of the model."""
+    trained = {name: parameter for name, parameter in stage.model.named_parameters() if parameter.requires_grad}
+    if not trained:
+        return {}
+    (flat,) = stage.gradients()
+    slices = flat.split([parameter.numel() for parameter in trained.values()])
+    pairs = zip(trained.items(), slices, strict=True)
+    return {name: part.view_as(parameter).clone() for (name, parameter), part in pairs}
+
+
 def run_rank(plan: Plan, rank: int, replicas: dist.ProcessGroup | None, control: dist.ProcessGroup) -> RankResult:
     """One step of this rank's stage, without the weight update."""
     graph = build_graph(plan.scenario)
@@ -151,7 +163,7 @@ def run_rank(plan: Plan, rank: int, replicas: dist.ProcessGroup | None, control:
     clock.start()
     record = run_step(program, stage, replicas=replicas, device=CPU, clock=clock)
     return RankResult(
-        gradients={name: gradient.clone() for name, gradient in stage.named_gradients().items()},
+        gradients=_named_gradients(stage),
         losses=stage.losses(),
         sent_bytes=record.activation_bytes + record.gradient_bytes,
         program_bytes=sum(action.bytes for action in actions if action.kind == "SEND"),
