@@ -69,8 +69,8 @@ CASES = [
     (
         "kind: projector",
         "kind: projektor",
-        "5: model.modules.projector: expected 'vision_encoder', 'audio_encoder', 'text_encoder', 'language_model', 'projector', "
-        "found 'projektor'; did you mean 'projector'?",
+        "5: model.modules.projector: expected 'vision_encoder', 'audio_encoder', 'text_encoder', 'language_model', "
+        "'projector', found 'projektor'; did you mean 'projector'?",
     ),
     ("kind: projector, ", "", "5: model.modules.projector: the key 'kind' is missing; found 'dims'"),
     (
