@@ -26,7 +26,11 @@ _RELATIVE_TOLERANCE = 1e-6
 
 def check_numbers(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> tuple[Finding, ...]:
     """Recorded times, memory, objective and bound of a plan whose structure is sound; `loads` of a mean microbatch."""
-    return (*_stages(plan, graph, costs, loads), *_certificate(plan, graph, costs, loads))
+    return (
+        *_stage_times(plan, graph, costs, loads),
+        *_stage_memory(plan, graph, loads),
+        *_certificate(plan, graph, costs, loads),
+    )
 
 
 def _differs(recorded: float, computed: float) -> bool:
@@ -46,46 +50,46 @@ def _stage_depths(plan: Plan, graph: ComputationGraph) -> list[int]:
     return depths
 
 
-def _stages(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> Iterator[Finding]:
-    """Per stage: seconds, microbatches in flight, memory, capacity."""
-    scenario = plan.scenario
-    depths = _stage_depths(plan, graph)
+def _stage_times(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> Iterator[Finding]:
+    """Seconds of each stage."""
     for index, stage in enumerate(plan.stages):
         layers = [graph.layer(layer) for layer in stage.layers]
-        forward_s = sum(costs.forward_s(layer, loads[layer.module], plan.tp) for layer in layers)
-        backward_s = sum(costs.backward_s(layer, loads[layer.module], plan.tp) for layer in layers)
         for name, recorded_s, computed_s in (
-            ("forward", stage.forward_s, forward_s),
-            ("backward", stage.backward_s, backward_s),
+            ("forward", stage.forward_s, sum(costs.forward_s(x, loads[x.module], plan.tp) for x in layers)),
+            ("backward", stage.backward_s, sum(costs.backward_s(x, loads[x.module], plan.tp) for x in layers)),
             ("finish", stage.finish_s, _finish_s(plan, graph, costs, index)),
         ):
             if _differs(recorded_s, computed_s):
                 message = f"stage {index} records {name} {format_seconds(recorded_s)}, its layers take "
                 yield Finding(rule="stage times", message=message + format_seconds(computed_s))
-        in_flight = plan.microbatches if plan.schedule == "gpipe" else min(plan.microbatches, depths[index])
-        if stage.in_flight != in_flight:
+
+
+def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator[Finding]:
+    """Microbatches in flight, capacity and memory of each stage."""
+    scenario, depths = plan.scenario, _stage_depths(plan, graph)
+    for index, stage in enumerate(plan.stages):
+        alive = plan.microbatches if plan.schedule == "gpipe" else min(plan.microbatches, depths[index])
+        if stage.in_flight != alive:
             message = f"stage {index} records {stage.in_flight} microbatches in flight, {plan.schedule} with "
-            message += f"{plan.microbatches} microbatches at depth {depths[index]} holds {in_flight}"
+            message += f"{plan.microbatches} microbatches at depth {depths[index]} holds {alive}"
             yield Finding(rule="in flight", message=message)
-        pools = [scenario.cluster.pool_of(rank) for rank in plan.stage_ranks(index)]
-        capacity = min(int(pool.device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for pool in pools)
-        reserved = max(pool.device.reserved_bytes for pool in pools)
-        state = sum(state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp) for layer in layers)
-        kept = sum(kept_bytes(layer, loads[layer.module], scenario.precision, plan.tp) for layer in layers)
-        memory = reserved + state + in_flight * kept
-        if _differs(stage.capacity_bytes, capacity):
+        layers = [graph.layer(layer) for layer in stage.layers]
+        devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(index)]
+        usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
+        reserved_bytes = max(device.reserved_bytes for device in devices)
+        held_bytes = sum(state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp) for layer in layers)
+        each_bytes = sum(kept_bytes(layer, loads[layer.module], scenario.precision, plan.tp) for layer in layers)
+        needed_bytes = reserved_bytes + held_bytes + alive * each_bytes
+        if _differs(stage.capacity_bytes, usable_bytes):
             message = f"stage {index} records a capacity of {format_bytes(stage.capacity_bytes)}, its devices have "
-            yield Finding(rule="capacity", message=message + format_bytes(capacity))
-        if _differs(stage.memory_bytes, memory):
+            yield Finding(rule="capacity", message=message + format_bytes(usable_bytes))
+        if _differs(stage.memory_bytes, needed_bytes):
             message = f"stage {index} records {format_bytes(stage.memory_bytes)}, its layers need "
-            yield Finding(rule="memory number", message=message + format_bytes(memory))
-        if memory > capacity:
-            parts = (
-                f"{format_bytes(reserved)} reserve + {format_bytes(state)} state + {in_flight} x {format_bytes(kept)}"
-            )
-            message = (
-                f"stage {index} needs {parts} kept = {format_bytes(memory)}, a device has {format_bytes(capacity)}"
-            )
+            yield Finding(rule="memory number", message=message + format_bytes(needed_bytes))
+        if needed_bytes > usable_bytes:
+            parts = f"{format_bytes(reserved_bytes)} reserve + {format_bytes(held_bytes)} state"
+            sum_of = f"{parts} + {alive} x {format_bytes(each_bytes)} kept = {format_bytes(needed_bytes)}"
+            message = f"stage {index} needs {sum_of}, a device has {format_bytes(usable_bytes)}"
             yield Finding(rule="memory", message=message)
 
 
