@@ -54,6 +54,7 @@ _LOGIT_BYTES = {"plain": (12, 12), "fused": (4, 2), "chunked": (4, 2)}
 # A cast to FP8 reads 16 bit, writes 8 bit and a transposed copy (TransformerEngine cast_transpose); a scale from the tensor
 # itself needs a pass for its maximum before.
 _FP8_CAST_BYTES = {"tensor": 4, "block": 6, "mx": 6}
+_RING_MERGE_BYTES = 10  # per step and element of the output: fp32 sum read and written, 16-bit part read
 _BACKWARD_HOST = 1.6  # kernels of a backward per forward operator, fit to single-node runs of small models on A100
 
 
@@ -83,7 +84,7 @@ class Rules:
     @property
     def rate_flops_per_s(self) -> float:
         """Of large products in the scenario's precision."""
-        return self.peak_flops_per_s * self.device.gemm_fraction
+        return self.peak_flops_per_s * self.device.gemm_fraction * self.stack.gemm_rate
 
     @property
     def block_rate(self) -> tuple[float, float]:
@@ -92,11 +93,11 @@ class Rules:
             return self.rate_flops_per_s, float(self.element_bytes)
         if self.device.fp8_flops_per_s is None or self.device.fp8_gemm_fraction is None:
             raise CostModelError(f"{self.device.name} has no FP8 units, technique.fp8 is '{self.technique.fp8}'")
-        return self.device.fp8_flops_per_s * self.device.fp8_gemm_fraction, 1.0
+        return self.device.fp8_flops_per_s * self.device.fp8_gemm_fraction * self.stack.gemm_rate, 1.0
 
     @property
     def pointwise_bytes_per_s(self) -> float:
-        return self.device.memory_bytes_per_s * self.device.memory_fraction
+        return self.device.memory_bytes_per_s * self.device.memory_fraction / self.stack.pointwise_passes
 
     @property
     def gradient_bytes(self) -> int:
@@ -247,7 +248,8 @@ def _add_attention(seconds: Seconds, rules: Rules, layer: Layer, op: Attention, 
 
 def _add_cp(seconds: Seconds, rules: Rules, op: Attention, load: Load, shard: Shard) -> None:
     """Ring attention (arXiv 2310.01889): keys and values travel cp - 1 hops beside the attention of what is here, in the
-    backward pass with their gradients."""
+    backward pass with their gradients; each step adds its part to the output and to the query gradient in fp32
+    (TransformerEngine, attn_forward_func_with_cp)."""
     part = _PART["cp"]
     link = rules.node_link if shard.tp * shard.cp <= rules.devices_per_node else rules.network_link
     hop = message_s((op.k.elements(load, shard) + op.v.elements(load, shard)) * rules.element_bytes, link)
@@ -255,6 +257,8 @@ def _add_cp(seconds: Seconds, rules: Rules, op: Attention, load: Load, shard: Sh
         beside = seconds[phase, _PART["attention"]]
         if beside > 0:
             ring = volume * hop * (shard.cp - 1)
+            merged = _RING_MERGE_BYTES * shard.cp * op.y.elements(load, shard) / rules.pointwise_bytes_per_s
+            seconds[phase, part] += merged
             seconds[phase, part] += max(0.0, ring - beside) + rules.stack.exposed_cp * min(ring, beside)
 
 
@@ -340,7 +344,9 @@ def _add_recompute(seconds: Seconds, rules: Rules, layer: Layer) -> None:
     if rules.technique.recompute == "full":
         seconds[_RECOMPUTE] = seconds[_FORWARD]
     elif rules.technique.recompute == "selective":
+        seconds[_RECOMPUTE] = seconds[_FORWARD] * rules.stack.selective_share
         seconds[_RECOMPUTE, _PART["attention"]] = seconds[_FORWARD, _PART["attention"]]
+        seconds[_RECOMPUTE, _PART["tp"]] = 0.0
 
 
 def _add_host(seconds: Seconds, rules: Rules, launches: int) -> None:

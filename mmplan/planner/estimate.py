@@ -93,7 +93,7 @@ class StepEstimator:
         bubble = _bubble_s(degrees, stages)
         p2p = self._p2p_s(degrees, stages)
         dp, optimizer = self._finish_s(degrees, stages)
-        parts += [bubble, p2p, dp, optimizer, rules.stack.step_s]
+        parts += [bubble, p2p, dp, optimizer, rules.stack.step_s + rules.stack.microbatch_s * (m + degrees.pp - 1)]
         return StepEstimate(step_s=sum(parts), parts=tuple(parts), stage_s=stages.stage_s)
 
     def _stages_of(self, degrees: Degrees) -> _Stages:

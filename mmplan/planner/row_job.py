@@ -2,11 +2,11 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmplan.planner.degrees import Degrees, ScheduleKind
 from mmplan.planner.measured import MeasuredRow
-from mmplan.planner.row_stack import NVLINK_DOMAIN, row_device, row_network, row_technique
+from mmplan.planner.row_stack import NVLINK_DOMAIN, row_device, row_network, row_stack, row_technique
 from mmplan.scenario.catalogue import catalogue_link
 from mmplan.scenario.cluster import Cluster, Pool
 from mmplan.scenario.scenario import (
@@ -26,6 +26,7 @@ from mmplan.scenario.scenario import (
 
 GPT2_VOCABULARY = 51_200  # 50,257 padded by Megatron-LM to a multiple of 128 x tp = 8 (arXiv 1909.08053, section 3)
 LORA_RANK = 32  # NeMo 2.0 `LoRA(dim=32)`, its default, on query, key, value
+PACKED_TOKENS = 256  # NeMo's fine-tuning recipes pack SQuAD samples (about 200 tokens with the question) to the length
 _NONE, _ZERO = (1.0,), (0.0,)
 
 
@@ -76,6 +77,11 @@ def row_job(row: MeasuredRow) -> RowJob | Unpriced:
     if technique.fp8 != "none" and device.fp8_flops_per_s is None:
         return Unpriced(row, f"FP8 on {device.name}, which has no FP8 units")
     sequence = float(row.numbers["sequence"])
+    if row.text("task") in ("sft", "lora") and technique.stack.startswith("nemo"):
+        packed = max(1, round(sequence / PACKED_TOKENS))
+        sequence /= packed
+        degrees = replace(degrees, microbatch_size=degrees.microbatch_size * packed)
+        assumed.append(f"sequences packed from {packed} samples of {PACKED_TOKENS} tokens")
     fixed = Distribution(values=(sequence,), weights=_NONE)
     nothing = Distribution(values=_ZERO, weights=_NONE)
     data = Data(
@@ -150,7 +156,7 @@ def _degrees(row: MeasuredRow, assumed: list[str]) -> Degrees | str:
         vp=vp,
         dp=dp,
         ep=ep if row.count("experts") else 1,
-        etp=row.count("etp", tp if ep == 1 else 1) or 1,
+        etp=row.count("etp", tp) or 1,  # before parallel folding (arXiv 2504.14960) experts share the tp degree
         microbatch_size=size,
         microbatches=microbatches,
         schedule=schedule,
@@ -173,7 +179,7 @@ def _schedule(row: MeasuredRow, pp: int, assumed: list[str]) -> tuple[ScheduleKi
         return "zb-1p", 1
     if "gpipe" in said:
         return "gpipe", 1
-    if vp == 0 and "nemo" in row.text("source") and "vp not printed" in row.text("note"):
+    if vp == 0 and row_stack(row).startswith("nemo") and layers + 2 >= pp * one_layer:
         assumed.append(f"vp = {one_layer}: one layer per chunk (VP=1 misses these rows by 34 %)")
         vp = one_layer
     if vp > 1:

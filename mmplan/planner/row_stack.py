@@ -1,4 +1,4 @@
-"""The software and hardware behind a row of a table: its stack, technique, device and links, from what the source says."""
+"""The software and hardware behind a row: its stack, technique, device and links, from what the source says."""
 
 import re
 from dataclasses import replace
@@ -13,10 +13,12 @@ from mmplan.scenario.technique import Technique
 _STACK_WORDS = (
     (r"maxtext|paxml|\bjax\b|t5x|praxis", "jax-2025"),
     (r"foundry|mosaic|\bcomposer\b|\bmpt\b", "llm-foundry-2023"),
-    (r"bloom|bigscience|megatron-deepspeed|vtrain|mt-nlg", "megatron-deepspeed-2022"),
+    (r"bloom|bigscience|mt-nlg", "megatron-deepspeed-2022"),
+    (r"vtrain|megatron-deepspeed|deepspeed", "megatron-deepspeed-2024"),
     (r"nemo 25|25\.\d\d|gb200|gb300|\bb200|\bb300", "nemo-2025"),
     (r"nemo|megatron[- ]core|mcore|dgx cloud|mlperf|megatron bridge", "nemo-2024"),
-    (r"torchtitan|torchtune|picotron|nanotron|litgpt|hugging|llava|axolotl|fsdp2|colossal|nnscaler|veomni", "torch-2025"),
+    (r"torchtitan|torchtune|picotron|nanotron|litgpt|hugging|llava|axolotl|fsdp2", "torch-2025"),
+    (r"colossal|nnscaler|veomni|pytorch", "torch-2025"),
     (r"megatron|zero bubble|vocabulary parallelism|korthikanti|alpa|oneflow|selene|galvatron|aceso", "megatron-2021"),
     (r"flash-?attn|flashattention", "llm-foundry-2023"),
 )
@@ -53,10 +55,12 @@ def row_stack(row: MeasuredRow) -> str:
     """The software stack of a row: its `stack` column, or what its source and notes name, or the GPU's time."""
     if row.text("stack") in stack_names():
         return row.text("stack")
-    for column in ("framework", "source", "note", "model"):
+    for column in ("source", "framework", "note", "model"):
         said = row.text(column)
-        if column == "framework" and "nemo" in said and re.search(r"25\.|gb200|\bb200", row.text("source") + row.text("gpu")):
-            return "nemo-2025"
+        if "dgx cloud" in said:
+            said = f"{row.text('framework')} {row.text('model')} {said}"
+        if re.search(r"nemo|megatron[- ]core|dgx cloud", said) and re.search(r"\bg?b[23]00", row.text("gpu")):
+            said = f"nemo 25 {said}"
         for pattern, stack in _STACK_WORDS:
             if re.search(pattern, said):
                 return stack
@@ -102,7 +106,8 @@ def row_technique(row: MeasuredRow) -> Technique:
     parallel = row.numbers.get("sequence_parallel")
     sequence_parallel = defaults.sequence_parallel and tp > 1
     if parallel is not None or said:
-        sequence_parallel = (bool(parallel) if parallel is not None else said in ("1", "1.0", "true", "yes", "on")) and tp > 1
+        on = bool(parallel) if parallel is not None else said in ("true", "yes", "on")
+        sequence_parallel = on and tp > 1
     recompute, layers = _recompute(row, defaults)
     return replace(
         defaults,
