@@ -214,8 +214,7 @@ def _dropped(layer: Layer) -> tuple[Value, ...]:
 def logits_bytes(layer: Layer, load: Load, setting: Setting, hidden: int) -> tuple[float, float]:
     """(kept from forward to backward, needed at work beside that) by the loss of a language model.
 
-    plain: 16-bit logits and their fp32 copy beside the kept fp32 log-probabilities, then two gradients: 10 bytes per
-    logit at once (torch `log_softmax(logits.float())`; Megatron `vocab_parallel_cross_entropy`). fused: the gradient
+    plain: fp32 log-probabilities are kept; at work the stack holds `MemoryRules.logit_bytes` in all. fused: the gradient
     overwrites the logits and is kept (Liger-Kernel cross_entropy.py). chunked: logits of as many rows at a time as make
     them no larger than the hidden states (Liger-Kernel fused_linear_cross_entropy.py), whose gradient is kept.
     """
@@ -226,5 +225,4 @@ def logits_bytes(layer: Layer, load: Load, setting: Setting, hidden: int) -> tup
     rows = logits / max(1, sum(op_inputs(op)[0].local_width(setting.shard) for op in layer.ops))
     if setting.technique.cross_entropy == "chunked":
         return rows * hidden * width, rows * hidden * (2 * width + 2 * FP32_BYTES)
-    cast = width if width < FP32_BYTES else 0
-    return logits * FP32_BYTES, logits * (FP32_BYTES + cast)
+    return logits * FP32_BYTES, logits * (memory_rules(setting.technique.stack).logit_bytes - FP32_BYTES)

@@ -24,7 +24,10 @@ class MemoryRules:
     fused_wgrad: weight gradients are added to their buffer inside the matrix product, so no temporary is needed.
     bucket_elements: gradients collected before they are reduced (two buckets with overlap); None: hidden^2, what HF
     Trainer writes for "auto". live_elements: parameters that ZeRO-3 may keep gathered.
-    slack: fraction of live tensors that the caching allocator holds beyond them.
+    logit_bytes: per logit at the peak of a plain loss in 16 bit. torch's cross_entropy holds log-probabilities and two
+    fp32 gradients (derivatives.yaml: nll_loss_backward, _log_softmax_backward_data); Megatron works in place on one
+    fp32 copy beside the 16-bit logits (core/tensor_parallel/cross_entropy.py); HF models also return the logits.
+    gradients_split_from: the ZeRO stage from which gradients take 1/dp of their memory.
     """
 
     engine: Engine
@@ -32,21 +35,36 @@ class MemoryRules:
     fused_wgrad: bool = False
     bucket_elements: int | None = 0
     live_elements: int = 0
-    slack: float = 0.0
+    gradients_split_from: int = 2
+    logit_bytes: int = 12
 
 
 # Megatron-LM, training/arguments.py: bias_gelu / bias_swiglu fusion and gradient_accumulation_fusion are on by default.
-_MEGATRON = MemoryRules(engine="megatron", fused_activation=True, fused_wgrad=True)
+_MEGATRON = MemoryRules(engine="megatron", fused_activation=True, fused_wgrad=True, logit_bytes=6)
 # DeepSpeed: reduce_bucket_size 5e8 and stage3_max_live_parameters 1e9 (docs, config-json, "ZeRO optimizations").
 _BUCKET, _LIVE = 500_000_000, 1_000_000_000
+# DeepSpeed's own estimate for ZeRO-2 is 4 B * P + 16 B * P / N: 16-bit weights and gradients whole
+# (deepspeed/runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs).
+_SPLIT = 3
 
 RULES: dict[str, MemoryRules] = {
     "mmplan": MemoryRules(engine="plain"),
     "megatron-2021": _MEGATRON,
     "megatron-deepspeed-2022": MemoryRules(
-        engine="deepspeed", fused_activation=True, bucket_elements=_BUCKET, live_elements=_LIVE
+        engine="deepspeed",
+        fused_activation=True,
+        bucket_elements=_BUCKET,
+        live_elements=_LIVE,
+        gradients_split_from=_SPLIT,
+        logit_bytes=6,
     ),
-    "deepspeed-2024": MemoryRules(engine="deepspeed", bucket_elements=None, live_elements=_LIVE),
+    "deepspeed-2024": MemoryRules(
+        engine="deepspeed",
+        bucket_elements=None,
+        live_elements=_LIVE,
+        gradients_split_from=_SPLIT,
+        logit_bytes=14,
+    ),
     "llm-foundry-2023": MemoryRules(engine="fsdp"),
     "nemo-2024": _MEGATRON,
     "nemo-2025": _MEGATRON,
@@ -76,9 +94,13 @@ def parameter_bytes(precision: Dtype, optimizer: Optimizer, technique: Technique
     """Bytes that one trained (or frozen) parameter costs (arXiv 1910.02054, section 3.1: 2 + 2 + 12 with AdamW).
 
     fsdp: the fp32 parameter is the master copy and gradients have its type (torch FSDP docs, "MixedPrecision").
+    deepspeed: fp16 gradients stay fp16 (stage_1_and_2.py); bf16 ones with fp32 accumulation exist in both types at the
+    end of a microbatch (bf16_optimizer.py, `update_hp_grads`).
     """
     weight = DTYPE_BYTES[precision]
     gradient = DTYPE_BYTES[technique.gradient_dtype or optimizer.gradient_dtype]
+    if memory_rules(technique.stack).engine == "deepspeed" and weight < gradient:
+        gradient = weight if precision == "fp16" else gradient + weight
     moments = 2 * FP32_BYTES if optimizer.name == "adamw" else 0
     if memory_rules(technique.stack).engine == "fsdp":
         return ParameterBytes(weight=FP32_BYTES, gradient=FP32_BYTES, optimizer=moments, frozen=weight)

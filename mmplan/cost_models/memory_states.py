@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from mmplan.cost_models.counts import op_parameters
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.memory_estimate import MemoryPart
-from mmplan.cost_models.memory_rules import parameter_bytes
+from mmplan.cost_models.memory_rules import memory_rules, parameter_bytes
 from mmplan.cost_models.ops import Linear, Op, op_inputs, op_trainable
 from mmplan.cost_models.shard import Shard
 from mmplan.scenario.scenario import Dtype, Optimizer
@@ -77,6 +77,7 @@ def state_parts(
     more of them)."""
     per = parameter_bytes(precision, optimizer, technique)
     stage = SHARDINGS.index(technique.sharding)
+    split_from = memory_rules(technique.stack).gradients_split_from
     on_host = ("none", "optimizer", "parameters").index(technique.offload)
     frozen = counts.dense_frozen + counts.expert_frozen
     weights = split_bytes(counts, replicas, per.weight, stage >= 3)
@@ -85,11 +86,11 @@ def state_parts(
         _part("weights", weights, counts, replicas, per.weight, stage >= 3, frozen, per.frozen),
         _part(
             "gradients",
-            split_bytes(counts, replicas, per.gradient, stage >= 2),
+            split_bytes(counts, replicas, per.gradient, stage >= split_from),
             counts,
             replicas,
             per.gradient,
-            stage >= 2,
+            stage >= split_from,
         ),
         _part(
             "optimizer state",

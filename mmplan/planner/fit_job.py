@@ -60,17 +60,18 @@ class Question:
     choices: tuple[tuple[str, Any], ...] = ()
 
 
-def job_of(question: Question) -> tuple[Scenario, Degrees]:
-    """The scenario with the question's technique, and its degrees.
+def job_of(question: Question, scenario: Scenario | None = None) -> tuple[Scenario, Degrees]:
+    """The scenario (the question's, or `scenario` in its place) with the question's technique, and its degrees.
 
     Raises:
         InputError: neither or both of a scenario and a model, an unknown name, or numbers that do not divide.
     """
     if (question.scenario is None) == (question.model is None):
         raise InputError("give either a scenario file or --model (with --gpu, --gpus and --seq)")
-    base = load_scenario(question.scenario) if question.scenario is not None else _quick_scenario(question)
-    scenario = replace(base, technique=_technique(base.technique, question), cluster=_cluster(base.cluster, question))
-    return _with_degrees(scenario, question)
+    if scenario is None:
+        scenario = load_scenario(question.scenario) if question.scenario is not None else _quick_scenario(question)
+    technique, cluster = _technique(scenario.technique, question), _cluster(scenario.cluster, question)
+    return _with_degrees(replace(scenario, technique=technique, cluster=cluster), question)
 
 
 def _with_degrees(scenario: Scenario, question: Question) -> tuple[Scenario, Degrees]:

@@ -145,9 +145,9 @@ def _estimate(job: _Job, stage: _Stage) -> MemoryEstimate:
         level="device",
     )
     working = (*_activation_parts(job, stage), *_pipeline_part(job, stage))
-    step = (*states, *((gathered,) if gathered else ()), *working, context)
+    step = (*states, context, *((gathered,) if gathered else ()), *working)
     update_part = optimizer_step_part(counts, job.replicas, precision, optimizer, technique)
-    update = (*states, *((update_part,) if update_part else ()), context)
+    update = (*states, context, *((update_part,) if update_part else ()))
     return MemoryEstimate(
         stage=stage.index,
         moments=(
