@@ -4,6 +4,7 @@ It knows nothing of models. SEND and RECV are asynchronous and posted where the 
 tensors received for it. Sizes are the program's, and a stage that hands over another number of bytes ends the run.
 """
 
+import re
 import time
 import zlib
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from mmplan.runtime.clock import Clock, Mark
 from mmplan.runtime.stage import Stage
 
 _TAGS = 2**31  # gloo takes any non-negative 32-bit tag, NCCL ignores tags and matches by the program's order
+
+_SOURCE_LINE = re.compile(r"^\[\S+\.(cc|cpp|h):\d+\] ")
 
 
 @dataclass(slots=True)
@@ -68,10 +71,15 @@ def run_step(
         except RunError:
             raise
         except Exception as error:
-            raise RunError(f"rank {program.rank}, action {action}: {type(error).__name__}: {error}") from error
+            raise RunError(f"rank {program.rank}, action {action}: {described(error)}") from error
     mailbox.drain()
     _refuse_unsent(program.rank, outputs)
     return record
+
+
+def described(error: Exception) -> str:
+    """Type and text, without the source line of a library that some texts begin with."""
+    return f"{type(error).__name__}: {_SOURCE_LINE.sub('', str(error))}"
 
 
 def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: StepRecord) -> None:

@@ -1,6 +1,7 @@
 """Starts a run: under torchrun in this process, or with processes of its own on this machine.
 
-A local run cannot hang: every communication has a time-out, a failing rank ends all of them, and so does Ctrl-C.
+A local run cannot hang: every communication has a time-out, a failing rank ends all of them, and so do Ctrl-C, a
+termination request and a closed terminal.
 """
 
 import json
@@ -10,9 +11,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from mmplan.errors import InputError, RunError
 from mmplan.planner.plan import Plan, save_plan
@@ -20,9 +25,11 @@ from mmplan.runtime.measurement import Measurement, OnStep, load_run
 from mmplan.runtime.requirements import DEFAULT_TIMEOUT_S, DEFAULT_UNIT_S, check_local_run
 
 _POLL_S = 0.1
+_REPORT_S = 2.0  # from the first failure, for torchrun to say which rank was killed and for other ranks to speak
 _GRACE_S = 5.0  # between asking the processes to end and killing them
 
 _ERROR_LINE = re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b")  # how a traceback ends
+_KILLED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: -(\d+) ")  # in torchrun's summary of failures
 
 
 def execute(
@@ -58,13 +65,32 @@ def execute(
 
         return run_worker(plan, steps=steps, rehearse=rehearse, unit_s=unit_s, timeout_s=timeout_s, on_step=on_step)
     check_local_run(plan, local, rehearse=rehearse)
-    with tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
+    with _unwound_by_signals(), tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
         scratch = Path(folder)
         save_plan(plan, scratch / "plan.json")
         options = ["--steps", str(steps), "--unit-s", str(unit_s), "--timeout-s", str(timeout_s)]
         options += ["--rehearse"] if rehearse else []
         _run_processes(scratch, local, options, on_step)
         return load_run(scratch / "run.json")
+
+
+@contextmanager
+def _unwound_by_signals() -> Iterator[None]:
+    """A termination request and a closed terminal end this process as Ctrl-C does: by unwinding, which cleans up."""
+
+    def unwind(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    # One that is ignored (nohup) stays so; only the main thread may set handlers, and only it gets signals.
+    caught = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    caught = caught if threading.current_thread() is threading.main_thread() else []
+    for number in caught:
+        signal.signal(number, unwind)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _run_processes(scratch: Path, count: int, options: list[str], on_step: OnStep | None) -> None:
@@ -85,7 +111,8 @@ def _run_processes(scratch: Path, count: int, options: list[str], on_step: OnSte
                 time.sleep(_POLL_S)
             failed = process.poll() != 0
             if failed:
-                time.sleep(_POLL_S)  # the first failure makes others fail: let those write theirs, the earliest is told
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_REPORT_S)
             else:
                 _tell(scratch, told, on_step)
         finally:
@@ -108,27 +135,49 @@ def _tell(scratch: Path, told: int, on_step: OnStep | None) -> int:
 
 def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
     """Stop torchrun and whatever it started; torchrun gives each worker a session of its own."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-    if process.returncode != 0:
-        for path in scratch.glob("pid-*"):
-            with suppress(ProcessLookupError, ValueError):
-                os.kill(int(path.read_text()), signal.SIGKILL)
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+    finally:  # also when a second Ctrl-C ends the wait
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        if process.returncode != 0:
+            for path in scratch.glob("pid-*"):
+                with suppress(ProcessLookupError, ValueError):
+                    os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 def _cause(scratch: Path, returncode: int) -> str:
-    """The earliest failure that a rank wrote, else the end of the log."""
+    """The rank that was killed, else the earliest failure that a rank wrote, else the end of the log."""
+    log = (scratch / "log").read_text(errors="replace")
+    for rank, number in _KILLED.findall(log):
+        if int(number) != signal.SIGTERM:  # with that one torchrun ends the others
+            return f"rank {rank} was killed by {_signal_name(int(number))}"
     failures = [json.loads(path.read_text()) for path in scratch.glob("failure-*.json")]
     if failures:
-        first = min(failures, key=lambda failure: failure["at_s"])
-        message = str(first["message"])
-        return message if message.startswith("rank ") else f"rank {first['rank']}: {message}"
-    lines = (scratch / "log").read_text(errors="replace").strip().splitlines()
+        return _told(failures, len(list(scratch.glob("pid-*"))))
+    if returncode < 0:
+        return f"torchrun, which started the ranks, was killed by {_signal_name(-returncode)}"
+    lines = log.strip().splitlines()
     errors = [line.strip() for line in lines if _ERROR_LINE.match(line.strip())]
     said = errors[0] if errors else " | ".join(lines[-3:])
     return f"the processes ended with code {returncode} before any rank could report; their log says: {said}"
+
+
+def _told(failures: list[dict[str, object]], ranks: int) -> str:
+    """The earliest of the failures; after a time-out also who did not speak, because that one is to blame."""
+    first = min(failures, key=lambda failure: float(str(failure["at_s"])))
+    message = str(first["message"])
+    message = message if message.startswith("rank ") else f"rank {first['rank']}: {message}"
+    silent = sorted(set(range(ranks)) - {int(str(failure["rank"])) for failure in failures})
+    if silent and "timed out" in message.lower():
+        message += f"; no word from rank {', '.join(map(str, silent))}"
+    return message
+
+
+def _signal_name(number: int) -> str:
+    hint = ", which the kernel sends when memory runs out" if number == signal.SIGKILL else ""
+    return f"signal {number} ({signal.Signals(number).name}){hint}"

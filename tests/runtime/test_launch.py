@@ -1,8 +1,9 @@
 """Whole runs through torchrun on this machine: training, rehearsal, and every way to fail."""
 
 import os
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,15 +93,53 @@ def test_a_rank_that_hangs_ends_the_run_after_the_time_out(tmp_path: Path, monke
 
 
 @pytest.mark.distributed
-def test_an_interrupt_leaves_no_process_behind() -> None:
+@pytest.mark.parametrize(
+    ("name", "told"), [("SIGKILL", "which the kernel sends when memory runs out"), ("SIGSEGV", "")]
+)
+def test_a_killed_rank_is_named_with_its_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    dies = RAISES_IN_A_SLEEP.replace('raise ValueError("the forward broke")', f"os.kill(os.getpid(), signal.{name})")
+    patched_workers(tmp_path, monkeypatch, "import signal\n" + dies)
+    with pytest.raises(RunError, match=rf"^rank 1 was killed by signal \d+ \({name}\).*{told}"):
+        execute(two_stage_plan(), steps=1000, local=2, rehearse=True)
+
+
+@pytest.mark.distributed
+def test_a_stopped_rank_is_named_after_the_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stops = RAISES_IN_A_SLEEP.replace('raise ValueError("the forward broke")', "os.kill(os.getpid(), signal.SIGSTOP)")
+    patched_workers(tmp_path, monkeypatch, "import signal\n" + stops)
+    with pytest.raises(RunError, match=r"^rank 0, .*Timed out .*; no word from rank 1$"):
+        execute(two_stage_plan(), steps=1000, local=2, rehearse=True, timeout_s=2)
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def terminated() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def terminal_closed() -> None:
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("end", "error"), [(interrupted, KeyboardInterrupt), (terminated, SystemExit), (terminal_closed, SystemExit)]
+)
+def test_an_ended_launcher_leaves_no_process_behind(end: Callable[[], None], error: type[BaseException]) -> None:
     seen: list[int] = []
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
 
-    def interrupt(step: int, seconds: float, losses: Mapping[str, float]) -> None:
+    def stop(step: int, seconds: float, losses: Mapping[str, float]) -> None:
         seen.extend(worker_processes())
-        raise KeyboardInterrupt
+        end()
 
-    with pytest.raises(KeyboardInterrupt):
-        execute(two_stage_plan(), steps=1000, local=2, rehearse=True, unit_s=0.01, on_step=interrupt)
+    with pytest.raises(error):
+        execute(two_stage_plan(), steps=1000, local=2, rehearse=True, unit_s=0.01, on_step=stop)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == handlers
     assert len(seen) == 3  # torchrun and its two workers
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid in seen) and time.monotonic() < deadline:
