@@ -46,18 +46,20 @@ _BUCKET, _LIVE = 500_000_000, 1_000_000_000
 # DeepSpeed's own estimate for ZeRO-2 is 4 B * P + 16 B * P / N: 16-bit weights and gradients whole
 # (deepspeed/runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs).
 _SPLIT = 3
+_MEGATRON_DEEPSPEED = MemoryRules(
+    engine="deepspeed",
+    fused_activation=True,
+    bucket_elements=_BUCKET,
+    live_elements=_LIVE,
+    gradients_split_from=_SPLIT,
+    logit_bytes=6,
+)
 
 RULES: dict[str, MemoryRules] = {
     "mmplan": MemoryRules(engine="plain"),
     "megatron-2021": _MEGATRON,
-    "megatron-deepspeed-2022": MemoryRules(
-        engine="deepspeed",
-        fused_activation=True,
-        bucket_elements=_BUCKET,
-        live_elements=_LIVE,
-        gradients_split_from=_SPLIT,
-        logit_bytes=6,
-    ),
+    "megatron-deepspeed-2022": _MEGATRON_DEEPSPEED,
+    "megatron-deepspeed-2024": _MEGATRON_DEEPSPEED,
     "deepspeed-2024": MemoryRules(
         engine="deepspeed",
         bucket_elements=None,
