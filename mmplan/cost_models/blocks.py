@@ -19,6 +19,7 @@ from mmplan.cost_models.ops import (
     Norm,
     Op,
     Parallel,
+    Pool,
     Rope,
     Rows,
     Scale,
@@ -123,7 +124,7 @@ def residual_ops(
 
 
 def projector_ops(shape: Projector, training: Training, width: int) -> tuple[Op, ...]:
-    """Merge, norm, linears with GELU between them: x [context_tokens, width] -> [tokens, dims[-1]].
+    """Pool, merge, norm, linears with GELU between them: x [context_tokens, width] -> [tokens, dims[-1]].
 
     Pairs of linears are column- then row-parallel; a last odd one is whole on every rank.
     """
@@ -135,6 +136,10 @@ def projector_ops(shape: Projector, training: Training, width: int) -> tuple[Op,
         ops.append(Norm(name="norm", x=x, y=y, kind=kind, trainable=trained))
         return y
 
+    if shape.pool > 1:
+        pooled = Value("pooled", Rows("tokens", times=shape.merge), width)
+        ops.append(Pool(x=value, y=pooled, size=shape.pool))
+        value = pooled
     if shape.norm is not None and shape.norm_before_merge:
         value = norm(shape.norm, value)
     merged = Value("merged", TOKENS, value.width * shape.merge)
@@ -142,15 +147,25 @@ def projector_ops(shape: Projector, training: Training, width: int) -> tuple[Op,
     value = merged
     if shape.norm is not None and not shape.norm_before_merge:
         value = norm(shape.norm, value)
+    return (*ops, *_projector_linears(shape, training, value))
+
+
+def _projector_linears(shape: Projector, training: Training, value: Value) -> tuple[Op, ...]:
+    ops: list[Op] = []
     count = len(shape.dims) - 1
     for position, out in enumerate(shape.dims[1:]):
         is_column, is_row = position % 2 == 0 and position + 1 < count, position % 2 == 1
         parallel: Parallel = "column" if is_column else "row" if is_row else "none"
-        name = f"linear{position}"
+        name, x = f"linear{position}", value
         result = Value(f"{name}.out", TOKENS, out, sharded=is_column)
-        ops += linear_ops(name, value, result, training, bias=shape.bias, parallel=parallel)
+        ops += linear_ops(name, x, result, training, bias=shape.bias, parallel=parallel)
         value = result
-        if position + 1 < count:
+        if shape.gated and position == count - 2:
+            gate, active = (replace(result, name=f"gate.{part}") for part in ("out", "active"))
+            ops += linear_ops("gate", x, gate, training, bias=shape.bias, parallel=parallel)
+            value = replace(result, name="product")
+            ops += [Activation(kind="silu", x=gate, y=active), Multiply(a=active, b=result, y=value)]
+        elif position + 1 < count:
             value = replace(result, name=f"{name}.active")
             ops.append(Activation(kind="gelu", x=result, y=value))
     return tuple(ops)

@@ -114,7 +114,8 @@ def _lengths(model: Model, module: ModelModule, sample: Sample, lengths: dict[st
     if module.projector is not None:
         producer = next(edge.producer for edge in model.edges if edge.consumer == module.name)
         incoming = output_lengths(model.module(producer), lengths[producer])
-        return tuple(length // module.projector.merge for length in incoming)
+        pool, merge = module.projector.pool, module.projector.merge
+        return tuple(length // pool // merge for length in incoming)
     return (own_tokens(module, sample) + _incoming(model, module, ("merge", "hidden"), lengths),)
 
 

@@ -168,14 +168,21 @@ class LayerModule(nn.Module):
             case Positions():
                 return x + self._positions(op, x, lengths)
             case MergeRows():
-                return rows.merge_rows(x, batch.context_lengths[module], op.merge)
+                return rows.merge_rows(x, self._merged_lengths(batch), op.merge)
             case Pool():
-                return rows.pool_rows(x, lengths, op.size)
+                is_projector = self.layer.kind == "projector"
+                return rows.pool_rows(x, batch.context_lengths[module] if is_projector else lengths, op.size)
             case CrossEntropy():
                 total = F.cross_entropy(x.float(), batch.labels[module], ignore_index=-100, reduction="sum")
                 return total / max(1, batch.targets_in_batch[module])
             case _:
                 raise ValueError(f"layer {self.layer.id}: no rule for {type(op).__name__}")
+
+    def _merged_lengths(self, batch: Microbatch) -> tuple[int, ...]:
+        """Tokens of each sequence that a projector merges: those it reads, pooled."""
+        sizes = [op.size for op in self.layer.ops if isinstance(op, Pool)]
+        pool = sizes[0] if sizes else 1
+        return tuple(length // pool for length in batch.context_lengths[self.layer.module])
 
     def _attend(self, op: Attention, q: Tensor, k: Tensor, v: Tensor, batch: Microbatch) -> Blocks:
         lengths = batch.lengths[self.layer.module]

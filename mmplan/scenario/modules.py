@@ -67,6 +67,8 @@ def _module(name: str, spec: ModuleSpec, cross_width: int | None, document: Docu
         projector = Projector(
             dims=tuple(spec.dims),
             merge=spec.merge,
+            pool=spec.pool,
+            gated=spec.gated,
             norm=spec.norm,
             norm_before_merge=spec.norm_before_merge,
             bias=spec.bias,
@@ -75,6 +77,8 @@ def _module(name: str, spec: ModuleSpec, cross_width: int | None, document: Docu
             raise document.error(
                 (*at, "dims"), f"dims[0] = {spec.dims[0]} is not a multiple of merge = {spec.merge} joined tokens"
             )
+        if spec.gated and len(spec.dims) < 3:
+            raise document.error((*at, "gated"), "a gated MLP needs two linears: give dims three widths or more")
         return ModelModule(name=name, kind="projector", modality="text", projector=projector)
     transformer = _transformer(spec, cross_width, at, document)
     if isinstance(spec, VisionSpec):

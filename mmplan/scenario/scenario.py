@@ -151,10 +151,13 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Projector:
-    """`merge` neighbouring tokens are concatenated, normalised if `norm`, then pass linears `dims[i] -> dims[i+1]`."""
+    """`pool` neighbouring tokens are averaged, `merge` of the results concatenated, normalised if `norm`, then they pass
+    linears `dims[i] -> dims[i+1]`. `gated`: the last two linears are a gated MLP (a third matrix beside the first)."""
 
     dims: tuple[int, ...]
     merge: int = 1
+    pool: int = 1
+    gated: bool = False
     norm: Literal["layer", "rms"] | None = None
     norm_before_merge: bool = False
     bias: bool = True

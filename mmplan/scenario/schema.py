@@ -189,6 +189,8 @@ class ProjectorSpec(Strict):
     kind: Literal["projector"]
     dims: list[Width] = Field(min_length=2, max_length=20, description="widths: dims[0] -> dims[1] -> ...")
     merge: Count = Field(default=1, description="neighbouring tokens concatenated before the first linear")
+    pool: Count = Field(default=1, description="neighbouring tokens averaged before they are concatenated")
+    gated: bool = Field(default=False, description="the last two linears are a gated MLP")
     norm: Literal["layer", "rms"] | None = Field(default=None, description="norm before the first linear")
     norm_before_merge: bool = Field(default=False, description="the norm acts on single tokens, before they are merged")
     bias: bool = Field(default=True, description="biases in the linears")

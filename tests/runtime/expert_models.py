@@ -77,6 +77,29 @@ def intern_vl(vision: Training, projector: Training, llm: Training) -> Model:
     return Model(name="internvl", modules=modules, edges=edges)
 
 
+def glm(vision: Training, projector: Training, llm: Training) -> Model:
+    """Pooled tokens and a projector whose last two linears are a gated MLP."""
+    tower = replace(QWEN_VISION, window_tokens=None, global_layers=())
+    shape = Projector(dims=(16, 20, 24, 36, 24), pool=3, gated=True, norm="rms")
+    modules = (
+        ModelModule(
+            name="vision",
+            kind="vision_encoder",
+            modality="vision",
+            transformer=tower,
+            vision=VisionInput(patch=2),
+            training=vision,
+        ),
+        ModelModule(name="projector", kind="projector", modality="vision", projector=shape, training=projector),
+        language_model(replace(DEEPSEEK, layers=2), llm),
+    )
+    edges = (
+        ModelEdge(producer="vision", consumer="projector", kind="input"),
+        ModelEdge(producer="projector", consumer="llm", kind="merge"),
+    )
+    return Model(name="glm", modules=modules, edges=edges)
+
+
 def deepstack(vision: Training, projector: Training, llm: Training) -> Model:
     """Qwen3-VL: tokens of inner vision blocks are added after the first blocks of the language model."""
     tower = replace(QWEN_VISION, final_norm=False, window_tokens=None, global_layers=())

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from expert_models import DEEPSEEK, EXPERTS, LATENT, QWEN3_MOE, SHAPES, deepstack, intern_vl, text_only
+from expert_models import DEEPSEEK, EXPERTS, LATENT, QWEN3_MOE, SHAPES, deepstack, glm, intern_vl, text_only
 from layer_counts import compare
 from layer_zoo import FROZEN, FULL, LLM, LORA_QV, graph_of, microbatch_of, scenario_of
 from torch import Tensor
@@ -18,7 +18,11 @@ from mmplan.runtime.model import MultimodalModel
 from mmplan.scenario.scenario import Model, Sample, Training, Transformer
 
 SAMPLES = (Sample(text_tokens=7, images=((8, 8), (6, 18))), Sample(text_tokens=9, images=((13, 9),)))
-VISION: dict[str, Callable[[Training, Training, Training], Model]] = {"internvl": intern_vl, "deepstack": deepstack}
+VISION: dict[str, Callable[[Training, Training, Training], Model]] = {
+    "internvl": intern_vl,
+    "deepstack": deepstack,
+    "glm": glm,
+}
 MODES = {
     "all full": (FULL, FULL, FULL),
     "all frozen": (FROZEN, FROZEN, FROZEN),
