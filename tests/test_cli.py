@@ -135,3 +135,10 @@ def test_an_infeasible_scenario_ends_with_3_and_says_so_in_the_document(folder: 
     assert error["schema"] == "mmplan.error/1"
     assert error["status"] == "infeasible"
     assert error["message"] in result.stderr
+
+
+def test_no_plan_within_the_limit_ends_with_4(folder: Path) -> None:
+    large = ROOT / "scenarios" / "llama-3.2-90b-vision.yaml"
+    result = mmplan("optimize", large, "--time-limit", "0.1", "--json", "-", cwd=folder)
+    assert result.returncode == 4, result.stderr
+    assert json.loads(result.stdout)["status"] == "no_plan"
