@@ -135,4 +135,4 @@ def _crossing(parts: tuple[MemoryPart, ...], limit: float) -> tuple[str, str]:
     return decides, " + ".join(f"{part.name} {format_bytes(part.bytes)}" for part in shown)
 
 
-STATE_PARTS = ("weights", "gradients", "optimizer state")
+STATE_PARTS = ("weights", "gradients", "optimizer state", "FP8 weights", "context and NCCL")  # there all the time

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mmplan.cost_models.loads import sequence_lengths
 from mmplan.errors import InputError
@@ -23,7 +23,7 @@ from mmplan.scenario.scenario import (
     Training,
 )
 from mmplan.scenario.stacks import technique_of
-from mmplan.scenario.technique import SHARDINGS, Technique
+from mmplan.scenario.technique import SHARDINGS, Attention, Offload, Recompute, Technique
 
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 STEPS_PER_STAGE = 4  # microbatches per pipeline stage of a question without a batch: a bubble below 20 %
@@ -117,17 +117,24 @@ def _technique(base: Technique, question: Question) -> Technique:
     if question.zero is not None:
         choices["sharding"] = SHARDINGS[question.zero]
     if question.attention is not None:
-        choices["attention"] = question.attention
+        choices["attention"] = _one_of("attention", question.attention, get_args(Attention))
     if question.offload is not None:
-        choices["offload"] = question.offload
+        choices["offload"] = _one_of("offload", question.offload, get_args(Offload))
     if question.recompute is not None and question.recompute.isdigit():
         choices |= {"recompute": "full", "recompute_layers": int(question.recompute)}
     elif question.recompute is not None:
-        choices |= {"recompute": question.recompute, "recompute_layers": None}
+        kinds = (*get_args(Recompute), "a number of layers")
+        choices |= {"recompute": _one_of("recompute", question.recompute, kinds), "recompute_layers": None}
     try:
         return replace(base, **choices) if question.stack is None else technique_of(question.stack, **choices)
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise InputError(f"--{option} {value}: expected {listed(allowed)}")
+    return value
 
 
 def _cluster(cluster: Cluster, question: Question) -> Cluster:
@@ -146,7 +153,9 @@ def cluster_of(gpu: str, count: int, per_node: int = 8) -> Cluster:
         InputError: an unknown device, or devices that do not fill nodes.
     """
     if gpu not in device_names():
-        hint = did_you_mean(gpu, device_names()) or f"; known: {listed(device_names(), 40)}"
+        longer = [name for name in device_names() if name.startswith(gpu.lower())]
+        hint = f"; did you mean {listed(longer)}?" if longer else did_you_mean(gpu, device_names())
+        hint = hint or f"; known: {listed(device_names(), 40)}"
         raise InputError(f"unknown GPU '{gpu}'{hint}")
     per_node = min(per_node, count)
     if count % per_node:

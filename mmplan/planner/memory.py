@@ -180,12 +180,14 @@ def _kept(job: _Job, layer: Layer, load: Load, recomputed: bool) -> Kept:
 
 
 def _recomputed(job: _Job, stage: _Stage) -> set[str]:
-    """Ids of the layers of a stage that are recomputed as a whole."""
+    """Ids of the layers of a stage that are recomputed as a whole; `recompute_layers` counts those of language
+    models, encoders are recomputed in all their blocks."""
     technique = job.scenario.technique
     if technique.recompute != "full":
         return set()
-    blocks = [layer.id for layer in stage.layers if layer.kind in BLOCKS]
-    return set(blocks[: technique.recompute_layers])
+    blocks = [layer for layer in stage.layers if layer.kind in BLOCKS]
+    language = [layer.id for layer in blocks if layer.modality in ("text", "speech")]
+    return {layer.id for layer in blocks} - set(language) | set(language[: technique.recompute_layers])
 
 
 def _activation_parts(job: _Job, stage: _Stage) -> tuple[MemoryPart, ...]:
