@@ -17,6 +17,7 @@ _HOME = {
     "save_plan": "mmplan.planner.plan",
     "check_plan": "mmplan.planner.check",
     "simulate": "mmplan.planner.simulate",
+    "compare": "mmplan.report.simulation",
     "execute": "mmplan.runtime.launch",
     "validate": "mmplan.runtime.validate",
 }
