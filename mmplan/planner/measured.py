@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mmplan.errors import InputError
 
-# Our column -> other spellings. A table needs `gpus`, `layers` and one of the step times; everything else may be absent.
+# Our column -> other spellings. A table needs `gpus`, `layers` and a step time; everything else may be absent.
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "id": ("row", "name"),
     "split": (),
@@ -50,6 +50,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "grad_accum": (),
     "recompute": ("activation_recompute",),
     "precision": ("dtype",),
+    "gradient_dtype": (),
     "attention": ("attn_impl",),
     "stack": (),
     "framework": (),

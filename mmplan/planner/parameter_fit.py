@@ -14,6 +14,8 @@ import numpy as np
 from mmplan.cost_models.op_time import Rules
 from mmplan.planner.estimate import StepEstimator
 from mmplan.planner.row_job import RowJob
+from mmplan.scenario.catalogue import starting_value
+from mmplan.scenario.stacks import starting_parameters
 
 _HUBER = 0.03  # residuals below 3 % (rows with equal fields differ by 2-3 %) count squared, larger ones linearly
 _ROUNDS = 8
@@ -37,6 +39,15 @@ class Fit:
     values: dict[str, float]
     uncertainty: dict[str, float]  # relative standard errors
     rows: dict[str, int]  # rows that each parameter acts on
+
+
+def starting(name: str) -> float:
+    """The value of a parameter before any fit; KeyError when there is none."""
+    kind, owner, *path = name.split(".")
+    if kind == "stack":
+        value: float = getattr(starting_parameters(owner), path[0])
+        return value
+    return starting_value(name)
 
 
 def parameter_value(rules: Rules, name: str) -> float | None:
@@ -83,15 +94,8 @@ class RowModel:
         self._log_measured = np.array([math.log(job.step_s) for job in jobs])
 
     def start(self, parameters: Sequence[Parameter]) -> dict[str, float]:
-        """Current values of those parameters that act on some row."""
-        found: dict[str, float] = {}
-        for parameter in parameters:
-            for estimator in self.estimators:
-                value = parameter_value(estimator.rules, parameter.name)
-                if value is not None:
-                    found[parameter.name] = max(value, parameter.lower)
-                    break
-        return found
+        """Unfitted values of those parameters that act on some row."""
+        return {p.name: max(starting(p.name), p.lower) for p in parameters if self.acts_on(p.name).size}
 
     def residuals(self, values: Mapping[str, float], rows: np.ndarray | None = None) -> np.ndarray:
         """log(predicted / measured) of the rows (all by default)."""

@@ -25,6 +25,7 @@ from mmplan.scenario.scenario import (
 )
 
 GPT2_VOCABULARY = 51_200  # 50,257 padded by Megatron-LM to a multiple of 128 x tp = 8 (arXiv 1909.08053, section 3)
+VOCABULARY_UNIT = 128  # Megatron-LM's --make-vocab-size-divisible-by, times tp
 LORA_RANK = 32  # NeMo 2.0 `LoRA(dim=32)`, its default, on query, key, value
 PACKED_TOKENS = 256  # NeMo's fine-tuning recipes pack SQuAD samples (about 200 tokens with the question) to the length
 _NONE, _ZERO = (1.0,), (0.0,)
@@ -201,6 +202,9 @@ def _model(row: MeasuredRow, assumed: list[str]) -> Model | str:
     gated = bool(numbers.get("gated", 0))
     ffn = row.count("ffn") or row.count("expert_ffn") or 4 * hidden
     vocabulary = _vocabulary(row, assumed)
+    if re.match("megatron|nemo", row_stack(row)):
+        unit = VOCABULARY_UNIT * (row.count("tp", 1) or 1)
+        vocabulary = -(-vocabulary // unit) * unit
     experts, topk = row.count("experts"), row.count("topk")
     moe = None
     if experts and experts > 1:
@@ -231,7 +235,7 @@ def _model(row: MeasuredRow, assumed: list[str]) -> Model | str:
         vocabulary=Vocabulary(size=vocabulary),
         training=training,
     )
-    return Model(name=row.texts.get("model", "model"), modules=(module,), edges=())
+    return Model(name="model", modules=(module,), edges=())
 
 
 def _vocabulary(row: MeasuredRow, assumed: list[str]) -> int:

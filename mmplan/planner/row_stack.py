@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from mmplan.planner.measured import MeasuredRow
-from mmplan.scenario.catalogue import CatalogueDevice, catalogue_device, catalogue_link
+from mmplan.scenario.catalogue import CatalogueDevice, catalogue_device, catalogue_link, device_names
 from mmplan.scenario.cluster import Link
 from mmplan.scenario.stacks import stack_names, technique_of
 from mmplan.scenario.technique import Technique
@@ -70,6 +70,8 @@ def row_stack(row: MeasuredRow) -> str:
 
 def row_device(row: MeasuredRow) -> CatalogueDevice | None:
     """The catalogue's device, None when its name is unknown."""
+    if row.text("gpu") in device_names():
+        return catalogue_device(row.text("gpu"))
     said = row.text("gpu").replace("-", " ").replace("_", " ")
     memory = row.texts.get("memory_gb", "")
     for pattern, name in _DEVICE_WORDS:
@@ -184,6 +186,8 @@ def _sharding(row: MeasuredRow, defaults: Technique) -> str:
 
 def _gradient_dtype(row: MeasuredRow, defaults: Technique) -> str | None:
     """Composer's mixed precision DEFAULT reduces in fp32, PURE in 16 bit (composer/trainer/mosaic_fsdp_utils.py)."""
+    if row.text("gradient_dtype") in ("fp32", "bf16", "fp16"):
+        return row.text("gradient_dtype")
     if "mode default" in row.text("note"):
         return "fp32"
     return defaults.gradient_dtype

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from mmplan.scenario.cluster import Device, Link
+from mmplan.scenario.fitted import fitted_below
 from mmplan.units import parse_bytes, parse_bytes_per_s, parse_flops_per_s, parse_seconds
 
 
@@ -18,6 +19,9 @@ class CatalogueDevice:
     device: Device
     node_link: str
     network: str
+
+
+_NETWORK_LATENCY = "14 us"  # of NCCL's network level, see hardware.yaml
 
 
 @cache
@@ -41,7 +45,9 @@ def catalogue_device(name: str) -> CatalogueDevice:
     """The device of that name; KeyError when there is none."""
     own = _catalogue()["devices"][name]
     generation = _catalogue()["generations"][own["generation"]]
-    row = {**generation, **own}
+    fitted = fitted_below(f"generation.{own['generation']}")
+    row = {**generation, **fitted, **own}
+    attention = {kind: fitted.get(f"attention.{kind}", value) for kind, value in generation["attention"].items()}
     rates = {dtype: parse_flops_per_s(row[dtype]) for dtype in ("fp32", "bf16", "fp16", "fp8") if dtype in row}
     device = Device(
         name=name,
@@ -51,15 +57,15 @@ def catalogue_device(name: str) -> CatalogueDevice:
         bf16_flops_per_s=rates.get("bf16"),
         fp16_flops_per_s=rates.get("fp16"),
         gemm_fraction=row["gemm_fraction"],
-        attention_fraction=row["attention_fraction"],
+        attention_fraction=attention["flash2"],
         memory_fraction=row["memory_fraction"],
         launch_s=parse_seconds(row["launch"]),
         reserved_bytes=parse_bytes(row["reserved"]),
-        source=f"{own['source']}; fractions of {own['generation']}: {generation['source']}",
+        source=f"{own['source']}; fractions of {own['generation']}: {generation['source']}{_fit_note(fitted)}",
         sm_count=row["sm_count"],
         fp8_flops_per_s=rates.get("fp8"),
         fp8_gemm_fraction=row.get("fp8_gemm_fraction"),
-        attention=tuple(row["attention"].items()),
+        attention=tuple(attention.items()),
         generation=own["generation"],
         tile_depth=row["tile_depth"],
     )
@@ -69,9 +75,29 @@ def catalogue_device(name: str) -> CatalogueDevice:
 def catalogue_link(name: str) -> Link:
     """The link of that name; KeyError when there is none."""
     row = _catalogue()["links"][name]
+    level = "network" if row["latency"] == _NETWORK_LATENCY else "node"
+    fraction = (
+        row["fraction"] if row["fraction"] == 1.0 else fitted_below(f"link.{level}").get("fraction", row["fraction"])
+    )
     return Link(
         bytes_per_s=parse_bytes_per_s(row["bandwidth"]),
         latency_s=parse_seconds(row["latency"]),
-        fraction=row["fraction"],
+        fraction=fraction,
         source=row["source"],
     )
+
+
+def _fit_note(fitted: dict[str, float]) -> str:
+    return f"; fit: benchmarks/fit_parameters.py ({', '.join(fitted)})" if fitted else ""
+
+
+def starting_value(name: str) -> float:
+    """The value of a `generation.` or `link.` parameter as written in `hardware.yaml`, before any fit; KeyError when
+    there is none."""
+    kind, owner, *path = name.split(".")
+    if kind == "link":
+        return 0.74 if owner == "network" else 0.76
+    value: Any = _catalogue()["generations"][owner]
+    for part in path:
+        value = value[part]
+    return float(value)

@@ -9,6 +9,7 @@ import yaml
 
 from mmplan.errors import InputError
 from mmplan.scenario.document import did_you_mean, listed
+from mmplan.scenario.fitted import fitted_below
 from mmplan.scenario.technique import Technique
 
 
@@ -54,6 +55,11 @@ class StackParameters:
 @cache
 def stack_parameters(stack: str) -> StackParameters:
     """The parameters of a stack; InputError when it is unknown."""
+    return StackParameters(**{**_stack(stack)["parameters"], **fitted_below(f"stack.{stack}")})
+
+
+def starting_parameters(stack: str) -> StackParameters:
+    """The parameters as written in `stacks.yaml`, before any fit."""
     return StackParameters(**_stack(stack)["parameters"])
 
 
