@@ -1,5 +1,7 @@
 """The load of a microbatch that is larger than almost all others: what memory has to be planned for."""
 
+from collections.abc import Sequence
+
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.loads import sample_loads
 from mmplan.scenario.samples import reference_samples
@@ -8,20 +10,37 @@ from mmplan.scenario.scenario import Scenario
 QUANTILE = 0.99
 
 
-def peak_loads(scenario: Scenario, microbatch_size: int, quantile: float = QUANTILE) -> dict[str, Load]:
-    """Module name -> load of the microbatch at that quantile of the module's tokens, over consecutive microbatches
-    of the reference samples; with one fixed sample this is the mean."""
-    samples = reference_samples(scenario.data)
-    if len(samples) == 1:
-        return {name: load.scaled(microbatch_size) for name, load in sample_loads(scenario, samples).items()}
-    each = [sample_loads(scenario, (sample,)) for sample in samples]
-    result: dict[str, Load] = {}
-    for module in scenario.model.modules:
-        name = module.name
-        sums = [
-            sum((loads[name] for loads in each[first : first + microbatch_size]), Load())
-            for first in range(0, max(1, len(each) - microbatch_size + 1), microbatch_size)
-        ]
-        ordered = sorted(sums, key=lambda load: (load.tokens, load.pairs))
-        result[name] = ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]
-    return result
+class MicrobatchLoads:
+    """Mean and peak loads of a scenario's microbatches; the reference samples are measured once for all sizes."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._each = [sample_loads(scenario, (sample,)) for sample in reference_samples(scenario.data)]
+        self._peaks: dict[int, dict[str, Load]] = {}
+        self._names = [module.name for module in scenario.model.modules]
+
+    def mean(self, microbatch_size: int) -> dict[str, Load]:
+        """Module name -> mean load of a microbatch."""
+        count = len(self._each)
+        return {name: _sum(self._each, name).scaled(microbatch_size / count) for name in self._names}
+
+    def peak(self, microbatch_size: int, quantile: float = QUANTILE) -> dict[str, Load]:
+        """Module name -> load of the microbatch at that quantile of the module's tokens, over consecutive microbatches
+        of the reference samples; with one fixed sample this is the mean."""
+        if len(self._each) == 1:
+            return {name: load.scaled(microbatch_size) for name, load in self._each[0].items()}
+        if microbatch_size not in self._peaks:
+            self._peaks[microbatch_size] = {name: self._at(name, microbatch_size, quantile) for name in self._names}
+        return self._peaks[microbatch_size]
+
+    def _at(self, name: str, size: int, quantile: float) -> Load:
+        starts = range(0, max(1, len(self._each) - size + 1), size)
+        ordered = sorted((_sum(self._each[first : first + size], name) for first in starts), key=_order)
+        return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]
+
+
+def _sum(samples: Sequence[dict[str, Load]], name: str) -> Load:
+    return sum((loads[name] for loads in samples), Load())
+
+
+def _order(load: Load) -> tuple[float, float]:
+    return load.tokens, load.pairs

@@ -7,11 +7,10 @@ from mmplan.cost_models.memory_estimate import MemoryEstimate, Verdict
 from mmplan.errors import CostModelError, InputError
 from mmplan.planner.degrees import Degrees
 from mmplan.planner.estimate import StepEstimate, estimate_step
-from mmplan.planner.memory import estimate_memory
+from mmplan.planner.memory import MemoryEstimator
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.technique import SHARDINGS
 from mmplan.units import format_bytes
-
 
 MOST_CHANGES = 8  # shown
 
@@ -63,34 +62,42 @@ def fit(scenario: Scenario, degrees: Degrees, *, suggest: bool = True) -> Fit:
     Raises:
         InputError: the degrees are impossible for this model, batch or cluster; says the arithmetic.
     """
-    stages = estimate_memory(scenario, degrees)
+    estimator = MemoryEstimator(scenario)
+    stages = estimator.estimate(scenario, degrees)
     step, problem = None, ""
     try:
         step = estimate_step(scenario, degrees)
     except CostModelError as error:
         problem = str(error)
     result = Fit(scenario=scenario, degrees=degrees, stages=stages, step=step, step_problem=problem, changes=())
-    return replace(result, changes=changes_that_fit(result)) if suggest and result.verdict.kind != "fits" else result
+    return (
+        replace(result, changes=changes_that_fit(result, estimator))
+        if suggest and result.verdict.kind != "fits"
+        else result
+    )
 
 
-def changes_that_fit(given: Fit) -> tuple[Change, ...]:
+def changes_that_fit(given: Fit, estimator: MemoryEstimator) -> tuple[Change, ...]:
     """Single changes after which the job fits (or is tight, where it was out of memory), least memory first; pairs of
     changes where no single one is enough."""
     better = {"OOM": ("fits", "tight"), "tight": ("fits",), "fits": ()}[given.verdict.kind]
     single = list(_single_changes(given.scenario, given.degrees))
-    found = [change for each in single if (change := _tried(*each, better)) is not None]
+    found = [change for each in single if (change := _tried(*each, better, estimator)) is not None]
     if not found:
+        pairs: dict[frozenset[str], tuple[str, Scenario, Degrees]] = {}
         for first, scenario, degrees in single:
             for second, changed, other in _single_changes(scenario, degrees):
-                change = _tried(f"{first} and {second}", changed, other, better)
-                found += [change] if change is not None else []
+                pairs.setdefault(frozenset((first, second)), (f"{first} and {second}", changed, other))
+        found = [change for each in pairs.values() if (change := _tried(*each, better, estimator)) is not None]
     distinct = {change.device_bytes: change for change in reversed(found)}
     return tuple(sorted(distinct.values(), key=lambda change: (change.kind, change.device_bytes)))[:MOST_CHANGES]
 
 
-def _tried(text: str, scenario: Scenario, degrees: Degrees, better: tuple[str, ...]) -> Change | None:
+def _tried(
+    text: str, scenario: Scenario, degrees: Degrees, better: tuple[str, ...], estimator: MemoryEstimator
+) -> Change | None:
     try:
-        stages = estimate_memory(scenario, degrees)
+        stages = estimator.estimate(scenario, degrees)
     except (InputError, CostModelError):
         return None
     fullest = max(stages, key=lambda stage: stage.device_bytes)

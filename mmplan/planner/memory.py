@@ -12,7 +12,6 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
-from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.memory_activations import (
     BLOCKS,
     Kept,
@@ -27,7 +26,7 @@ from mmplan.cost_models.memory_estimate import MemoryEstimate, MemoryPart, Momen
 from mmplan.cost_models.memory_states import ParameterCounts, Replicas, host_parts, layer_counts, state_parts
 from mmplan.cost_models.memory_tensors import largest_tensors
 from mmplan.cost_models.memory_transients import gathered_part, optimizer_step_part
-from mmplan.cost_models.peak_loads import peak_loads
+from mmplan.cost_models.peak_loads import MicrobatchLoads
 from mmplan.cost_models.shard import Shard
 from mmplan.planner.check_degrees import check_degrees, tensor_widths
 from mmplan.planner.degrees import Degrees
@@ -62,19 +61,27 @@ class _Stage:
         return tuple(layer for chunk in self.chunks for layer in chunk)
 
 
-def estimate_memory(
-    scenario: Scenario, degrees: Degrees, graph: ComputationGraph | None = None
-) -> tuple[MemoryEstimate, ...]:
+def estimate_memory(scenario: Scenario, degrees: Degrees) -> tuple[MemoryEstimate, ...]:
     """One estimate per pipeline stage, for a rank of it.
 
     Raises:
         InputError: the degrees do not fit the model or the cluster.
         CostModelError: nothing is known about the memory of the scenario's software stack.
     """
-    check_degrees(scenario, degrees)
-    graph = build_graph(scenario) if graph is None else graph
-    job = _job(scenario, degrees)
-    return tuple(_estimate(job, stage) for stage in _stages(job, graph))
+    return MemoryEstimator(scenario).estimate(scenario, degrees)
+
+
+class MemoryEstimator:
+    """Estimates many configurations of one model and data; the graph and the loads are kept between calls."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._graph, self._loads = build_graph(scenario), MicrobatchLoads(scenario)
+
+    def estimate(self, scenario: Scenario, degrees: Degrees) -> tuple[MemoryEstimate, ...]:
+        """As `estimate_memory`; `scenario` may differ from the first one in technique, cluster and batch."""
+        check_degrees(scenario, degrees)
+        job = _job(scenario, degrees, self._loads)
+        return tuple(_estimate(job, stage) for stage in _stages(job, self._graph))
 
 
 def module_shard(module: ModelModule, degrees: Degrees) -> Shard:
@@ -86,7 +93,7 @@ def module_shard(module: ModelModule, degrees: Degrees) -> Shard:
     return Shard(tp=degrees.tp if divides else 1)
 
 
-def _job(scenario: Scenario, degrees: Degrees) -> _Job:
+def _job(scenario: Scenario, degrees: Degrees, loads: MicrobatchLoads) -> _Job:
     modules = scenario.model.modules
     settings = {
         module.name: Setting(
@@ -99,8 +106,8 @@ def _job(scenario: Scenario, degrees: Degrees) -> _Job:
         scenario=scenario,
         degrees=degrees,
         settings=settings,
-        mean=mean_loads(scenario, degrees.microbatch_size),
-        peak=peak_loads(scenario, degrees.microbatch_size),
+        mean=loads.mean(degrees.microbatch_size),
+        peak=loads.peak(degrees.microbatch_size),
         hidden=max(widths, default=0),
         replicas=Replicas(
             dense=degrees.dp * degrees.cp, expert=degrees.tp * degrees.cp * degrees.dp // (degrees.ep * degrees.etp)
