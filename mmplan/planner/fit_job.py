@@ -23,7 +23,7 @@ from mmplan.scenario.scenario import (
     Training,
 )
 from mmplan.scenario.stacks import technique_of
-from mmplan.scenario.technique import SHARDINGS, Attention, Offload, Recompute, Technique
+from mmplan.scenario.technique import SHARDINGS, Attention, Fp8, LossKernel, Offload, Recompute, Technique
 
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 STEPS_PER_STAGE = 4  # microbatches per pipeline stage of a question without a batch: a bubble below 20 %
@@ -57,6 +57,9 @@ class Question:
     recompute: str | None = None
     attention: str | None = None
     offload: str | None = None
+    sequence_parallel: bool | None = None
+    fp8: str | None = None
+    cross_entropy: str | None = None
     choices: tuple[tuple[str, Any], ...] = ()
 
 
@@ -116,10 +119,16 @@ def _technique(base: Technique, question: Question) -> Technique:
     choices: dict[str, Any] = dict(question.choices)
     if question.zero is not None:
         choices["sharding"] = SHARDINGS[question.zero]
-    if question.attention is not None:
-        choices["attention"] = _one_of("attention", question.attention, get_args(Attention))
-    if question.offload is not None:
-        choices["offload"] = _one_of("offload", question.offload, get_args(Offload))
+    if question.sequence_parallel is not None:
+        choices["sequence_parallel"] = question.sequence_parallel
+    for option, value, allowed in (
+        ("attention", question.attention, get_args(Attention)),
+        ("offload", question.offload, get_args(Offload)),
+        ("fp8", question.fp8, get_args(Fp8)),
+        ("cross_entropy", question.cross_entropy, get_args(LossKernel)),
+    ):
+        if value is not None:
+            choices[option] = _one_of(option, value, allowed)
     if question.recompute is not None and question.recompute.isdigit():
         choices |= {"recompute": "full", "recompute_layers": int(question.recompute)}
     elif question.recompute is not None:
@@ -133,7 +142,7 @@ def _technique(base: Technique, question: Question) -> Technique:
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise InputError(f"--{option} {value}: expected {listed(allowed)}")
+        raise InputError(f"--{option.replace('_', '-')} {value}: expected {listed(allowed)}")
     return value
 
 

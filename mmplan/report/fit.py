@@ -6,7 +6,7 @@ from mmplan.cost_models.memory_estimate import MemoryEstimate
 from mmplan.planner.fit import Fit
 from mmplan.report.documents import Document, values
 from mmplan.report.tables import table
-from mmplan.scenario.technique import Technique
+from mmplan.scenario.technique import SHARDINGS, Technique
 from mmplan.units import format_bytes, format_seconds
 
 _COLOURS = {"fits": "green", "tight": "yellow", "OOM": "red"}
@@ -46,16 +46,16 @@ def configuration_text(fit: Fit) -> str:
     batch = f"{d.microbatches} x {d.microbatch_size} sequences per replica, global batch {d.global_batch}"
     return (
         f"{fit.scenario.name}: tp {d.tp} x cp {d.cp} x pp {d.pp} x dp {d.dp} = {d.devices} devices{experts}{chunks}, "
-        f"{d.schedule}, {batch}\n{technique_text(fit.scenario.technique)}"
+        f"{d.schedule}, {batch}\n{technique_text(fit.scenario.technique, d.tp)}"
     )
 
 
-def technique_text(technique: Technique) -> str:
+def technique_text(technique: Technique, tp: int) -> str:
     """The software's choices in the words users use."""
     recompute: str = technique.recompute
     if technique.recompute_layers is not None:
         recompute = f"full for {technique.recompute_layers} layers of a stage"
-    zero = ("none", "optimizer", "gradients", "parameters").index(technique.sharding)
+    zero = SHARDINGS.index(technique.sharding)
     words = [
         f"stack {technique.stack}",
         f"attention {technique.attention}",
@@ -63,7 +63,7 @@ def technique_text(technique: Technique) -> str:
         f"sharding {technique.sharding} (ZeRO-{zero})",
         f"cross entropy {technique.cross_entropy}",
     ]
-    words += [word for word, on in (("sequence parallel", technique.sequence_parallel),) if on]
+    words += ["sequence parallel"] if technique.sequence_parallel and tp > 1 else []
     words += [f"fp8 {technique.fp8}"] if technique.fp8 != "none" else []
     words += [f"offload {technique.offload}"] if technique.offload != "none" else []
     words += ["dropout"] if technique.dropout else []

@@ -1,10 +1,13 @@
 """`mmplan fit`: memory of given degrees, impossible degrees, questions without a file, suggestions."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from mmplan.cli import app
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import kept_bytes
 from mmplan.cost_models.loads import mean_loads
@@ -128,6 +131,7 @@ def test_an_encoder_whose_heads_tp_does_not_divide_is_replicated() -> None:
         ({"scenario": LLAVA}, "give either a scenario file or --model"),
         ({"freeze": ("vison",)}, "--freeze vison: unknown module; modules: "),
         ({"schedule": "1f1"}, "unknown schedule '1f1'"),
+        ({"cross_entropy": "fast"}, "--cross-entropy fast: expected 'plain', 'fused', 'chunked'"),
         ({"recompute": "some"}, "--recompute some: expected 'none', 'selective', 'full'"),
     ],
 )
@@ -155,3 +159,12 @@ def test_tables_and_document_say_the_same() -> None:
     assert document["stages"][0]["allocated_bytes"] < document["stages"][0]["device_bytes"]
     assert sum(document["step"]["parts_s"].values()) == pytest.approx(document["step"]["step_time_s"])
     assert result.sentence.split(":")[0] in str(fit_tables(result, explain=True)[0])
+
+
+def test_the_command_answers_without_a_file_and_exits_1_when_out_of_memory() -> None:
+    arguments = "fit --model llava-1.5-7b --gpu a100-sxm-40 --gpus 8 --seq 2048 --stack deepspeed-2024 --recompute full"
+    fits = CliRunner().invoke(app, [*arguments.split(), "--explain"])
+    assert fits.exit_code == 0 and fits.output.startswith("fits: every rank holds")
+    assert "Largest tensors" in fits.output and "step time" in fits.output
+    full = CliRunner().invoke(app, [*arguments.split(), "--zero", "0", "--json", "-"])
+    assert full.exit_code == 1 and json.loads(full.output)["verdict"] == "OOM"
