@@ -39,11 +39,15 @@ class Pipeline:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Lowered:
-    """A program, and for each action its level: what an action needs has a lower one, except that the sends of one
-    compute share theirs, in order. Levels of computes are even, those of sends odd."""
+    """A program with what lowering knows of each action.
+
+    level: what an action needs has a lower one, except that the sends of one compute share theirs, in order; levels of
+    computes are even, those of sends odd. match: the action itself, or the send of a receive.
+    """
 
     columns: ProgramColumns
     level: Integers
+    match: Integers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +62,7 @@ class _Rows:
     tensor: Integers
     transfer: Integers
     level: Integers
+    pair: Integers  # the same for both ends of a transfer
 
 
 def place(pipeline: Pipeline, tensor_bytes: NDArray[np.int64]) -> Lowered:
@@ -105,7 +110,7 @@ def _actions(pipeline: Pipeline, order: GlobalOrder) -> _Rows:
             slots[makers] += 2
     first = np.cumsum(slots) - slots
     total = int(slots.sum())
-    shape = [np.full(total, -1, dtype=np.int64) for _ in range(8)]
+    shape = [np.full(total, -1, dtype=np.int64) for _ in range(9)]
     rows = _Rows(*shape)
     for field, value in zip(shape, (owner[stage], kind, stage, microbatch), strict=False):
         field[first] = value
@@ -116,7 +121,7 @@ def _actions(pipeline: Pipeline, order: GlobalOrder) -> _Rows:
             rows.row[place_], rows.other[place_] = owner[end], owner[other]
             rows.kind[place_], rows.stage[place_], rows.microbatch[place_] = action, end, microbatch[makers]
             rows.tensor[place_], rows.transfer[place_] = 2 * index + half, index
-            rows.level[place_] = level[makers] + 1
+            rows.level[place_], rows.pair[place_] = level[makers] + 1, at
     return _with_finish(pipeline, rows, owner, int(level.max(initial=0)) + 2)
 
 
@@ -131,9 +136,15 @@ def _with_finish(pipeline: Pipeline, rows: _Rows, owner: Integers, base: int) ->
         finish.append((row, STEP, stages[0], base + 2 * len(reduced)))
     added = np.array(finish, dtype=np.int64).reshape(-1, 4).T
     none = np.full(added.shape[1], -1, dtype=np.int64)
-    parts = (added[0], added[1], added[2], none, none, none, none, added[3])
-    fields = (rows.row, rows.kind, rows.stage, rows.microbatch, rows.other, rows.tensor, rows.transfer, rows.level)
-    return _Rows(*(np.concatenate(pair) for pair in zip(fields, parts, strict=True)))
+    parts = (added[0], added[1], added[2], none, none, none, none, added[3], none)
+    return _Rows(*(np.concatenate(pair) for pair in zip(_fields(rows), parts, strict=True)))
+
+
+def _fields(rows: _Rows) -> tuple[Integers, ...]:
+    return (
+        *(rows.row, rows.kind, rows.stage, rows.microbatch),
+        *(rows.other, rows.tensor, rows.transfer, rows.level, rows.pair),
+    )
 
 
 def _by_rank(rows: _Rows) -> _Rows:
@@ -143,8 +154,7 @@ def _by_rank(rows: _Rows) -> _Rows:
 
 
 def _taken(rows: _Rows, which: NDArray[np.int64] | NDArray[np.bool_]) -> _Rows:
-    fields = (rows.row, rows.kind, rows.stage, rows.microbatch, rows.other, rows.tensor, rows.transfer, rows.level)
-    return _Rows(*(field[which] for field in fields))
+    return _Rows(*(field[which] for field in _fields(rows)))
 
 
 def _of_replica(
@@ -197,4 +207,14 @@ def _joined(pipeline: Pipeline, parts: list[tuple[int, _Rows, NDArray[np.int64]]
         microbatches=pipeline.schedule.microbatches,
         replica_count=len(parts),
     )
-    return Lowered(columns=columns, level=column("level"))
+    return Lowered(columns=columns, level=column("level"), match=_matched(columns, owner, column("pair")))
+
+
+def _matched(columns: ProgramColumns, part: Integers, pair: Integers) -> Integers:
+    """Of each action itself, of a receive the send of its pair in the same replica."""
+    match = np.arange(columns.size)
+    (sends,), (receives,) = np.nonzero(columns.kind == SEND), np.nonzero(columns.kind == RECV)
+    send_of = np.empty((int(part.max(initial=0)) + 1, int(pair.max(initial=0)) + 1), dtype=np.int64)
+    send_of[part[sends], pair[sends]] = sends
+    match[receives] = send_of[part[receives], pair[receives]]
+    return match

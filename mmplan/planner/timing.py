@@ -7,12 +7,19 @@ A compute waits for the tensors its rank received for it. REDUCE starts when eve
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from mmplan.errors import CheckError
-from mmplan.planner.program import Action, Program
+import numpy as np
+
+from mmplan.planner.clockwork import Clockwork
+from mmplan.planner.program import Program
+from mmplan.planner.waves import IrregularError, price, rows_of, waves_of
 
 Seconds = tuple[tuple[float, ...], ...]  # [rank of the program][action]
-_TensorKey = tuple[int, int, str, int]  # source rank, target rank, tensor, microbatch
+
+# Below this plain Python is as quick: 0.4 M actions/s to find the waves of 2,432 actions, 2.4 M/s of 650,000
+# (numpy 2.4, one core).
+ARRAY_ACTIONS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,125 +30,23 @@ class Timing:
     end_s: Seconds
 
 
-def time_program(program: Program, durations: Sequence[Sequence[float]]) -> Timing:
+def time_program(program: Program, durations: Sequence[Sequence[float]], array_actions: int = ARRAY_ACTIONS) -> Timing:
     """Earliest times of all actions.
 
     Args:
         durations: seconds of each action: computing, on the link (SEND), reducing, updating; those of RECV are unused.
+        array_actions: programs of that many actions are timed by arrays.
 
     Raises:
         CheckError: some ranks wait for each other for ever; names what each waits at.
     """
-    return _Clockwork(program, durations).run()
-
-
-class _Clockwork:
-    """State of one pass: each rank advances until it needs something that has no time yet."""
-
-    def __init__(self, program: Program, durations: Sequence[Sequence[float]]) -> None:
-        self.program, self.durations = program, durations
-        self.start_s = [[0.0] * len(rank.actions) for rank in program.ranks]
-        self.end_s = [[0.0] * len(rank.actions) for rank in program.ranks]
-        self.position = [0] * len(program.ranks)
-        self.clock_s = [0.0] * len(program.ranks)
-        self.arrival_s: dict[_TensorKey, tuple[float, float]] = {}
-        self.link_free_s: dict[tuple[int, int], float] = {}
-        self.posted: list[dict[tuple[str, int], list[_TensorKey]]] = [{} for _ in program.ranks]
-        self.waiting_for: dict[_TensorKey, int] = {}
-        self.at_reduce: dict[int, list[int]] = {}
-        self.replicas_of_stage = [0] * (1 + max(rank.stage for rank in program.ranks))
-        for rank in program.ranks:
-            self.replicas_of_stage[rank.stage] += 1
-        self.ready: list[int] = []
-
-    def run(self) -> Timing:
-        self.ready = list(range(len(self.program.ranks)))
-        while self.ready:
-            self._advance(self.ready.pop())
-        self._refuse_unfinished()
-        self._fill_receives()
-        return Timing(start_s=tuple(map(tuple, self.start_s)), end_s=tuple(map(tuple, self.end_s)))
-
-    def _advance(self, index: int) -> None:
-        """Go on with one rank until it ends or blocks."""
-        rank = self.program.ranks[index]
-        while self.position[index] < len(rank.actions):
-            position = self.position[index]
-            action = rank.actions[position]
-            if action.kind == "SEND":
-                self._send(index, position, action)
-            elif action.kind == "RECV":
-                users = "B" if "<" in action.tensor else "F"
-                key = (action.peer, rank.rank, action.tensor, action.microbatch)
-                self.posted[index].setdefault((users, action.microbatch), []).append(key)
-            elif action.kind == "REDUCE":
-                self._reduce(index, action)
-                return
-            elif not self._compute(index, position, action):
-                return
-            self.position[index] += 1
-
-    def _send(self, index: int, position: int, action: Action) -> None:
-        source = self.program.ranks[index].rank
-        link = (source, action.peer)
-        start_s = max(self.clock_s[index], self.link_free_s.get(link, 0.0))
-        end_s = start_s + self.durations[index][position]
-        self.link_free_s[link] = end_s
-        self.start_s[index][position], self.end_s[index][position] = start_s, end_s
-        key = (source, action.peer, action.tensor, action.microbatch)
-        self.arrival_s[key] = (start_s, end_s)
-        if key in self.waiting_for:
-            self.ready.append(self.waiting_for.pop(key))
-
-    def _compute(self, index: int, position: int, action: Action) -> bool:
-        """False when a tensor that the action needs has no arrival time yet. `I` waits like `B`; `W`, STEP never."""
-        users = "F" if action.kind == "F" else "B"
-        keys = self.posted[index].get((users, action.microbatch), ()) if action.kind in "FBI" else ()
-        start_s = self.clock_s[index]
-        for key in keys:
-            if key not in self.arrival_s:
-                self.waiting_for[key] = index
-                return False
-            start_s = max(start_s, self.arrival_s[key][1])
-        end_s = start_s + self.durations[index][position]
-        self.start_s[index][position], self.end_s[index][position] = start_s, end_s
-        self.clock_s[index] = end_s
-        return True
-
-    def _reduce(self, index: int, action: Action) -> None:
-        """Block until all listed replicas of the stage are here; the last one lets all of them go on."""
-        arrived = self.at_reduce.setdefault(action.stage, [])
-        arrived.append(index)
-        if len(arrived) < self.replicas_of_stage[action.stage]:
-            return
-        start_s = max(self.clock_s[member] for member in arrived)
-        for member in arrived:
-            position = self.position[member]
-            end_s = start_s + self.durations[member][position]
-            self.start_s[member][position], self.end_s[member][position] = start_s, end_s
-            self.clock_s[member] = end_s
-            self.position[member] += 1
-        self.ready.extend(arrived)
-        arrived.clear()
-
-    def _refuse_unfinished(self) -> None:
-        stuck = [
-            f"rank {rank.rank} at {rank.actions[position]}"
-            for rank, position in zip(self.program.ranks, self.position, strict=True)
-            if position < len(rank.actions)
-        ]
-        if stuck:
-            more = f" and {len(stuck) - 4} more" if len(stuck) > 4 else ""
-            raise CheckError(
-                f"deadlock: {', '.join(stuck[:4])}{more} wait for each other or for a send that never comes"
-            )
-
-    def _fill_receives(self) -> None:
-        for index, rank in enumerate(self.program.ranks):
-            for position, action in enumerate(rank.actions):
-                if action.kind == "RECV":
-                    key = (action.peer, rank.rank, action.tensor, action.microbatch)
-                    times_s = self.arrival_s.get(key)
-                    if times_s is None:
-                        raise CheckError(f"rank {rank.rank} receives {action} and rank {action.peer} never sends it")
-                    self.start_s[index][position], self.end_s[index][position] = times_s
+    if sum(len(rank.actions) for rank in program.ranks) >= array_actions:
+        try:
+            waves = waves_of(program)
+        except IrregularError:
+            pass  # the clock below says what is wrong
+        else:
+            start_s, end_s = price(waves, np.fromiter(chain.from_iterable(durations), dtype=np.float64))
+            return Timing(start_s=rows_of(program, start_s), end_s=rows_of(program, end_s))
+    starts, ends = Clockwork(program, durations).run()
+    return Timing(start_s=tuple(map(tuple, starts)), end_s=tuple(map(tuple, ends)))
