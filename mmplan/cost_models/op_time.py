@@ -274,11 +274,14 @@ def _add_pointwise(seconds: Seconds, rules: Rules, layer: Layer, op: Op, load: L
         return
     whole = not op.y.sharded and not op.y.routed
     share = shard.tp if whole and rules.technique.sequence_parallel else 1
-    moved = forward_bytes(op, load, size, shard) / share
+    passes = 1
+    if isinstance(op, Dispatch | Combine) and shard.ep > 1:
+        passes = 2  # sorted by rank before the exchange, by expert after it (Megatron Core, MoEAlltoAllTokenDispatcher)
+    moved = passes * forward_bytes(op, load, size, shard) / share
     if moved:
         seconds[_FORWARD, part] += max(moved / rate, floor)
     if _has_dgrad(layer, op):
-        moved = backward_bytes(op, load, size, shard) / share
+        moved = passes * backward_bytes(op, load, size, shard) / share
         if moved:
             seconds[_DGRAD, part] += max(moved / rate, floor)
     if isinstance(op, Embedding) and op.trainable:

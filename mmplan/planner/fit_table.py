@@ -11,7 +11,7 @@ _STACK_BOUNDS = {
     "host_op_s": (1e-6, 2e-4, 0.7),
     "step_s": (1e-3, 0.2, 1.0),
     "microbatch_s": (1e-5, 0.1, 1.5),
-    "accumulation_bytes": (1.0, 30.0, 0.4),
+    "accumulation_bytes": (1.0, 30.0, 0.2),
     "pointwise_passes": (0.5, 3.0, 0.2),
     "gemm_rate": (0.8, 1.2, 0.05),
 }

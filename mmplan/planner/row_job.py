@@ -78,7 +78,7 @@ def row_job(row: MeasuredRow) -> RowJob | Unpriced:
     if technique.fp8 != "none" and device.fp8_flops_per_s is None:
         return Unpriced(row, f"FP8 on {device.name}, which has no FP8 units")
     sequence = float(row.numbers["sequence"])
-    if row.text("task") in ("sft", "lora") and technique.stack.startswith("nemo"):
+    if row.text("task") in ("sft", "lora") and re.search("summary|dgx cloud", row.text("source")):
         packed = max(1, round(sequence / PACKED_TOKENS))
         sequence /= packed
         degrees = replace(degrees, microbatch_size=degrees.microbatch_size * packed)
