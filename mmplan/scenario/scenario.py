@@ -151,7 +151,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Projector:
-    """`pool` neighbouring tokens are averaged, `merge` of the results concatenated, normalised if `norm`, then they pass
+    """`pool` neighbouring tokens are averaged, `merge` of the results joined, normalised if `norm`, then they pass
     linears `dims[i] -> dims[i+1]`. `gated`: the last two linears are a gated MLP (a third matrix beside the first)."""
 
     dims: tuple[int, ...]

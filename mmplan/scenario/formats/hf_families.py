@@ -3,6 +3,7 @@
 Structure follows the modelling code of transformers 5.24; what it has beyond our modules is said at each function.
 """
 
+from mmplan.scenario.formats.hf.mistral3 import pixtral
 from mmplan.scenario.formats.hf_defaults import AUDIO_DEFAULTS, TEXT_DEFAULTS, VISION_DEFAULTS
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import (
@@ -30,8 +31,12 @@ def llava(config: Fields, name: str) -> Model:
             "text_config", "this key is missing (files of the original LLaVA repository have another form)"
         )
     vision_type = config.inner("vision_config", {}).get("model_type") or "clip_vision_model"
+    if vision_type == "pixtral":
+        return pixtral(config, name)
     if vision_type != "clip_vision_model":
-        raise config.error("vision_config.model_type", f"expected 'clip_vision_model', found '{vision_type}'")
+        raise config.error(
+            "vision_config.model_type", f"expected 'clip_vision_model' or 'pixtral', found '{vision_type}'"
+        )
     tower = config.inner("vision_config", VISION_DEFAULTS["clip_vision_model"])
     keep_class = config.get("vision_feature_select_strategy") == "full"
     vision = ModelModule(

@@ -36,8 +36,10 @@ def divided(fields: Fields, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def projector_module(name: str, modality: Modality, dims: tuple[int, ...], bias: Any = None) -> ModelModule:
-    projector = Projector(dims=dims, bias=bias is not False)
+def projector_module(
+    name: str, modality: Modality, dims: tuple[int, ...], bias: Any = None, merge: int = 1
+) -> ModelModule:
+    projector = Projector(dims=dims, merge=merge, bias=bias is not False)
     return ModelModule(name=name, kind="projector", modality=modality, projector=projector, source=SOURCE)
 
 

@@ -1,0 +1,40 @@
+"""Parameters of a model as mmplan reads it and as transformers builds it, on tensors without storage."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.counts import parameters
+from mmplan.scenario.load import load_scenario
+from mmplan.scenario.scenario import Model
+
+ROOT = Path(__file__).parents[2]
+
+
+def parameter_count(model: Model) -> int:
+    scenario = load_scenario(ROOT / "scenarios" / "tiny.yaml")
+    return sum(parameters(layer) for layer in build_graph(replace(scenario, model=model)).layers())
+
+
+def parameters_on_meta(file: Path) -> int:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    logging.disable(logging.WARNING)
+    values = json.loads(file.read_text())
+    kind = values.pop("model_type")
+    with torch.device("meta"):
+        if kind == "qwen2_5_omni":
+            config = transformers.Qwen2_5OmniConfig(**values)
+            built = [transformers.Qwen2_5OmniThinkerForConditionalGeneration(config.thinker_config)]
+            if values.get("enable_audio_output", True):
+                built += [transformers.Qwen2_5OmniTalkerForConditionalGeneration(config.talker_config)]
+        else:
+            config = transformers.AutoConfig.for_model(kind, **values)
+            multimodal = transformers.models.auto.modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+            builder = "AutoModelForMultimodalLM" if kind in multimodal else "AutoModelForCausalLM"
+            built = [getattr(transformers, builder).from_config(config)]
+    return sum(parameter.numel() for module in built for parameter in module.parameters())

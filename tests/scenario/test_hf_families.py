@@ -1,0 +1,184 @@
+"""Families of Hugging Face models: parameters equal transformers', and what is not read is refused with its reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hf_oracle import parameter_count, parameters_on_meta
+
+from mmplan.errors import InputError
+from mmplan.scenario.formats.hf.refused import REFUSED
+from mmplan.scenario.formats.hf_config import read_hf_config
+from mmplan.scenario.scenario import Mla, Moe, Transformer
+
+QWEN2 = {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 2}
+QWEN2 |= {"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 5000}
+QWEN3_MOE = {"model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 16, "vocab_size": 5000}
+MISTRAL = {"model_type": "mistral", "hidden_size": 640, "head_dim": 128, "num_hidden_layers": 2, "vocab_size": 5000}
+GEMMA = {"model_type": "gemma3_text", "hidden_size": 640, "num_hidden_layers": 7, "vocab_size": 5000}
+SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 144, "num_attention_heads": 2, "num_hidden_layers": 2}
+SIGLIP |= {"image_size": 56, "patch_size": 14, "vision_use_head": False}
+PIXTRAL = {"model_type": "pixtral", "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2}
+INTERN = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 2}
+LLAMA4 = {"model_type": "llama4_text", "num_hidden_layers": 4, "hidden_size": 640, "num_attention_heads": 5}
+LLAMA4 |= {"num_key_value_heads": 1, "vocab_size": 5000}
+LLAMA4_VISION = {"hidden_size": 352, "intermediate_size": 1408, "num_hidden_layers": 2, "image_size": 56}
+LLAMA4_VISION |= {"projector_input_dim": 640, "projector_output_dim": 640, "vision_output_dim": 640}
+GLM_TEXT = {"model_type": "glm4v_moe_text", "head_dim": 128, "num_hidden_layers": 3, "n_routed_experts": 8}
+DEEPSEEK = {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "n_routed_experts": 8}
+DEEPSEEK |= {"vocab_size": 5000, "first_k_dense_replace": 2, "n_group": 1, "topk_group": 1}
+
+# name -> (config, parameters that our modules leave out)
+MODELS: dict[str, tuple[dict[str, Any], int]] = {
+    "llama": ({"model_type": "llama"}, 0),
+    "llama grouped": ({"model_type": "llama", "num_key_value_heads": 8, "attention_bias": True, "mlp_bias": True}, 0),
+    "mistral": ({"model_type": "mistral"}, 0),
+    "qwen2": ({"model_type": "qwen2"}, 0),
+    "qwen2 tied": ({"model_type": "qwen2", "tie_word_embeddings": True}, 0),
+    "qwen3": ({"model_type": "qwen3"}, 0),
+    "qwen3 moe": ({"model_type": "qwen3_moe"}, 0),
+    "qwen3 moe, every second": ({**QWEN3_MOE, "decoder_sparse_step": 2}, 0),
+    "qwen3 moe, first dense": ({**QWEN3_MOE, "mlp_only_layers": [0, 1]}, 0),
+    "mixtral": ({"model_type": "mixtral"}, 0),
+    "deepseek v3": ({"model_type": "deepseek_v3", **DEEPSEEK}, 0),
+    "deepseek without query compression": ({"model_type": "deepseek_v3", **DEEPSEEK, "q_lora_rank": None}, 0),
+    "gemma 3": ({**GEMMA}, 0),
+    "llama 4 text": ({**LLAMA4}, 0),
+    "internvl, layer norms": ({"model_type": "internvl", "vision_config": INTERN, "text_config": QWEN2}, 0),
+    "internvl, rms norms and experts": (
+        {
+            "model_type": "internvl",
+            "tie_word_embeddings": False,
+            "vision_config": {**INTERN, "norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": True},
+            "text_config": QWEN3_MOE,
+        },
+        0,
+    ),
+    "gemma 3 with vision": (
+        {"model_type": "gemma3", "mm_tokens_per_image": 4, "text_config": GEMMA, "vision_config": SIGLIP},
+        0,
+    ),
+    "pixtral": ({"model_type": "llava", "text_config": MISTRAL, "vision_config": PIXTRAL}, 0),
+    "mistral 3": ({"model_type": "mistral3", "text_config": MISTRAL, "vision_config": PIXTRAL}, 0),
+    "mistral 3 untied": (
+        {"model_type": "mistral3", "tie_word_embeddings": False, "text_config": MISTRAL, "vision_config": PIXTRAL},
+        0,
+    ),
+    "llava next": ({"model_type": "llava_next", "text_config": {"num_hidden_layers": 2}}, 4096),  # end of an image row
+    "llava next, mistral": ({"model_type": "llava_next", "text_config": MISTRAL}, 640),
+    "llava onevision": (
+        {"model_type": "llava_onevision", "text_config": QWEN2, "vision_config": {**SIGLIP, "image_size": 60}},
+        896,
+    ),
+    "llama 4": ({"model_type": "llama4", "text_config": LLAMA4, "vision_config": LLAMA4_VISION}, 0),
+    "llama 4, every second with experts": (
+        {
+            "model_type": "llama4",
+            "text_config": {**LLAMA4, "interleave_moe_layer_step": 2},
+            "vision_config": LLAMA4_VISION,
+        },
+        0,
+    ),
+    # bias of the convolution that joins tokens, and a layer norm
+    "glm 4.5v": ({"model_type": "glm4v_moe", "text_config": GLM_TEXT, "vision_config": {"depth": 2}}, 3 * 4096),
+}
+
+
+def write(folder: Path, values: dict[str, Any]) -> Path:
+    file = folder / "config.json"
+    file.write_text(json.dumps(values))
+    return file
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_family_has_the_parameters_of_transformers(tmp_path: Path, name: str) -> None:
+    values, left_out = MODELS[name]
+    file = write(tmp_path, values)
+    assert parameter_count(read_hf_config(file)) + left_out == parameters_on_meta(file)
+
+
+def _text(tmp_path: Path, name: str) -> Transformer:
+    shape = read_hf_config(write(tmp_path, MODELS[name][0])).module("llm").transformer
+    assert shape is not None
+    return shape
+
+
+def test_experts_and_latent_attention_are_read_as_they_are(tmp_path: Path) -> None:
+    shape = _text(tmp_path, "deepseek v3")
+    assert shape.mla == Mla(q_lora=1536, kv_lora=512, qk_nope=128, qk_rope=64, v_dim=128)
+    assert shape.moe == Moe(
+        experts=8, topk=8, expert_ffn=2048, shared_ffn=2048, first_dense=2, scoring="sigmoid", every=1
+    )
+    shape = _text(tmp_path, "qwen3 moe, every second")
+    assert shape.moe is not None and [shape.moe.in_layer(i) for i in range(3)] == [False, True, False]
+
+
+def test_windows_slide_in_gemma_and_are_blocks_in_llama_4(tmp_path: Path) -> None:
+    gemma = _text(tmp_path, "gemma 3")
+    assert (gemma.window_tokens, gemma.sliding, gemma.global_layers) == (4096, True, (5,))
+    llama = _text(tmp_path, "llama 4")
+    assert (llama.window_tokens, llama.sliding, llama.global_layers) == (8192, False, (3,))
+
+
+def test_internvl_chat_files_give_the_model_of_transformers(tmp_path: Path) -> None:
+    chat = {
+        "model_type": "internvl_chat",
+        "downsample_ratio": 0.5,
+        "llm_config": QWEN2,
+        "vision_config": {**INTERN, "image_size": 448, "norm_type": "layer_norm", "qk_normalization": False},
+    }
+    ours = read_hf_config(write(tmp_path, chat))
+    values = {"model_type": "internvl", "tie_word_embeddings": False, "text_config": QWEN2, "vision_config": INTERN}
+    assert ours.modules == read_hf_config(write(tmp_path, values)).modules
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_family_that_is_not_read_is_refused_with_its_reason(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_hf_config(write(tmp_path, {"model_type": kind}))
+    assert str(caught.value).endswith(f": model_type '{kind}' is not supported: {REFUSED[kind]}")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"model_type": "llama4"},
+            "vision_config.hidden_size: 4 joined tokens of width 768 are 3072, the adapter takes intermediate_size = "
+            "5632 (the class's defaults: this file has no vision_config)",
+        ),
+        ({"model_type": "qwen3_vl"}, "'projector' gives width 3584, 'llm' has hidden size 4096"),
+        (
+            {"model_type": "gemma3", "vision_config": SIGLIP},
+            "mm_tokens_per_image: 16 patches cannot be averaged to 256 tokens",
+        ),
+        (
+            {"model_type": "mistral3"},
+            "text_config: this key is missing; the class's defaults for it are one particular model",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_experts_per_tok": 200},
+            "num_experts_per_tok: 200 experts of a token are more than num_experts = 128",
+        ),
+        (
+            {"model_type": "qwen3_moe", "mlp_only_layers": [3]},
+            "mlp_only_layers: expected the first layers, found 3",
+        ),
+        (
+            {"model_type": "internvl", "downsample_ratio": 0.3},
+            "downsample_ratio: expected 1, 0.5 or 0.25, found 0.3",
+        ),
+        (
+            {"model_type": "internvl", "text_config": {"model_type": "gpt_oss"}},
+            "text_config.model_type: expected 'deepseek_v3', 'gemma3_text', 'glm4v_moe_text', 'kimi_k2', 'llama', "
+            "'llama4_text', 'mistral', 'mixtral', 'qwen2', 'qwen3', 'qwen3_moe', 'qwen3_vl_moe_text', "
+            "'qwen3_vl_text', found 'gpt_oss'",
+        ),
+    ],
+)
+def test_a_config_that_does_not_fit_together_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    file = write(tmp_path, values)
+    with pytest.raises(InputError) as caught:
+        read_hf_config(file)
+    assert str(caught.value) == f"{file}: {message}"
