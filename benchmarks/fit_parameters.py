@@ -1,7 +1,7 @@
 """Fit the physical numbers of the cost model to the shipped rows of split `fit`; writes mmplan/scenario/fitted.yaml.
 
-    python benchmarks/fit_parameters.py            # about two minutes on one core
-    python benchmarks/fit_parameters.py --dry-run  # print only
+python benchmarks/fit_parameters.py            # about two minutes on one core
+python benchmarks/fit_parameters.py --dry-run  # print only
 """
 
 import argparse
@@ -49,7 +49,9 @@ def main() -> None:
     residuals = model.residuals(fit.values)
     for split in ("fit", "held-out"):
         errors = np.abs(np.expm1(residuals[[job.row.split == split for job in model.jobs]]))
-        logging.info("%s: n %d, median %.1f %%, p90 %.1f %%", split, errors.size, *100 * np.quantile(errors, (0.5, 0.9)))
+        logging.info(
+            "%s: n %d, median %.1f %%, p90 %.1f %%", split, errors.size, *100 * np.quantile(errors, (0.5, 0.9))
+        )
     if not arguments.dry_run:
         TARGET.write_text(text, encoding="utf-8")
 

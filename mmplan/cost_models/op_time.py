@@ -78,7 +78,9 @@ class Rules:
     def peak_flops_per_s(self) -> float:
         peak = self.device.flops_per_s(self.precision)
         if peak is None:
-            raise CostModelError(f"{self.device.name} has no {self.precision} matrix units; set precision to fp16 or fp32")
+            raise CostModelError(
+                f"{self.device.name} has no {self.precision} matrix units; set precision to fp16 or fp32"
+            )
         return peak
 
     @property

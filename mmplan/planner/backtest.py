@@ -51,7 +51,7 @@ class Scores:
 
     Attributes:
         bias: median of the signed errors.
-        tau: Kendall's tau over the pairs of rows inside sweeps, None without sweeps.
+        tau: mean over sweeps of Kendall's tau, None without sweeps.
         regret: mean over sweeps of measured time of the predicted-best row over the best one, minus 1.
     """
 
@@ -71,6 +71,10 @@ class Backtest:
 
     priced: tuple[PricedRow, ...]
     unpriced: tuple[Unpriced, ...]
+
+    def rows(self) -> tuple[MeasuredRow, ...]:
+        """All rows as read."""
+        return (*(row.job.row for row in self.priced), *(row.row for row in self.unpriced))
 
     def sources(self) -> dict[str, tuple[PricedRow, ...]]:
         """Rows by source, in the order of first appearance."""
@@ -132,8 +136,7 @@ def scores(rows: Sequence[PricedRow]) -> Scores | None:
     sizes = np.abs(errors)
     groups = sweeps(rows)
     pairs = [_pairs(group) for group in groups]
-    compared = sum(abs(agree) + abs(differ) for agree, differ in pairs)
-    ordered = sum(agree - differ for agree, differ in pairs)
+    taus = [(agree - differ) / (agree + differ) for agree, differ in pairs if agree + differ]
     regrets = [_regret(group) for group in groups]
     return Scores(
         n=len(rows),
@@ -141,7 +144,7 @@ def scores(rows: Sequence[PricedRow]) -> Scores | None:
         p90_ape=float(np.quantile(sizes, 0.9)),
         worst=float(errors[sizes.argmax()]),
         bias=float(np.median(errors)),
-        tau=ordered / compared if compared else None,
+        tau=float(np.mean(taus)) if taus else None,
         regret=float(np.mean(regrets)) if regrets else None,
         sweeps=len(groups),
     )

@@ -175,7 +175,9 @@ class StepEstimator:
         rules, technique = self.rules, self.rules.technique
         replicas = degrees.dp * degrees.cp
         dense, expert = max(stages.dense), max(stages.experts)
-        expert_replicas = max(1, replicas * degrees.tp // (degrees.ep * (degrees.etp if degrees.ep > 1 else degrees.tp)))
+        expert_replicas = max(
+            1, replicas * degrees.tp // (degrees.ep * (degrees.etp if degrees.ep > 1 else degrees.tp))
+        )
         sharded = technique.sharding != "none"
         on_rank = dense / replicas + expert / expert_replicas if sharded else dense + expert
         stream = rules.device.memory_bytes_per_s * STREAM_FRACTION

@@ -17,6 +17,10 @@ from mmplan.planner.row_job import RowJob
 from mmplan.scenario.catalogue import starting_value
 from mmplan.scenario.stacks import starting_parameters
 
+Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+Rows = np.ndarray[tuple[int], np.dtype[np.intp]]
+Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+
 _HUBER = 0.03  # residuals below 3 % (rows with equal fields differ by 2-3 %) count squared, larger ones linearly
 _ROUNDS = 5
 _REPEATS = 25
@@ -78,9 +82,9 @@ def with_parameters(rules: Rules, values: Mapping[str, float]) -> Rules:
             attention = tuple((k, value if k == path[1] else old) for k, old in rules.device.attention)
             rules = replace(rules, device=replace(rules.device, attention=attention))
         elif kind == "generation":
-            rules = replace(rules, device=replace(rules.device, **{path[0]: value}))
+            rules = replace(rules, device=replace(rules.device, **{path[0]: value}))  # type: ignore[arg-type]
         elif kind == "stack":
-            rules = replace(rules, stack=replace(rules.stack, **{path[0]: value}))
+            rules = replace(rules, stack=replace(rules.stack, **{path[0]: value}))  # type: ignore[arg-type]
         elif owner == "node":
             rules = replace(rules, node_link=replace(rules.node_link, fraction=value))
         else:
@@ -99,21 +103,22 @@ class RowModel:
         """Unfitted values of those parameters that act on some row."""
         return {p.name: max(starting(p.name), p.lower) for p in parameters if self.acts_on(p.name).size}
 
-    def residuals(self, values: Mapping[str, float], rows: np.ndarray | None = None) -> np.ndarray:
+    def residuals(self, values: Mapping[str, float], rows: Rows | None = None) -> Vector:
         """log(predicted / measured) of the rows (all by default)."""
-        chosen = range(len(self.jobs)) if rows is None else rows
+        chosen = list(range(len(self.jobs))) if rows is None else [int(row) for row in rows]
         predicted = [
             self.estimators[row].with_rules(with_parameters(self.estimators[row].rules, values)) for row in chosen
         ]
         seconds = [e.estimate(self.jobs[row].degrees).step_s for e, row in zip(predicted, chosen, strict=True)]
-        return np.log(seconds) - self._log_measured[np.asarray(chosen, dtype=int)]
+        logs: Vector = np.log(seconds) - self._log_measured[chosen]
+        return logs
 
-    def acts_on(self, name: str) -> np.ndarray:
+    def acts_on(self, name: str) -> Rows:
         """Rows that a parameter acts on."""
         acts = [parameter_value(estimator.rules, name) is not None for estimator in self.estimators]
         return np.flatnonzero(acts)
 
-    def jacobian(self, values: Mapping[str, float], base: np.ndarray) -> np.ndarray:
+    def jacobian(self, values: Mapping[str, float], base: Vector) -> Matrix:
         """Derivatives of the residuals with respect to the logarithms of the values [row, parameter]."""
         result = np.zeros((len(self.jobs), len(values)))
         for column, (name, value) in enumerate(values.items()):
@@ -128,12 +133,12 @@ class Linearised:
     """Residuals near a point, as a linear function of the logarithms of the parameters."""
 
     parameters: tuple[Parameter, ...]
-    prior: np.ndarray
-    point: np.ndarray
-    base: np.ndarray
-    slopes: np.ndarray  # [row, parameter]
+    prior: Vector
+    point: Vector
+    base: Vector
+    slopes: Matrix  # [row, parameter]
 
-    def solved(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def solved(self, rows: Rows) -> tuple[Vector, Matrix]:
         """(logarithms of the values, their covariance) that fit the given rows best.
 
         Huber weights are found by repetition; the noise of a row is the median residual, 1 % at least.
@@ -151,11 +156,13 @@ class Linearised:
             point = np.clip(point - covariance @ gradient, lower, upper)
         return point, covariance
 
-    def named(self, point: np.ndarray) -> dict[str, float]:
+    def named(self, point: Vector) -> dict[str, float]:
         return {p.name: math.exp(x) for p, x in zip(self.parameters, point, strict=True)}
 
 
-def linearise(model: RowModel, parameters: Sequence[Parameter], values: Mapping[str, float] | None = None) -> Linearised:
+def linearise(
+    model: RowModel, parameters: Sequence[Parameter], values: Mapping[str, float] | None = None
+) -> Linearised:
     """The residuals of all rows near `values` (where absent: near the unfitted ones)."""
     start = model.start(parameters)
     chosen = tuple(parameter for parameter in parameters if parameter.name in start)
@@ -170,7 +177,7 @@ def linearise(model: RowModel, parameters: Sequence[Parameter], values: Mapping[
     )
 
 
-def fit_parameters(model: RowModel, parameters: Sequence[Parameter], rows: np.ndarray, rounds: int = _ROUNDS) -> Fit:
+def fit_parameters(model: RowModel, parameters: Sequence[Parameter], rows: Rows, rounds: int = _ROUNDS) -> Fit:
     """Fitted values on the given rows: Gauss-Newton with moves limited to what the linear form can be trusted for."""
     values: dict[str, float] = {}
     linear = linearise(model, parameters)
@@ -189,7 +196,9 @@ def fit_parameters(model: RowModel, parameters: Sequence[Parameter], rows: np.nd
     )
 
 
-def leave_out(model: RowModel, parameters: Sequence[Parameter], values: Mapping[str, float], groups: Sequence[str]) -> np.ndarray:
+def leave_out(
+    model: RowModel, parameters: Sequence[Parameter], values: Mapping[str, float], groups: Sequence[str]
+) -> Vector:
     """Residuals of every row under a fit to the rows of all other groups; `values` is where the fit starts.
 
     Numbers that only the left-out group shows fall back to their unfitted values.
