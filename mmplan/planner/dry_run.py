@@ -1,7 +1,7 @@
 """One global order of all computes of a replica: their ends when transfers take no time.
 
 All ranks advance in lock step: in each round every rank whose next compute has its inputs does it. A compute's round is
-its level: everything it needs has a lower one.
+its level: everything it needs on its rank has a lower one, on other ranks one that is lower by two at least.
 """
 
 from collections.abc import Sequence
@@ -64,9 +64,9 @@ def schedule_columns(schedule: Schedule, stages: int, microbatches: int) -> Sche
 def place_of(schedule: ScheduleColumns) -> Integers:
     """`[2, stages, microbatches]`: index of each forward, and of each backward or input gradient; -1 where none is."""
     place = np.full((2, schedule.stages, schedule.microbatches), -1, dtype=np.int64)
-    for half, kinds in enumerate(((F,), (B, I))):
-        (found,) = np.nonzero(np.isin(schedule.kind, kinds))
-        place[half, schedule.stage[found], schedule.microbatch[found]] = found
+    (found,) = np.nonzero(schedule.kind <= I)
+    half = np.array([0, 1, 1])[schedule.kind[found]]
+    place[half, schedule.stage[found], schedule.microbatch[found]] = found
     return place
 
 
@@ -95,19 +95,22 @@ def dry_run(
     level = np.zeros(count + 1, dtype=np.int64)
     front, stop = schedule.first[:-1].copy(), schedule.first[1:]
     front[front == stop] = count
-    clock_s = np.zeros(ranks)
-    for step in range(count + 1):
+    clock_s, before, before_s = np.zeros(ranks), front, np.full(ranks, np.inf)
+    idle = 0
+    for step in range(2 * count + 2):
         found_s = clock_s
         for need in needs:
             found_s = np.maximum(found_s, end_s.take(need.take(front)))
         found_s = found_s + duration_s.take(front)
-        end_s[front] = found_s  # infinite until it is ready
+        end_s[before] = before_s  # a round late, which leaves room for the transfer; infinite until it is ready
+        before, before_s = front, found_s
         level[front] = step
         ready = found_s < np.inf
         np.copyto(clock_s, found_s, where=ready)
         moved = front + ready
         front = np.where(moved == stop, count, moved)
-        if not ready.any():
+        idle = 0 if ready.any() else idle + 1
+        if idle == 2:
             break
     if (front != count).any():
         raise CheckError(f"the schedule never reaches {', '.join(_named(schedule, front[front != count]))}")
@@ -125,15 +128,15 @@ def _needs(
     place = place_of(schedule)
     place[place == -1] = count  # a need that nobody computes never ends
     columns: list[Integers] = []
-    for half, (needs_of, kinds) in enumerate(((forward_needs, (F,)), (backward_needs, (B, I)))):
-        reads = np.isin(schedule.kind, kinds)
+    for half, needs_of in enumerate((forward_needs, backward_needs)):
+        reads = schedule.kind == F if half == 0 else (schedule.kind == B) | (schedule.kind == I)
         for index in range(max(map(len, needs_of), default=0)):
             if index == len(columns):
                 columns.append(np.full(count + 1, count + 1))
                 columns[index][count] = count
-            source = np.array([stages[index] if index < len(stages) else -1 for stages in needs_of])[schedule.stage]
-            (found,) = np.nonzero(reads & (source >= 0))
-            columns[index][found] = place[half, source[found], schedule.microbatch[found]]
+            sources = np.array([stages[index] if index < len(stages) else -1 for stages in needs_of])
+            (found,) = np.nonzero(reads & (sources >= 0)[schedule.stage])
+            columns[index][found] = place[half, sources[schedule.stage[found]], schedule.microbatch[found]]
     if not columns:
         columns = [np.append(np.full(count, count + 1), count)]
     return columns

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmplan.planner.columns import RECV, REDUCE, SEND, STEP, B, F, I, Integers, ProgramColumns
+from mmplan.planner.columns import RECV, REDUCE, SEND, STEP, Integers, ProgramColumns
 from mmplan.planner.dry_run import GlobalOrder, ScheduleColumns, dry_run
+
+_SHORT_KEYS = 1 << 16  # numpy sorts 16-bit integers by radix, in linear time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +43,8 @@ class Pipeline:
 class Lowered:
     """A program with what lowering knows of each action.
 
-    level: what an action needs has a lower one, except that the sends of one compute share theirs, in order; levels of
-    computes are even, those of sends odd. match: the action itself, or the send of a receive.
+    level: what an action needs has a lower one, except that the sends of one compute share theirs, in order. match: the
+    action itself, or the send of a receive.
     """
 
     columns: ProgramColumns
@@ -52,7 +54,8 @@ class Lowered:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Some actions of one replica, in one order; `row` is the pipeline rank, `other` that of the peer."""
+    """Actions of one replica, rank by rank; `row` is the pipeline rank, `other` that of the peer, `match` as in
+    `Lowered`."""
 
     row: Integers
     kind: Integers
@@ -60,9 +63,22 @@ class _Rows:
     microbatch: Integers
     other: Integers
     tensor: Integers
-    transfer: Integers
     level: Integers
-    pair: Integers  # the same for both ends of a transfer
+    match: Integers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ways:
+    """Transfers in the order in which the computes that make them send them; the last entry stands for none.
+
+    tensor: 2 t for the activation of transfer t, 2 t + 1 for its gradient. first, count: by `3 * stage + half`, with
+    half 0 for a forward, 1 for a backward or input gradient, 2 for a weight gradient.
+    """
+
+    target: Integers
+    tensor: Integers
+    first: Integers
+    count: Integers
 
 
 def place(pipeline: Pipeline, tensor_bytes: NDArray[np.int64]) -> Lowered:
@@ -81,7 +97,7 @@ def place(pipeline: Pipeline, tensor_bytes: NDArray[np.int64]) -> Lowered:
         if transfer.gradient:
             backward[transfer.source].append(transfer.target)
     order = dry_run(pipeline.schedule, forward, backward, pipeline.seconds)
-    rows = _by_rank(_actions(pipeline, order))
+    rows = _actions(pipeline, order)
     parts = [_of_replica(pipeline, rows, replica, size) for replica, size in enumerate(tensor_bytes)]
     return _joined(pipeline, parts)
 
@@ -91,70 +107,74 @@ def _names(pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(name for transfer in pipeline.transfers for name in (transfer.activation, transfer.gradient))
 
 
-def _actions(pipeline: Pipeline, order: GlobalOrder) -> _Rows:
-    """Computes and both ends of all transfers of a replica in the global order, then reductions and updates."""
-    schedule = pipeline.schedule
-    owner = schedule.rank_of_stage()
-    stage, kind, microbatch = schedule.stage[order.order], schedule.kind[order.order], schedule.microbatch[order.order]
-    level = 2 * order.level[order.order]
-    makes = np.where(kind == F, 0, np.where((kind == B) | (kind == I), 1, 2))  # an output, its gradient, or nothing
-    slots, produced = np.ones(len(stage), dtype=np.int64), []
+def _ways(pipeline: Pipeline, owner: Integers) -> _Ways:
+    """What each compute sends to other ranks."""
+    cells: list[list[tuple[int, int]]] = [[] for _ in range(3 * len(pipeline.seconds))]
     for index, transfer in enumerate(pipeline.transfers):
         if owner[transfer.source] == owner[transfer.target]:
             continue
-        ends = [(0, transfer.source, transfer.target)]
-        ends += [(1, transfer.target, transfer.source)] if transfer.gradient else []
-        for half, source, target in ends:
-            (makers,) = np.nonzero((stage == source) & (makes == half))
-            produced.append((index, half, source, target, makers, slots[makers]))
-            slots[makers] += 2
-    first = np.cumsum(slots) - slots
-    total = int(slots.sum())
-    shape = [np.full(total, -1, dtype=np.int64) for _ in range(9)]
-    rows = _Rows(*shape)
-    for field, value in zip(shape, (owner[stage], kind, stage, microbatch), strict=False):
-        field[first] = value
-    rows.level[first] = level
-    for index, half, source, target, makers, slot in produced:
-        at = first[makers] + slot
-        for place_, action, end, other in ((at, SEND, source, target), (at + 1, RECV, target, source)):
-            rows.row[place_], rows.other[place_] = owner[end], owner[other]
-            rows.kind[place_], rows.stage[place_], rows.microbatch[place_] = action, end, microbatch[makers]
-            rows.tensor[place_], rows.transfer[place_] = 2 * index + half, index
-            rows.level[place_], rows.pair[place_] = level[makers] + 1, at
-    return _with_finish(pipeline, rows, owner, int(level.max(initial=0)) + 2)
+        cells[3 * transfer.source].append((transfer.target, 2 * index))
+        if transfer.gradient:
+            cells[3 * transfer.target + 1].append((transfer.source, 2 * index + 1))
+    flat = [*(way for cell in cells for way in cell), (-1, -1)]
+    count = np.array([len(cell) for cell in cells], dtype=np.int64)
+    target, tensor = np.array(flat, dtype=np.int64).T
+    return _Ways(target=target, tensor=tensor, first=np.cumsum(count) - count, count=count)
 
 
-def _with_finish(pipeline: Pipeline, rows: _Rows, owner: Integers, base: int) -> _Rows:
-    """Reductions of the stages of each rank, then one update."""
+def _actions(pipeline: Pipeline, order: GlobalOrder) -> _Rows:
+    """Computes and both ends of all transfers of a replica, rank by rank in the global order, then its end."""
+    schedule = pipeline.schedule
+    owner = schedule.rank_of_stage()
+    ways = _ways(pipeline, owner)
+    stage, kind = schedule.stage[order.order], schedule.kind[order.order]
+    cell = 3 * stage + np.array([0, 1, 1, 2])[kind]
+    slots = 1 + 2 * ways.count[cell]
+    maker = np.repeat(np.arange(len(stage)), slots)
+    slot = np.arange(len(maker)) - (np.cumsum(slots) - slots)[maker]  # 0: the compute; odd: a send; even: its receive
+    way = np.where(slot > 0, ways.first[cell][maker] + (slot - 1) // 2, len(ways.target) - 1)
+    is_receive = (slot > 0) & (slot % 2 == 0)
+    own = owner[stage][maker]
+    peer = np.append(owner[ways.target[:-1]], -1)[way]
+    row = np.where(is_receive, peer, own)
+    by_rank = np.argsort(row.astype(np.uint16) if len(pipeline.ranks[0]) <= _SHORT_KEYS else row, kind="stable")
+    maker, slot, way, is_receive = maker[by_rank], slot[by_rank], way[by_rank], is_receive[by_rank]
+    place_ = np.empty_like(by_rank)
+    place_[by_rank] = np.arange(len(by_rank))
+    rows = _Rows(
+        row=row[by_rank],
+        kind=np.where(slot == 0, kind[maker], np.where(is_receive, RECV, SEND)),
+        stage=np.where(is_receive, ways.target[way], stage[maker]),
+        microbatch=schedule.microbatch[order.order][maker],
+        other=np.where(is_receive, own[by_rank], peer[by_rank]),
+        tensor=ways.tensor[way],
+        level=order.level[order.order][maker] + (slot > 0),
+        match=place_[by_rank - is_receive],
+    )
+    return _with_finish(pipeline, rows, owner, int(order.level.max(initial=0)) + 2)
+
+
+def _with_finish(pipeline: Pipeline, rows: _Rows, owner: Integers, level: int) -> _Rows:
+    """Behind each rank's actions the reductions of its stages and one update."""
+    ranks = len(pipeline.schedule.first) - 1
     finish: list[tuple[int, int, int, int]] = []  # pipeline rank, kind, stage, level
-    replicas = len(pipeline.ranks)
-    for row in range(len(pipeline.schedule.first) - 1):
+    for row in range(ranks):
         stages = [int(stage) for stage in np.nonzero(owner == row)[0]]
-        reduced = [stage for stage in stages if replicas > 1 and pipeline.reduce_bytes[stage] > 0]
-        finish += [(row, REDUCE, stage, base + 2 * index) for index, stage in enumerate(reduced)]
-        finish.append((row, STEP, stages[0], base + 2 * len(reduced)))
+        reduced = [stage for stage in stages if len(pipeline.ranks) > 1 and pipeline.reduce_bytes[stage] > 0]
+        finish += [(row, REDUCE, stage, level + index) for index, stage in enumerate(reduced)]
+        finish.append((row, STEP, stages[0], level + len(reduced)))
     added = np.array(finish, dtype=np.int64).reshape(-1, 4).T
-    none = np.full(added.shape[1], -1, dtype=np.int64)
-    parts = (added[0], added[1], added[2], none, none, none, none, added[3], none)
-    return _Rows(*(np.concatenate(pair) for pair in zip(_fields(rows), parts, strict=True)))
+    at = np.searchsorted(rows.row, np.arange(ranks) + 1)[added[0]]  # behind the last action of the rank
+    none = np.full(len(at), -1, dtype=np.int64)
+    shift = np.arange(len(rows.row)) + np.searchsorted(at, np.arange(len(rows.row)), side="right")
+    own = at + np.arange(len(at))
+    parts = (added[0], added[1], added[2], none, none, none, added[3], own)
+    fields = (*_fields(rows)[:-1], shift[rows.match])
+    return _Rows(*(np.insert(field, at, part) for field, part in zip(fields, parts, strict=True)))
 
 
 def _fields(rows: _Rows) -> tuple[Integers, ...]:
-    return (
-        *(rows.row, rows.kind, rows.stage, rows.microbatch),
-        *(rows.other, rows.tensor, rows.transfer, rows.level, rows.pair),
-    )
-
-
-def _by_rank(rows: _Rows) -> _Rows:
-    """Rank by rank, each in the global order."""
-    short = rows.row.astype(np.uint16) if rows.row.max(initial=0) < 2**16 else rows.row
-    return _taken(rows, np.argsort(short, kind="stable"))
-
-
-def _taken(rows: _Rows, which: NDArray[np.int64] | NDArray[np.bool_]) -> _Rows:
-    return _Rows(*(field[which] for field in _fields(rows)))
+    return (rows.row, rows.kind, rows.stage, rows.microbatch, rows.other, rows.tensor, rows.level, rows.match)
 
 
 def _of_replica(
@@ -162,12 +182,16 @@ def _of_replica(
 ) -> tuple[int, _Rows, NDArray[np.int64]]:
     """The replica's actions and their bytes, empty transfers left out."""
     sizes = np.zeros(len(rows.row), dtype=np.int64)
-    (transfers,) = np.nonzero(rows.transfer >= 0)
-    sizes[transfers] = tensor_bytes[rows.microbatch[transfers], rows.transfer[transfers]]
+    (transfers,) = np.nonzero(rows.tensor >= 0)
+    sizes[transfers] = tensor_bytes[rows.microbatch[transfers], rows.tensor[transfers] // 2]
     (reduces,) = np.nonzero(rows.kind == REDUCE)
     sizes[reduces] = np.array(pipeline.reduce_bytes, dtype=np.int64)[rows.stage[reduces]]
-    kept = (rows.transfer < 0) | (sizes > 0)
-    return replica, rows if kept.all() else _taken(rows, kept), sizes[kept]
+    kept = (rows.tensor < 0) | (sizes > 0)
+    if kept.all():
+        return replica, rows, sizes
+    match = (np.cumsum(kept) - 1)[rows.match[kept]]
+    left = _Rows(*(field[kept] for field in _fields(rows)[:-1]), match=match)
+    return replica, left, sizes[kept]
 
 
 def _joined(pipeline: Pipeline, parts: list[tuple[int, _Rows, NDArray[np.int64]]]) -> Lowered:
@@ -176,15 +200,19 @@ def _joined(pipeline: Pipeline, parts: list[tuple[int, _Rows, NDArray[np.int64]]
     numbers = np.array([pipeline.ranks[replica] for replica, _, _ in parts], dtype=np.int64)  # [listed, pipeline rank]
     bounds = [np.searchsorted(rows.row, np.arange(count + 1)) for _, rows, _ in parts]
     listed = sorted((int(numbers[part, row]), part, row) for part in range(len(parts)) for row in range(count))
-    if len(parts) == 1:
-        take: NDArray[np.int64] | slice = slice(None)
-    else:
-        offsets = np.cumsum([0, *(len(rows.row) for _, rows, _ in parts)])
-        pieces = [np.arange(bounds[part][row], bounds[part][row + 1]) + offsets[part] for _, part, row in listed]
-        take = np.concatenate(pieces)
+    offsets = np.cumsum([0, *(len(rows.row) for _, rows, _ in parts)])
+    pieces = [np.arange(bounds[part][row], bounds[part][row + 1]) + offsets[part] for _, part, row in listed]
+    take: NDArray[np.int64] | slice = np.concatenate(pieces) if len(parts) > 1 else slice(None)
+    match = np.concatenate([rows.match + offset for (_, rows, _), offset in zip(parts, offsets, strict=False)])
+    if isinstance(take, np.ndarray):
+        place_ = np.empty_like(take)
+        place_[take] = np.arange(len(take))
+        match = place_[match[take]]
 
     def column(name: str) -> Integers:
-        return np.concatenate([getattr(rows, name) for _, rows, _ in parts])[take]
+        values = [getattr(rows, name) for _, rows, _ in parts]
+        result: Integers = values[0] if len(values) == 1 else np.concatenate(values)[take]
+        return result
 
     lengths = [int(bounds[part][row + 1] - bounds[part][row]) for _, part, row in listed]
     first = np.cumsum([0, *lengths])
@@ -207,14 +235,4 @@ def _joined(pipeline: Pipeline, parts: list[tuple[int, _Rows, NDArray[np.int64]]
         microbatches=pipeline.schedule.microbatches,
         replica_count=len(parts),
     )
-    return Lowered(columns=columns, level=column("level"), match=_matched(columns, owner, column("pair")))
-
-
-def _matched(columns: ProgramColumns, part: Integers, pair: Integers) -> Integers:
-    """Of each action itself, of a receive the send of its pair in the same replica."""
-    match = np.arange(columns.size)
-    (sends,), (receives,) = np.nonzero(columns.kind == SEND), np.nonzero(columns.kind == RECV)
-    send_of = np.empty((int(part.max(initial=0)) + 1, int(pair.max(initial=0)) + 1), dtype=np.int64)
-    send_of[part[sends], pair[sends]] = sends
-    match[receives] = send_of[part[receives], pair[receives]]
-    return match
+    return Lowered(columns=columns, level=column("level"), match=match)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mmplan.planner.columns import RECV, REDUCE, SEND, B, F, I, Integers, ProgramColumns, columns_of
+from mmplan.planner.columns import RECV, REDUCE, SEND, F, I, Integers, ProgramColumns, columns_of
 from mmplan.planner.place import Lowered
 from mmplan.planner.program import Program
 
@@ -50,7 +50,12 @@ def waves_of(program: Program) -> Waves:
     Raises:
         IrregularError: see there.
     """
-    return build_waves(_graph(columns_of(program), None), None)
+    return column_waves(columns_of(program))
+
+
+def column_waves(columns: ProgramColumns) -> Waves:
+    """The same of a program's columns."""
+    return build_waves(_graph(columns, None), None)
 
 
 def lowered_waves(lowered: Lowered) -> Waves:
@@ -188,23 +193,32 @@ def _link_lanes(graph: Graph, row: Integers, sends: Integers, links: Integers | 
 def _inputs(graph: Graph, row: Integers, receives: Integers) -> None:
     """F, B and I wait for the tensors their rank has posted buffers for."""
     columns = graph.columns
-    kind, stage, microbatch = columns.kind, columns.stage, columns.microbatch
-    stages = int(stage.max(initial=0)) + 1
-    replica = columns.replicas[row]
-    table = np.full((int(columns.replicas.max(initial=0)) + 1, stages, 2, columns.microbatches), -1, dtype=np.int64)
-    (computes,) = np.nonzero((kind == F) | (kind == B) | (kind == I))
-    if (microbatch[computes] >= columns.microbatches).any() or (microbatch[receives] >= columns.microbatches).any():
+    kind, microbatches = columns.kind, columns.microbatches
+    (computes,) = np.nonzero(kind <= I)
+    if (columns.microbatch[computes] >= microbatches).any() or (columns.microbatch[receives] >= microbatches).any():
         raise IrregularError
-    cells = (replica[computes], stage[computes], (kind[computes] != F).astype(np.int64), microbatch[computes])
-    table[cells] = computes
-    if (table[cells] != computes).any():
+    stages = int(columns.stage.max(initial=0)) + 1
+    replica = columns.replicas * stages if columns.replicas.any() else None
+
+    def cells(actions: Integers, half: NDArray[np.bool_]) -> Integers:
+        stage = columns.stage[actions]
+        stage = stage if replica is None else stage + replica[row[actions]]
+        cell: Integers = (2 * stage + half) * microbatches + columns.microbatch[actions]
+        return cell
+
+    table = np.full((int(columns.replicas.max(initial=0)) + 1) * stages * 2 * microbatches, -1, dtype=np.int64)
+    own = cells(computes, kind[computes] != F)
+    table[own] = computes
+    if (table[own] != computes).any():
         raise IrregularError
-    halves = columns.is_gradient[columns.tensor[receives]].astype(np.int64)
-    readers = table[replica[receives], stage[receives], halves, microbatch[receives]]
-    if (row[readers] != row[receives])[readers >= 0].any():
+    readers = table[cells(receives, columns.is_gradient[columns.tensor[receives]])]
+    if ((row[readers] != row[receives]) & (readers >= 0)).any():
         raise IrregularError
     posted = readers > receives
     readers, sent = readers[posted], graph.match[receives[posted]]
+    if len(readers) and (np.diff(np.sort(readers)) > 0).all():
+        graph.need[readers] = sent
+        return
     order = np.argsort(readers, kind="stable")
     readers, sent = readers[order], sent[order]
     if len(readers):
