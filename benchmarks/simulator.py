@@ -2,8 +2,8 @@
 
     python benchmarks/simulator.py            # prints a table and rewrites benchmarks/simulator.csv
 
-An action is a compute (F, I, W), a transfer (its two ends count once) or an update. Columns of seconds, each the best of
-the repeats on one core: `lower_s` from the schedule's columns to the program's, `waves_s` finding what depends on what,
+An action is a compute (F, I, W), a transfer (its two ends count once) or an update. Columns of seconds, each the best
+of the repeats on one core: `lower_s` from the schedule's columns to the program's, `waves_s` finding what depends on what,
 `price_s` one vector of durations, `price_32_s` 32 at once, `kahn_s` the waves of a program whose levels are not known.
 `all_in` = actions / (lower + waves + price).
 """

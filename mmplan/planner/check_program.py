@@ -19,53 +19,58 @@ def check_program(program: Program) -> tuple[Finding, ...]:
     findings = [finding for rank in program.ranks for finding in _computes(rank, program.microbatches)]
     findings += [finding for rank in program.ranks for finding in _transfers_around_computes(rank)]
     findings += _both_ends(program)
+    findings += _reductions(program)
     if not findings:
         findings += _cycle(program)
     return tuple(findings)
 
 
 def _computes(rank: RankProgram, microbatches: int) -> Iterator[Finding]:
-    """Each microbatch forward once; backward once for all of them or for none; forward first."""
-    seen: Counter[tuple[str, int]] = Counter(
-        (action.kind, action.microbatch) for action in rank.actions if action.kind in "FBIW"
+    """Of each stage each microbatch forward once; backward once for all of them or for none; forward first."""
+    seen: Counter[tuple[int, str, int]] = Counter(
+        (action.stage, action.kind, action.microbatch) for action in rank.actions if action.kind in "FBIW"
     )
-    kinds = {"F"} | {kind for kind, _ in seen}
-    for kind in sorted(kinds):
+    stages = {rank.stage} | {stage for stage, kind, _ in seen if kind == "F"}
+    for stage, kind in sorted({(stage, "F") for stage in stages} | {(s, kind) for s, kind, _ in seen if s in stages}):
         for microbatch in range(microbatches):
-            count = seen.pop((kind, microbatch), 0)
+            count = seen.pop((stage, kind, microbatch), 0)
             if count != 1:
-                name = f"{rank.stage}{kind}{microbatch}"
+                name = f"{stage}{kind}{microbatch}"
                 yield Finding(
                     rule="completeness", message=f"rank {rank.rank} runs {name} {count} times instead of once"
                 )
-    for kind, microbatch in seen:
-        message = f"rank {rank.rank} runs {rank.stage}{kind}{microbatch}, the step has {microbatches} microbatches"
-        yield Finding(rule="completeness", message=message)
-    first: dict[tuple[str, int], int] = {
-        (a.kind, a.microbatch): position for position, a in reversed(list(enumerate(rank.actions)))
+    for stage, kind, microbatch in seen:
+        if stage in stages:
+            message = f"rank {rank.rank} runs {stage}{kind}{microbatch}, the step has {microbatches} microbatches"
+            yield Finding(rule="completeness", message=message)
+    first: dict[tuple[int, str, int], int] = {
+        (a.stage, a.kind, a.microbatch): position for position, a in reversed(list(enumerate(rank.actions)))
     }
-    for early, late in (("F", "B"), ("F", "I"), ("I", "W")):
-        for microbatch in range(microbatches):
-            if first.get((late, microbatch), len(rank.actions)) < first.get((early, microbatch), -1):
-                names = f"{rank.stage}{late}{microbatch} before {rank.stage}{early}{microbatch}"
-                yield Finding(rule="order", message=f"rank {rank.rank} runs {names}")
+    for stage in sorted(stages):
+        for early, late in (("F", "B"), ("F", "I"), ("I", "W")):
+            for microbatch in range(microbatches):
+                after = first.get((stage, late, microbatch), len(rank.actions))
+                if after < first.get((stage, early, microbatch), -1):
+                    names = f"{stage}{late}{microbatch} before {stage}{early}{microbatch}"
+                    yield Finding(rule="order", message=f"rank {rank.rank} runs {names}")
     for action in rank.actions:
-        if action.stage != rank.stage:
-            yield Finding(rule="order", message=f"rank {rank.rank} holds stage {rank.stage} and lists {action}")
+        if action.stage not in stages:
+            held = f"stage {rank.stage}" if len(stages) == 1 else f"stages {', '.join(map(str, sorted(stages)))}"
+            yield Finding(rule="order", message=f"rank {rank.rank} holds {held} and lists {action}")
 
 
 def _transfers_around_computes(rank: RankProgram) -> Iterator[Finding]:
     """A tensor is sent after the compute that makes it and received before the one that reads it."""
-    place: dict[tuple[str, int], int] = {}
+    place: dict[tuple[int, str, int], int] = {}
     for position, action in enumerate(rank.actions):
         if action.kind in "FBI":
-            place.setdefault(("F" if action.kind == "F" else "B", action.microbatch), position)
+            place.setdefault((action.stage, "F" if action.kind == "F" else "B", action.microbatch), position)
     for position, action in enumerate(rank.actions):
         if action.kind not in ("SEND", "RECV"):
             continue
         half = "B" if "<" in action.tensor else "F"
-        compute = place.get((half, action.microbatch))
-        name = f"{rank.stage}{half}{action.microbatch}"
+        compute = place.get((action.stage, half, action.microbatch))
+        name = f"{action.stage}{half}{action.microbatch}"
         if compute is None:
             yield Finding(rule="transfer", message=f"rank {rank.rank} lists {action} and never runs {name}")
         elif action.kind == "SEND" and position < compute:
@@ -99,6 +104,23 @@ def _both_ends(program: Program) -> Iterator[Finding]:
             if a != b:
                 message = f"transfer {index} between ranks {low} and {high} is {a} on rank {low} and {b} on rank {high}"
                 yield Finding(rule="transfer order", message=message)
+                break
+
+
+def _reductions(program: Program) -> Iterator[Finding]:
+    """All listed replicas of a stage reduce its gradients once, or none does, and of the same size."""
+    by_stage: dict[int, dict[int, list[int]]] = {}
+    for rank in program.ranks:
+        for stage in {rank.stage, *(action.stage for action in rank.actions if action.kind == "F")}:
+            sizes = [action.bytes for action in rank.actions if action.kind == "REDUCE" and action.stage == stage]
+            by_stage.setdefault(stage, {})[rank.rank] = sizes
+    for stage, of_rank in sorted(by_stage.items()):
+        for rank_number, sizes in of_rank.items():
+            first, expected = next(iter(of_rank.items()))
+            if sizes != expected or len(sizes) > 1:
+                there = f"rank {first} {len(expected)} times ({sum(expected)} bytes)"
+                here = f"rank {rank_number} {len(sizes)} times ({sum(sizes)} bytes)"
+                yield Finding(rule="reduction", message=f"gradients of stage {stage} are reduced by {there}, by {here}")
                 break
 
 

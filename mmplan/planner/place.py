@@ -189,9 +189,9 @@ def _of_replica(
     kept = (rows.tensor < 0) | (sizes > 0)
     if kept.all():
         return replica, rows, sizes
-    match = (np.cumsum(kept) - 1)[rows.match[kept]]
-    left = _Rows(*(field[kept] for field in _fields(rows)[:-1]), match=match)
-    return replica, left, sizes[kept]
+    fields = [field[kept] for field in _fields(rows)]
+    fields[-1] = (np.cumsum(kept) - 1)[fields[-1]]
+    return replica, _Rows(*fields), sizes[kept]
 
 
 def _joined(pipeline: Pipeline, parts: list[tuple[int, _Rows, NDArray[np.int64]]]) -> Lowered:

@@ -85,8 +85,8 @@ def node_ends(waves: Waves, durations_s: Floats) -> Floats:
     begin = 0
     for end in first[1:]:
         found_s = ends_s.take(lane[begin:end], 0)
-        np.maximum(found_s, ends_s.take(need[begin:end], 0), found_s)
-        np.add(found_s, own_s[begin:end], ends_s[begin:end])
+        np.maximum(found_s, ends_s.take(need[begin:end], 0), out=found_s)
+        np.add(found_s, own_s[begin:end], out=ends_s[begin:end])
         begin = end
     return ends_s
 
