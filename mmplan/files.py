@@ -13,7 +13,7 @@ def write_file(path: Path, content: bytes | str) -> None:
         InputError: the folder is missing or not writable, or the disk is full.
     """
     data = content.encode() if isinstance(content, str) else content
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.parent / f".{path.name}.{os.getpid()}.partial"
     try:
         partial.write_bytes(data)
         partial.replace(path)
@@ -23,9 +23,11 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 
 def require_folder(*paths: Path | None) -> None:
-    """Raise InputError unless the folder of every given path exists and the path is not a folder itself."""
+    """Raise InputError unless every given path can be made: it is no folder, and lies in one that can be written to."""
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise InputError(f"cannot write: folder '{path.parent}' does not exist", file=path)
         if path is not None and path.is_dir():
             raise InputError("cannot write: it is a folder", file=path)
+        if path is not None and not os.access(path.parent, os.W_OK):
+            raise InputError(f"cannot write: no permission to write in folder '{path.parent}'", file=path)

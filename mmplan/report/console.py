@@ -11,8 +11,8 @@ from rich.console import Console, RenderableType
 from mmplan.files import write_file
 
 
-def stderr_console() -> Console:
-    return Console(stderr=True)
+def stderr_console(*, quiet: bool = False) -> Console:
+    return Console(stderr=True, quiet=quiet)
 
 
 def emit(json_file: str | None, document: Mapping[str, Any], *parts: RenderableType) -> None:

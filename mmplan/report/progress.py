@@ -1,11 +1,14 @@
 """Progress of a search or a run, as one live line on stderr."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from mmplan.planner.result import Progress
 from mmplan.report.console import stderr_console
 from mmplan.units import format_seconds
+
+_LINE_INTERVAL_S = 10.0  # between lines in a log file
 
 
 @contextmanager
@@ -26,13 +29,26 @@ def search_progress(name: str) -> Iterator[Callable[[Progress], None]]:
 
 
 @contextmanager
-def run_progress(name: str, steps: int) -> Iterator[Callable[[int, float, Mapping[str, float]], None]]:
-    """Yields what `execute` reports each finished step to."""
-    with stderr_console().status(f"running {name}: starting processes") as status:
+def run_progress(
+    name: str, steps: int, *, shown: bool = True
+) -> Iterator[Callable[[int, float, Mapping[str, float]], None]]:
+    """Yields what `execute` reports each finished step to; where stderr is no terminal, lines now and then.
+
+    Args:
+        shown: False for all processes of a run but one, which would write over each other.
+    """
+    console = stderr_console(quiet=not shown)
+    told_s = time.monotonic()
+    with console.status(f"running {name}: starting processes") as status:
 
         def show(step: int, step_time_s: float, losses: Mapping[str, float]) -> None:
+            nonlocal told_s
             values = ", ".join(f"{module} {loss:.4f}" for module, loss in losses.items())
             loss = f", loss {values}" if values else ""
-            status.update(f"running {name}: step {step + 1} of {steps}, {format_seconds(step_time_s)}{loss}")
+            text = f"running {name}: step {step + 1} of {steps}, {format_seconds(step_time_s)}{loss}"
+            status.update(text)
+            if not console.is_terminal and (step + 1 == steps or time.monotonic() - told_s >= _LINE_INTERVAL_S):
+                told_s = time.monotonic()
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
 
         yield show

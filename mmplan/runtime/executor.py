@@ -37,18 +37,25 @@ class StepRecord:
 
 
 def run_step(
-    program: RankProgram, stage: Stage, *, replicas: dist.ProcessGroup | None, device: torch.device, clock: Clock
+    program: RankProgram,
+    stage: Stage,
+    *,
+    replicas: dist.ProcessGroup | None,
+    device: torch.device,
+    clock: Clock,
+    network: dist.ProcessGroup | None = None,
 ) -> StepRecord:
     """Run one optimizer step.
 
     Args:
         replicas: the group over which the stage's gradients are summed; None without data parallelism.
+        network: the group of all ranks over which tensors are sent; None: torch's default group.
 
     Raises:
         RunError: an action failed; names rank, action and cause.
     """
     record = StepRecord()
-    mailbox = _Mailbox(device)
+    mailbox = _Mailbox(device, network)
     outputs: dict[tuple[str, int], Tensor] = {}
     run = {"F": stage.forward, "B": stage.backward}
     for action in program.actions:
@@ -121,15 +128,15 @@ def _refuse_unsent(rank: int, outputs: Mapping[tuple[str, int], Tensor]) -> None
 class _Mailbox:
     """Tensors of one rank that are under way in one step."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, network: dist.ProcessGroup | None) -> None:
+        self._device, self._network = device, network
         self._receives: dict[tuple[int, bool], list[tuple[str, Tensor, dist.Work]]] = {}
         self._sends: dict[tuple[str, int], tuple[Tensor, dist.Work]] = {}
 
     def receive(self, action: Action) -> None:
         """Post the buffer of a tensor that `take` hands out."""
         buffer = torch.empty(action.bytes, dtype=torch.uint8, device=self._device)
-        work = _posted(dist.irecv(buffer, action.peer, tag=_tag(action)))
+        work = _posted(dist.irecv(buffer, action.peer, group=self._network, tag=_tag(action)))
         key = (action.microbatch, "<" in action.tensor)
         self._receives.setdefault(key, []).append((action.tensor, buffer, work))
 
@@ -137,7 +144,8 @@ class _Mailbox:
         """Start to send; the bytes are kept until they have left."""
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
         self._sends = {key: sent for key, sent in self._sends.items() if not sent[1].is_completed()}
-        self._sends[action.tensor, action.microbatch] = (flat, _posted(dist.isend(flat, action.peer, tag=_tag(action))))
+        work = dist.isend(flat, action.peer, group=self._network, tag=_tag(action))
+        self._sends[action.tensor, action.microbatch] = (flat, _posted(work))
 
     def take(self, microbatch: int, *, gradients: bool) -> dict[str, Tensor]:
         """Wait for what was received for the forward or backward of a microbatch."""

@@ -22,13 +22,13 @@ from typing import NoReturn
 from mmplan.errors import InputError, RunError
 from mmplan.planner.plan import Plan, save_plan
 from mmplan.runtime.measurement import Measurement, OnStep, load_run
-from mmplan.runtime.requirements import DEFAULT_TIMEOUT_S, DEFAULT_UNIT_S, check_local_run
+from mmplan.runtime.requirements import DEFAULT_UNIT_S, check_local_run
 
 _POLL_S = 0.1
 _REPORT_S = 2.0  # from the first failure, for torchrun to say which rank was killed and for other ranks to speak
 _GRACE_S = 5.0  # between asking the processes to end and killing them
 
-_ERROR_LINE = re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b")  # how a traceback ends
+_ERROR_LINE = re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b|.*Watchdog caught")  # a traceback's end; NCCL's
 _KILLED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: -(\d+) ")  # in torchrun's summary of failures
 
 
@@ -39,7 +39,7 @@ def execute(
     local: int | None,
     rehearse: bool = False,
     unit_s: float = DEFAULT_UNIT_S,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_s: float | None = None,
     on_step: OnStep | None = None,
 ) -> Measurement | None:
     """Run the plan for `steps` optimizer steps on synthetic data.
@@ -47,7 +47,7 @@ def execute(
     Args:
         local: processes to start on this machine; None: this process is one of torchrun's.
         rehearse: replace computes by sleeps, a mean forward of at least `unit_s` (see `rehearse.py`).
-        timeout_s: of any communication; a rank that hangs ends the run after it.
+        timeout_s: of any communication; a rank that hangs ends the run after it. None: see `default_timeout_s`.
         on_step: is told each finished step while the run goes on; under torchrun on rank 0 only.
 
     Returns:
@@ -68,7 +68,8 @@ def execute(
     with _unwound_by_signals(), tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
         scratch = Path(folder)
         save_plan(plan, scratch / "plan.json")
-        options = ["--steps", str(steps), "--unit-s", str(unit_s), "--timeout-s", str(timeout_s)]
+        options = ["--steps", str(steps), "--unit-s", str(unit_s)]
+        options += [] if timeout_s is None else ["--timeout-s", str(timeout_s)]
         options += ["--rehearse"] if rehearse else []
         _run_processes(scratch, local, options, on_step)
         return load_run(scratch / "run.json")
@@ -153,16 +154,17 @@ def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
 def _cause(scratch: Path, returncode: int) -> str:
     """The rank that was killed, else the earliest failure that a rank wrote, else the end of the log."""
     log = (scratch / "log").read_text(errors="replace")
+    lines = log.strip().splitlines()
+    errors = [line.strip() for line in lines if _ERROR_LINE.match(line.strip())]
     for rank, number in _KILLED.findall(log):
         if int(number) != signal.SIGTERM:  # with that one torchrun ends the others
-            return f"rank {rank} was killed by {_signal_name(int(number))}"
+            said = f"; the log says: {errors[0]}" if int(number) == signal.SIGABRT and errors else ""
+            return f"rank {rank} was killed by {_signal_name(int(number))}{said}"
     failures = [json.loads(path.read_text()) for path in scratch.glob("failure-*.json")]
     if failures:
         return _told(failures, len(list(scratch.glob("pid-*"))))
     if returncode < 0:
         return f"torchrun, which started the ranks, was killed by {_signal_name(-returncode)}"
-    lines = log.strip().splitlines()
-    errors = [line.strip() for line in lines if _ERROR_LINE.match(line.strip())]
     said = errors[0] if errors else " | ".join(lines[-3:])
     return f"the processes ended with code {returncode} before any rank could report; their log says: {said}"
 

@@ -35,9 +35,10 @@ class MultimodalModel(nn.Module):
         self.device = device
         self._order = tuple(layers)
         self._reads = {layer.id: tuple(graph.predecessors(layer.id)) for layer in layers}
-        self.layers = nn.ModuleDict({_key(layer.id): _seeded_layer(layer, seed) for layer in layers})
+        dtype = TORCH_DTYPES[precision]
+        # Layer by layer, so that no process ever holds its whole stage in fp32 on the host.
+        self.layers = nn.ModuleDict({_key(layer.id): _seeded_layer(layer, seed).to(device, dtype) for layer in layers})
         _tie_vocabularies(self._order, self.layers)
-        self.to(device=device, dtype=TORCH_DTYPES[precision])
 
     def layer(self, layer_id: str) -> nn.Module:
         """The module of one layer: `module(inputs by producer layer id, microbatch) -> Tensor`."""

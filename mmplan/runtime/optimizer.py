@@ -20,7 +20,9 @@ class StageOptimizer:
         self._moment_bytes = 0
         self._optimizer: torch.optim.Optimizer | None = None
         if self._masters and settings.name == "adamw":
-            self._optimizer = torch.optim.AdamW(self._masters, lr=settings.learning_rate)
+            # On CUDA torch's own choice would hold one more fp32 copy of all weights during the step.
+            fused = all(master.is_cuda for master in self._masters)
+            self._optimizer = torch.optim.AdamW(self._masters, lr=settings.learning_rate, fused=fused)
         elif self._masters:
             self._optimizer = torch.optim.SGD(self._masters, lr=settings.learning_rate)
 

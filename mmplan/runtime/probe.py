@@ -15,39 +15,41 @@ from mmplan.planner.program import RankProgram
 REPEATS = 5  # the best counts: on shared cores a median holds 2 ms scheduler slices
 
 
-def probe_transfers(program: RankProgram, device: torch.device) -> dict[tuple[int, int], float]:
+def probe_transfers(
+    program: RankProgram, device: torch.device, network: dist.ProcessGroup
+) -> dict[tuple[int, int], float]:
     """Seconds of each distinct (target rank, bytes) that this rank sends; collective over all ranks of the program."""
     seconds: dict[tuple[int, int], float] = {}
     answered: set[tuple[int, int]] = set()
     for action in program.actions:
         key = (action.peer, action.bytes)
         if action.kind == "SEND" and key not in seconds:
-            empty_s = min(_round_trip_s(action.peer, 1, device) for _ in range(REPEATS))
-            full_s = min(_round_trip_s(action.peer, action.bytes, device) for _ in range(REPEATS))
+            empty_s = min(_round_trip_s(action.peer, 1, device, network) for _ in range(REPEATS))
+            full_s = min(_round_trip_s(action.peer, action.bytes, device, network) for _ in range(REPEATS))
             seconds[key] = max(0.0, full_s - empty_s / 2)
         elif action.kind == "RECV" and key not in answered:
             answered.add(key)
             for size in (1, action.bytes):
                 for _ in range(REPEATS):
-                    _answer(action.peer, size, device)
+                    _answer(action.peer, size, device, network)
     return seconds
 
 
-def _round_trip_s(peer: int, size: int, device: torch.device) -> float:
+def _round_trip_s(peer: int, size: int, device: torch.device, network: dist.ProcessGroup) -> float:
     payload = torch.zeros(size, dtype=torch.uint8, device=device)
     reply = torch.zeros(1, dtype=torch.uint8, device=device)
     _synchronize(device)
     started = time.perf_counter()
-    dist.send(payload, peer)
-    dist.recv(reply, peer)
+    dist.send(payload, peer, group=network)
+    dist.recv(reply, peer, group=network)
     _synchronize(device)
     return time.perf_counter() - started
 
 
-def _answer(peer: int, size: int, device: torch.device) -> None:
+def _answer(peer: int, size: int, device: torch.device, network: dist.ProcessGroup) -> None:
     payload = torch.zeros(size, dtype=torch.uint8, device=device)
-    dist.recv(payload, peer)
-    dist.send(payload[:1], peer)
+    dist.recv(payload, peer, group=network)
+    dist.send(payload[:1], peer, group=network)
 
 
 def _synchronize(device: torch.device) -> None:

@@ -1,5 +1,6 @@
 """Turns what every rank saw into one measurement."""
 
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from statistics import median
 import torch
 
 import mmplan
+from mmplan.errors import RunError
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.runtime.measurement import ActionStatistics, Measurement, RankMeasurement, StepMeasurement, plan_hash
@@ -69,6 +71,15 @@ def step_measurement(index: int, ranks: Sequence[RankStep]) -> StepMeasurement:
     return StepMeasurement(
         index=index, step_time_s=max(item.end_s for step in ranks for item in step.timeline), losses=losses
     )
+
+
+def require_numbers(step: StepMeasurement) -> None:
+    """Raise RunError when a loss is infinite or no number: nothing is learned from there on."""
+    for module, loss in step.losses.items():
+        if not math.isfinite(loss):
+            raise RunError(
+                f"step {step.index}: the loss of '{module}' is {loss}; a smaller `optimizer.learning_rate` may help"
+            )
 
 
 def _rank(rank: int, steps: Sequence[RankStep], runs: Sequence[RankRun], pipeline_s: float) -> RankMeasurement:

@@ -8,8 +8,14 @@ from mmplan.planner.lower import stage_gradient_bytes
 from mmplan.planner.plan import Plan
 from mmplan.units import format_bytes
 
-DEFAULT_TIMEOUT_S = 60.0
+SHORTEST_TIMEOUT_S = 60.0
+TIMEOUT_STEPS = 4.0  # a rank may rightly wait for a whole step, and NCCL counts from when the host posted a transfer
 DEFAULT_UNIT_S = 0.03  # bubbles of sleeps came within 2.8 points of simulation at 30 ms, 24 at 3 ms (2 busy cores)
+
+
+def default_timeout_s(plan: Plan, time_scale: float) -> float:
+    """Of a communication in a step; `time_scale` is that of a rehearsal, else 1."""
+    return max(SHORTEST_TIMEOUT_S, TIMEOUT_STEPS * time_scale * plan.certificate.objective_s)
 
 
 def process_count(plan: Plan, *, rehearse: bool) -> int:

@@ -141,6 +141,7 @@ def run_steps(
     prepare: Prepare,
     *,
     steps: int,
+    network: dist.ProcessGroup,
     replicas: dist.ProcessGroup | None,
     device: torch.device,
     clock: Clock,
@@ -153,7 +154,7 @@ def run_steps(
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         clock.start()
-        record = run_step(program, stage, replicas=replicas, device=device, clock=clock)
+        record = run_step(program, stage, network=network, replicas=replicas, device=device, clock=clock)
         done.append(_rank_step(program, record, clock, stage.losses(), device))
         on_step(step, done[-1])
     return done

@@ -1,7 +1,7 @@
 """One process of a run: `torchrun --nproc-per-node N -m mmplan.runtime.worker plan.json --steps 10 --out run.json`.
 
-Rank and world size come from torchrun's environment. gloo on CPU; NCCL where every local process has its own CUDA
-device. `--scratch` is where a launcher looks for progress, process ids and the error of a rank.
+Rank and world size come from torchrun's environment. gloo on CPU; NCCL where the plan is for GPUs and every process has
+its own CUDA device. `--scratch` is where a launcher looks for progress, process ids and the error of a rank.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -19,27 +20,31 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from mmplan.errors import InputError, MmplanError
+from mmplan.errors import InputError, MmplanError, RunError
 from mmplan.planner.plan import Plan, load_plan
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
+from mmplan.runtime.executor import described
 from mmplan.runtime.measurement import Measurement, OnStep, save_run
 from mmplan.runtime.probe import probe_transfers
-from mmplan.runtime.record import RankRun, fastest_step, measurement_of, step_measurement
+from mmplan.runtime.record import RankRun, fastest_step, measurement_of, require_numbers, step_measurement
 from mmplan.runtime.rehearse import time_scale
-from mmplan.runtime.requirements import DEFAULT_TIMEOUT_S, DEFAULT_UNIT_S, process_count
-from mmplan.runtime.train import RankStep, prepare_rehearsal, prepare_training, run_steps
+from mmplan.runtime.requirements import DEFAULT_UNIT_S, default_timeout_s, process_count
+from mmplan.runtime.train import Prepare, RankStep, prepare_rehearsal, prepare_training, run_steps
+
+# To import, meet and build stages, which takes minutes for billions of weights; less where the user set a time-out.
+_SETUP_TIMEOUT_S, _SHORTEST_SETUP_TIMEOUT_S = 1800.0, 30.0
 
 T = TypeVar("T")
 
 
 def run_worker(
-    plan: Plan, *, steps: int, rehearse: bool, unit_s: float, timeout_s: float, on_step: OnStep | None
+    plan: Plan, *, steps: int, rehearse: bool, unit_s: float, timeout_s: float | None, on_step: OnStep | None
 ) -> Measurement | None:
     """Take part in a run; the measurement on rank 0, None elsewhere. Collective over all processes of torchrun.
 
     Raises:
-        InputError: torchrun did not start this process, or the number of its processes does not fit the plan.
-        RunError: an action of this rank failed.
+        InputError: torchrun did not start this process, or its processes or devices do not fit the plan.
+        RunError: an action of this rank failed, or a loss is no number.
     """
     expected = process_count(plan, rehearse=rehearse)
     if "RANK" not in os.environ:
@@ -50,37 +55,98 @@ def run_worker(
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != expected:
         raise InputError(f"torchrun started {world} processes, the plan needs {expected}")
-    device = _device(rehearse)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(backend, timeout=timeout)
-    control = dist.new_group(backend="gloo", timeout=timeout)
-    replicas = _replica_group(plan, rank, timeout)
-    hosts: list[str] = [""] * world
-    dist.all_gather_object(hosts, socket.gethostname(), group=control)
-    clock: Clock = CudaClock(control) if device.type == "cuda" else WallClock(control, one_host=len(set(hosts)) == 1)
+    device = run_device(plan, rehearse=rehearse)
     scale = time_scale(plan, unit_s) if rehearse else 1.0
-    prepare = prepare_rehearsal(plan, rank, scale) if rehearse else prepare_training(plan, rank, device)
+    try:
+        setup_s = _SETUP_TIMEOUT_S if timeout_s is None else max(timeout_s, _SHORTEST_SETUP_TIMEOUT_S)
+        dist.init_process_group("gloo", timeout=timedelta(seconds=setup_s))
+        groups = _join(plan, rank, device, timeout_s or default_timeout_s(plan, scale))
+        prepare = prepare_rehearsal(plan, rank, scale) if rehearse else prepare_training(plan, rank, device)
+        dist.barrier()  # stages differ much in size: whoever is ready waits here, not in a step
+        return _run(plan, groups, prepare, steps=steps, device=device, scale=scale, rehearse=rehearse, on_step=on_step)
+    except (RuntimeError, MemoryError) as error:
+        raise RunError(f"rank {rank}: {described(error)}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Groups:
+    """Who talks over what. `network` carries tensors (gloo or NCCL), `control` (gloo) everything else.
+
+    replicas: the ranks that hold the same stage, None without data parallelism; hosts: of all ranks.
+    """
+
+    network: dist.ProcessGroup
+    control: dist.ProcessGroup
+    replicas: dist.ProcessGroup | None
+    hosts: list[str]
+
+
+def _join(plan: Plan, rank: int, device: torch.device, timeout_s: float) -> _Groups:
+    """The groups of a run, once all processes agree on the kind of device."""
+    places = [("", "")] * dist.get_world_size()
+    dist.all_gather_object(places, (socket.gethostname(), device.type))
+    by_device = {kind: host for host, kind in places}
+    if len(by_device) > 1:
+        raise InputError(
+            f"host {by_device['cuda']} has CUDA devices for its processes, host {by_device['cpu']} has none"
+        )
+    timeout = timedelta(seconds=timeout_s)
+    backend = _backend(device)
+    return _Groups(
+        network=dist.new_group(backend=backend, timeout=timeout),
+        control=dist.new_group(backend="gloo", timeout=timeout),
+        replicas=_replica_group(plan, rank, backend, timeout),
+        hosts=[host for host, _ in places],
+    )
+
+
+def _run(
+    plan: Plan,
+    groups: _Groups,
+    prepare: Prepare,
+    *,
+    steps: int,
+    device: torch.device,
+    scale: float,
+    rehearse: bool,
+    on_step: OnStep | None,
+) -> Measurement | None:
+    """All steps, then the transfers alone, then what all ranks saw."""
+    rank, world, control = dist.get_rank(), dist.get_world_size(), groups.control
+    one_host = len(set(groups.hosts)) == 1
+    clock: Clock = CudaClock(control) if device.type == "cuda" else WallClock(control, one_host=one_host)
 
     def tell(step: int, done: RankStep) -> None:
         ranks = _gathered(done, rank, world, control)
-        if ranks and on_step is not None:
+        if ranks:
             totals = step_measurement(step, ranks)
-            on_step(step, totals.step_time_s, totals.losses)
+            require_numbers(totals)
+            if on_step is not None:
+                on_step(step, totals.step_time_s, totals.losses)
 
-    done = run_steps(prepare, steps=steps, replicas=replicas, device=device, clock=clock, on_step=tell)
+    done = run_steps(
+        prepare,
+        steps=steps,
+        network=groups.network,
+        replicas=groups.replicas,
+        device=device,
+        clock=clock,
+        on_step=tell,
+    )
     ends_s: list[list[float]] = [[]] * world
     dist.all_gather_object(ends_s, [step.timeline[-1].end_s for step in done], group=control)
     recorded = fastest_step(ends_s)
-    probed_s = probe_transfers(done[recorded].program, device)
-    run = RankRun(steps=tuple(done), probed_s=probed_s, host=hosts[rank], host_cores=_usable_cores())
+    probed_s = probe_transfers(done[recorded].program, device, groups.network)
+    run = RankRun(steps=tuple(done), probed_s=probed_s, host=groups.hosts[rank], host_cores=_usable_cores())
     runs = _gathered(run, rank, world, control)
     dist.barrier(control)
     dist.destroy_process_group()
     if not runs:
         return None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return measurement_of(plan, runs, recorded, device=name, backend=backend, rehearsed=rehearse, time_scale=scale)
+    return measurement_of(
+        plan, runs, recorded, device=name, backend=_backend(device), rehearsed=rehearse, time_scale=scale
+    )
 
 
 def _gathered(value: T, rank: int, world: int, control: dist.ProcessGroup) -> list[T]:
@@ -90,13 +156,28 @@ def _gathered(value: T, rank: int, world: int, control: dist.ProcessGroup) -> li
     return values or []
 
 
-def _device(rehearse: bool) -> torch.device:
-    """This process's CUDA device when there is one for each local process (never to sleep), else the CPU."""
+def run_device(plan: Plan, *, rehearse: bool) -> torch.device:
+    """This process's CUDA device; the CPU to sleep on, for a plan for CPUs, and on a machine without CUDA.
+
+    Raises:
+        InputError: there are CUDA devices, but fewer than processes: NCCL refuses two ranks on one device.
+    """
     local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if rehearse or torch.cuda.device_count() < local_world:
+    for_cpu = all(pool.device.name.startswith("cpu") for pool in plan.scenario.cluster.pools)
+    count = 0 if rehearse or for_cpu else torch.cuda.device_count()
+    if count == 0:
         return torch.device("cpu")
+    if count < local_world:
+        raise InputError(
+            f"{local_world} processes on this machine, and {count} CUDA devices: start one process for each device, "
+            "set CUDA_VISIBLE_DEVICES= (empty) to compute on the CPU, or rehearse the plan"
+        )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+def _backend(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def _usable_cores() -> int:
@@ -104,12 +185,12 @@ def _usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _replica_group(plan: Plan, rank: int, timeout: timedelta) -> dist.ProcessGroup | None:
+def _replica_group(plan: Plan, rank: int, backend: str, timeout: timedelta) -> dist.ProcessGroup | None:
     """The ranks that hold the same stage. Every rank makes all groups, in one order, as new_group demands."""
     own = None
     for stage in range(plan.pp if plan.dp > 1 else 0):
         ranks = list(range(stage * plan.dp, (stage + 1) * plan.dp))
-        group = dist.new_group(ranks, timeout=timeout)
+        group = dist.new_group(ranks, backend=backend, timeout=timeout)
         own = group if rank in ranks else own
     return own
 
@@ -122,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="run.json, written by rank 0")
     parser.add_argument("--rehearse", action="store_true", help="sleep instead of computing")
     parser.add_argument("--unit-s", type=float, default=DEFAULT_UNIT_S, help="shortest sleep of a forward")
-    parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, help="of any communication")
+    parser.add_argument("--timeout-s", type=float, default=None, help="of any communication")
     parser.add_argument("--scratch", type=Path, default=None)
     options = parser.parse_args(arguments)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -160,7 +241,7 @@ def _progress_to(path: Path) -> OnStep:
 
 
 def _one_line(error: Exception) -> str:
-    text = str(error) if isinstance(error, MmplanError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, MmplanError) else described(error)
     return " ".join(text.split())
 
 
