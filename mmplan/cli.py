@@ -8,15 +8,17 @@ Exit codes: 0 done, 1 a threshold or check missed, 2 bad input, 3 proved infeasi
 import json
 import os
 import sys
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError, RunError
+from mmplan.errors import CheckError, InfeasibleError, InputError, MmplanError, NoPlanFoundError, RunError
 from mmplan.files import require_folder, write_file
 from mmplan.runtime.thresholds import Thresholds
+from mmplan.runtime.torchrun import first_to_report, is_main_process, under_torchrun
 from mmplan.units import parse_seconds
 
 app = typer.Typer(
@@ -54,25 +56,35 @@ def main() -> None:
     except MmplanError as error:
         status = {InfeasibleError: "infeasible", NoPlanFoundError: "no_plan", CheckError: "failed", RunError: "failed"}
         _report_error(status.get(type(error), "bad_input"), str(error))
-        sys.exit(error.exit_code)
+        _exit(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or closing stdout fails again at exit
         sys.exit(0)
 
 
+def _exit(code: int) -> None:
+    """Straight out under torchrun: threads of a communication library must not keep a failed process alive."""
+    if not under_torchrun():
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _report_error(status: str, message: str) -> None:
-    """The sentence to stderr, and a document where `--json` asked for one."""
+    """The sentence to stderr, and a document where `--json` asked for one, once for all processes of a run."""
     sys.stderr.write(f"error: {message}\n")
     arguments = sys.argv[1:]
     targets = [a.partition("=")[2] for a in arguments if a.startswith("--json=")]
     targets += [after for option, after in pairwise(arguments) if option == "--json"]
-    if targets:
+    if targets and first_to_report():
         text = json.dumps({"schema": "mmplan.error/1", "status": status, "message": message}, indent=1) + "\n"
         target = json_path(targets[-1])
         if target is None:
             sys.stdout.write(text)
-        elif target.parent.is_dir():
-            write_file(target, text)
+        else:
+            with suppress(InputError):  # a place that cannot be written to may be the very error
+                write_file(target, text)
 
 
 @app.command()
@@ -258,7 +270,12 @@ def execute(
         bool, typer.Option("--rehearse", help="Sleep instead of computing; communicate for real.")
     ] = False,
     unit: Annotated[float, typer.Option(parser=seconds, help="Mean sleep of a forward in a rehearsal.")] = 0.03,
-    timeout: Annotated[float, typer.Option(parser=seconds, help="A rank that waits longer ends the run.")] = 60.0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            parser=seconds, help="A rank that waits longer ends the run [1 min, or 4 predicted steps if longer]."
+        ),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Run a plan: under torchrun (torchrun ... -m mmplan execute PLAN), or here with --local N."""
@@ -270,9 +287,10 @@ def execute(
     from mmplan.runtime.launch import execute
     from mmplan.runtime.measurement import save_run
 
-    require_folder(output, json_path(json_file))
+    if is_main_process():  # other hosts need no such folder
+        require_folder(output, json_path(json_file))
     plan = load_plan(plan_file)
-    with run_progress(plan.scenario.name, steps) as progress:
+    with run_progress(plan.scenario.name, steps, shown=is_main_process()) as progress:
         run = execute(
             plan,
             local=local,

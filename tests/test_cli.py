@@ -142,3 +142,22 @@ def test_no_plan_within_the_limit_ends_with_4(folder: Path) -> None:
     result = mmplan("optimize", large, "--time-limit", "0.1", "--json", "-", cwd=folder)
     assert result.returncode == 4, result.stderr
     assert json.loads(result.stdout)["status"] == "no_plan"
+
+
+def test_an_error_document_that_cannot_be_written_is_no_second_error(folder: Path) -> None:
+    result = mmplan("compare", "best.plan.json", "naive.plan.json", "--json", ".", cwd=folder)
+    assert result.returncode == 2
+    assert result.stderr == "error: .: cannot write: it is a folder\n"
+
+
+@pytest.mark.distributed
+def test_all_processes_of_torchrun_together_write_one_document(folder: Path) -> None:
+    def under_torchrun(processes: int) -> subprocess.CompletedProcess[str]:
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+        command = ["-m", "mmplan", "execute", "best.plan.json", "--steps", "1", "--json", "-"]
+        whole = [*run, "--nproc-per-node", str(processes), *command]
+        return subprocess.run(whole, capture_output=True, text=True, cwd=folder, check=False, timeout=120)
+
+    refused = json.loads(under_torchrun(3).stdout)
+    assert refused["message"] == "torchrun started 3 processes, the plan needs 4"
+    assert json.loads(under_torchrun(4).stdout)["schema"] == "mmplan.run/1"
