@@ -46,7 +46,7 @@ def moe_ops(shape: Transformer, moe: Moe, training: Training, x: Value) -> tuple
         Linear(name="router", x=x, y=scores, bias=moe.router_bias, trainable=trained),
         TopK(x=scores, y=chosen),
         Route(kind=moe.scoring, x=scores, chosen=chosen, y=weights),
-        Dispatch(x=x, chosen=chosen, y=routed, experts=moe.experts, capacity=capacity),
+        Dispatch(x=x, chosen=chosen, y=routed, experts=moe.experts, capacity=capacity, imbalance=moe.imbalance),
         *_expert_ops(shape, moe, trained, routed, chosen, answer),
         Combine(x=answer, chosen=chosen, weights=weights, y=combined, experts=moe.experts, capacity=capacity),
     ]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mmplan.cost_models.ops import Op, TopK, Value, op_inputs, op_trainable
+from mmplan.cost_models.ops import Dispatch, Op, TopK, Value, op_inputs, op_trainable
 from mmplan.scenario.scenario import Modality
 
 LayerKind = Literal["patch_embed", "audio_embed", "block", "cross_block", "projector", "token_embed", "head", "loss"]
@@ -42,6 +42,11 @@ class Layer:
     def trainable(self) -> bool:
         """Some parameter of the layer is trained."""
         return any(op_trainable(op) for op in self.ops)
+
+    @property
+    def imbalance(self) -> float:
+        """By how much longer than the mean the busiest rank works on the rows of its experts (see `op_routed`)."""
+        return max((op.imbalance for op in self.ops if isinstance(op, Dispatch)), default=1.0)
 
     @property
     def has_backward(self) -> bool:

@@ -324,7 +324,8 @@ class Dispatch:
     """Copies of each token's row for its experts, sorted by expert; with expert parallelism an all-to-all.
 
     `capacity`: every expert gets capacity * tokens * topk / experts rows; what is more is dropped, what is less is
-    filled with zeros (GShard, arXiv 2006.16668). None: as many as the router sends.
+    filled with zeros (GShard, arXiv 2006.16668). None: as many as the router sends. `imbalance`: rows of the busiest
+    rank over the mean; counts are of the mean, seconds of the busiest (`Layer.imbalance`).
     """
 
     x: Value
@@ -332,6 +333,7 @@ class Dispatch:
     y: Value
     experts: int
     capacity: float | None = None
+    imbalance: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -417,6 +419,11 @@ def op_inputs(op: Op) -> tuple[Value, ...]:
             return ()
         case _:
             return (op.x,)
+
+
+def op_routed(op: Op) -> bool:
+    """Whether the operator works on rows that were sent to experts."""
+    return op.y.routed or any(value.routed for value in op_inputs(op))
 
 
 def op_trainable(op: Op) -> bool:

@@ -1,6 +1,5 @@
 """Experts, latent attention, text encoders, DeepStack edges and padding as YAML; wrong combinations are refused."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,9 +183,11 @@ def test_wrong_combinations_are_refused_with_one_sentence(tmp_path: Path, old: s
     assert str(caught.value) == f"{tmp_path / 'variants.yaml'}:{message}"
 
 
-def test_imbalance_is_an_input_of_the_time_alone(tmp_path: Path) -> None:
-    scenario = read(tmp_path, GOOD.replace("topk: 2", "topk: 2, imbalance: 1.5"))
-    shape = scenario.model.module("llm").transformer
-    assert shape is not None and shape.moe is not None and shape.moe.imbalance == 1.5
-    even = build_graph(read(tmp_path, GOOD)).layer("llm.2")
-    assert replace(build_graph(scenario).layer("llm.2")).ops == even.ops
+def test_imbalance_is_known_to_the_layers_and_changes_no_count(tmp_path: Path) -> None:
+    skewed = build_graph(read(tmp_path, GOOD.replace("topk: 2", "topk: 2, imbalance: 1.5")))
+    even = build_graph(read(tmp_path, GOOD))
+    assert [skewed.layer(f"llm.{index}").imbalance for index in range(4)] == [1.0, 1.5, 1.5, 1.5]
+    assert even.layer("llm.2").imbalance == 1.0
+    load = Load(tokens=10, pairs=100)
+    assert forward_flops(skewed.layer("llm.2"), load) == forward_flops(even.layer("llm.2"), load)
+    assert kept_bytes(skewed.layer("llm.2"), load, "bf16") == kept_bytes(even.layer("llm.2"), load, "bf16")
