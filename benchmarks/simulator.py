@@ -2,10 +2,10 @@
 
     python benchmarks/simulator.py            # prints a table and rewrites benchmarks/simulator.csv
 
-An action is a compute (F, I, W), a transfer (its two ends count once) or an update. Columns of seconds, each the best
-of the repeats on one core: `lower_s` from the schedule's columns to the program's, `waves_s` finding what depends on what,
-`price_s` one vector of durations, `price_32_s` 32 at once, `kahn_s` the waves of a program whose levels are not known.
-`all_in` = actions / (lower + waves + price).
+An action is a compute (F, I, W), a transfer (its two ends count once) or an update. Seconds are those of the process on
+one core, the best of the repeats: `lower_s` from the columns of a schedule to those of the program, `waves_s` what
+depends on what, `price_s` one vector of durations, `price_32_s` 32 at once, `kahn_s` waves without known levels.
+`all_in_actions_per_s` = actions / (lower_s + waves_s + price_s).
 """
 
 import csv
@@ -75,9 +75,9 @@ def durations(columns: ProgramColumns, draws: int) -> np.ndarray:
 def best_s(run: Callable[[], object]) -> float:
     walls = []
     for _ in range(REPEATS):
-        started = time.perf_counter()
+        started = time.process_time()
         run()
-        walls.append(time.perf_counter() - started)
+        walls.append(time.process_time() - started)
     return min(walls)
 
 

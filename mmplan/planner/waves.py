@@ -55,12 +55,12 @@ def waves_of(program: Program) -> Waves:
 
 def column_waves(columns: ProgramColumns) -> Waves:
     """The same of a program's columns."""
-    return build_waves(_graph(columns, None), None)
+    return build_waves(program_graph(columns), None)
 
 
 def lowered_waves(lowered: Lowered) -> Waves:
     """The waves of a lowered program, whose levels are known."""
-    return build_waves(_graph(lowered.columns, lowered.match), lowered.level)
+    return build_waves(program_graph(lowered.columns, lowered.match), lowered.level)
 
 
 def price(waves: Waves, durations_s: Floats) -> tuple[Floats, Floats]:
@@ -133,7 +133,12 @@ def _position_in_group(group: Integers) -> Integers:
     return index - np.maximum.accumulate(np.where(begins, index, 0)) if len(group) else index
 
 
-def _graph(columns: ProgramColumns, match: Integers | None, links: Integers | None = None) -> Graph:
+def program_graph(columns: ProgramColumns, match: Integers | None = None) -> Graph:
+    """What each action waits for; `match` as in `Lowered`, found by name when it is not known.
+
+    Raises:
+        IrregularError: see there.
+    """
     count, none = columns.size, -1
     row, kind = columns.row, columns.kind
     is_lane = (kind != SEND) & (kind != RECV)
@@ -145,9 +150,9 @@ def _graph(columns: ProgramColumns, match: Integers | None, links: Integers | No
     (sends,), (receives,) = np.nonzero(kind == SEND), np.nonzero(kind == RECV)
     match = _match(columns, row, sends, receives) if match is None else match
     graph = Graph(columns=columns, lane=lane, need=need, match=match, link_place=np.zeros(count, dtype=np.int64))
-    _link_lanes(graph, row, sends, links)
+    _link_lanes(graph, row, sends)
     _inputs(graph, row, receives)
-    _reductions(graph, row)
+    wait_for_replicas(graph)
     return graph
 
 
@@ -172,14 +177,14 @@ def _match(columns: ProgramColumns, row: Integers, sends: Integers, receives: In
     return match
 
 
-def _link_lanes(graph: Graph, row: Integers, sends: Integers, links: Integers | None) -> None:
+def _link_lanes(graph: Graph, row: Integers, sends: Integers) -> None:
     """A send waits for the rank's last compute, as its input, and for the last transfer on its link, as its lane."""
     columns = graph.columns
     if not len(sends):
         return
     graph.need[sends] = graph.lane[sends]
     largest = int(max(columns.ranks.max(), columns.peer.max())) + 1
-    link = row[sends] * largest + columns.peer[sends] if links is None else links
+    link = row[sends] * largest + columns.peer[sends]
     order = np.argsort(link.astype(np.uint16) if link.max() < _SHORT_KEYS else link, kind="stable")
     queued, by_link = sends[order], link[order]
     follows = np.concatenate([[False], by_link[1:] == by_link[:-1]])
@@ -226,9 +231,10 @@ def _inputs(graph: Graph, row: Integers, receives: Integers) -> None:
         graph.need[readers[np.concatenate([[True], readers[1:] != readers[:-1]])]] = alone
 
 
-def _reductions(graph: Graph, row: Integers) -> None:
-    """A reduction waits for the last compute of every replica of its stage."""
+def wait_for_replicas(graph: Graph) -> None:
+    """A reduction waits for what every replica of its stage does before it."""
     columns = graph.columns
+    row = columns.row
     (reduces,) = np.nonzero(columns.kind == REDUCE)
     if not len(reduces):
         return
