@@ -1,11 +1,16 @@
 """The degrees a plan can have: how many replicas, tensor shards and stages, and how the batch is cut."""
 
 from dataclasses import dataclass
+from functools import cache
+from math import isqrt
 
 from mmplan.cost_models.degrees import tp_degrees
 from mmplan.errors import InfeasibleError
 from mmplan.planner.plan import ScheduleName
 from mmplan.scenario.scenario import Scenario
+
+# Forwards of one replica: 64 stages x 8,192 microbatches. A program of that size takes a minute to build and check.
+MOST_FORWARDS = 524_288
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -34,7 +39,7 @@ def list_configurations(scenario: Scenario, groups: int) -> tuple[Configuration,
     """All that fit the cluster, the batch and the constraints, with at most `groups` stages.
 
     GPipe takes as long as 1F1B in the closed form and holds at least as many activations, so it is listed only where
-    the constraints exclude 1F1B.
+    the constraints exclude 1F1B. Stages x microbatches are at most `MOST_FORWARDS`.
 
     Raises:
         InfeasibleError: the constraints leave nothing; says which one.
@@ -57,16 +62,18 @@ def list_configurations(scenario: Scenario, groups: int) -> tuple[Configuration,
         for pp in range(1, min(groups, devices // (dp * tp)) + 1)
         if not rules.pp or pp in rules.pp
         for size in divisors(batch // dp)
-        if not rules.microbatch or size in rules.microbatch
+        if (not rules.microbatch or size in rules.microbatch) and pp * (batch // dp // size) <= MOST_FORWARDS
     ]
     if not found:
         raise InfeasibleError(_why_empty(scenario, groups, shards))
     return tuple(found)
 
 
+@cache
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors, ascending."""
-    return tuple(value for value in range(1, number + 1) if number % value == 0)
+    small = [value for value in range(1, isqrt(number) + 1) if number % value == 0]
+    return tuple(sorted({*small, *(number // value for value in small)}))
 
 
 def _why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
@@ -83,7 +90,13 @@ def _why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
     pp = [value for value in rules.pp or (1,) if value <= groups]
     if not pp:
         return f"constraints.pp allows {_names(rules.pp)} stages, but the model can be cut into at most {groups} pieces"
-    least = f"tp={min(shards)} x dp={min(dp)} x pp={min(pp)} = {min(shards) * min(dp) * min(pp)}"
+    needed = min(shards) * min(dp) * min(pp)
+    if needed <= devices:
+        return (
+            f"every allowed way to cut the global batch of {batch:,} makes more than {MOST_FORWARDS:,} forwards per "
+            f"replica (stages x microbatches), and larger programs are not made: allow a larger dp or microbatch"
+        )
+    least = f"tp={min(shards)} x dp={min(dp)} x pp={min(pp)} = {needed}"
     return f"the smallest allowed layout needs {least} devices, cluster {scenario.cluster.name} has {devices}"
 
 

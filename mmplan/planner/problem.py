@@ -8,13 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mmplan.cost_models.counts import edge_bytes
+from mmplan.errors import InputError
 from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_problem import CutEdge, CutProblem
 from mmplan.planner.pricing import Prices
-from mmplan.planner.quantise import ceil_bytes, floor_bytes, floor_ns
+from mmplan.planner.quantise import ceil_bytes, floor_bytes, floor_ns, seconds
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
+from mmplan.units import format_bytes
+
+LARGEST = 2**60  # nanoseconds (36 years) or bytes: sums of a few of them stay below 2**63
+SECONDS_PER_YEAR = 365 * 24 * 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +86,17 @@ def affine_below(function: Callable[[int], float], sizes: Sequence[int]) -> Fini
 
 
 def build_problem(prices: Prices, groups: GroupGraph, configuration: Configuration) -> CutProblem:
-    """The integers of one configuration; times rounded down, bytes up, capacity down."""
+    """The integers of one configuration; times rounded down, bytes up, capacity down.
+
+    Raises:
+        InputError: a step or its memory is beyond what 64-bit integers count.
+    """
     machine = machine_of(prices.scenario)
     layers = prices.layers(configuration.tp, configuration.microbatch_size)
     finish = finish_price(prices, configuration)
     members = groups.groups
     parameters = [sum(prices.trainable[layer] for layer in group) for group in members]
-    return CutProblem(
+    problem = CutProblem(
         work_ns=tuple(
             floor_ns(sum(layers[layer].forward_s + layers[layer].backward_s for layer in group)) for group in members
         ),
@@ -102,6 +111,22 @@ def build_problem(prices: Prices, groups: GroupGraph, configuration: Configurati
         microbatches=configuration.microbatches,
         schedule=configuration.schedule,
     )
+    _refuse_uncountable(problem, prices.scenario)
+    return problem
+
+
+def _refuse_uncountable(problem: CutProblem, scenario: Scenario) -> None:
+    """Sums over all groups, edges and microbatches must stay whole numbers that arrays can hold."""
+    alive = problem.microbatches if problem.schedule == "gpipe" else min(problem.microbatches, problem.stages)
+    slowest_ns = problem.microbatches * sum(problem.work_ns) + sum(edge.lag_ns for edge in problem.edges)
+    slowest_ns += problem.finish_fixed_ns + sum(problem.finish_ns)
+    if slowest_ns > LARGEST:
+        message = f"a step of {scenario.name} could take {seconds(slowest_ns) / SECONDS_PER_YEAR:,.0f} years: "
+        raise InputError(message + "check the sizes of the data and the rates and latencies of the cluster")
+    fullest_bytes = sum(problem.state_bytes) + alive * sum(problem.kept_bytes)
+    if fullest_bytes > LARGEST:
+        message = f"{scenario.name} could keep {format_bytes(fullest_bytes)} in one stage: "
+        raise InputError(message + "check the sizes of the data and of the model")
 
 
 def one_node(configuration: Configuration, cluster: Cluster) -> bool:

@@ -17,6 +17,7 @@ from mmplan.units import parse_bytes, parse_bytes_per_s, parse_flops_per_s, pars
 
 MAX_AMOUNT = 1e9  # tokens, images, seconds of one sample
 MAX_QUANTITY = 1e21
+MAX_MEMORY_BYTES = 2.0**50  # of one device: 1 PiB
 MAX_COUNT = 1_000_000
 _IMAGE_SIZE = re.compile(r"^\s*(\d{1,6})\s*[xX]\s*(\d{1,6})\s*$")
 
@@ -26,7 +27,7 @@ def refuse(message: str) -> PydanticCustomError:
     return PydanticCustomError("sentence", "{sentence}", {"sentence": message})
 
 
-def quantity(parse: Callable[[str], float], example: str, *, zero: bool = False) -> Any:
+def quantity(parse: Callable[[str], float], example: str, *, zero: bool = False, most: float = MAX_QUANTITY) -> Any:
     """A validator of texts with a unit, such as '80 GiB', in base units."""
 
     def validate(value: Any) -> float:
@@ -40,8 +41,8 @@ def quantity(parse: Callable[[str], float], example: str, *, zero: bool = False)
             ) from error
         if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
             raise refuse(f"expected {example}, {'zero or more' if zero else 'above zero'}, found {shown(value)}")
-        if number > MAX_QUANTITY:
-            raise refuse(f"expected {example}, at most {MAX_QUANTITY:g} in base units, found {shown(value)}")
+        if number > most:
+            raise refuse(f"expected {example}, at most {most:g} in base units, found {shown(value)}")
         return number
 
     return BeforeValidator(validate)
@@ -51,7 +52,9 @@ def _text(example: str) -> Any:
     return WithJsonSchema({"type": "string", "examples": [example]})
 
 
-Bytes = Annotated[int, quantity(parse_bytes, "a size such as '80 GiB'", zero=True), _text("80 GiB")]
+Bytes = Annotated[
+    int, quantity(parse_bytes, "a size such as '80 GiB'", zero=True, most=MAX_MEMORY_BYTES), _text("80 GiB")
+]
 Bandwidth = Annotated[float, quantity(parse_bytes_per_s, "a bandwidth such as '400 Gb/s'"), _text("400 Gb/s")]
 Rate = Annotated[float, quantity(parse_flops_per_s, "a rate such as '989 TFLOP/s'"), _text("989 TFLOP/s")]
 Seconds = Annotated[float, quantity(parse_seconds, "a time such as '10 us'", zero=True), _text("10 us")]

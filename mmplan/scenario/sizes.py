@@ -4,11 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mmplan.scenario.document import Document
-from mmplan.scenario.manifest import read_manifest
+from mmplan.scenario.manifest import MAX_CLIP_S, MAX_TOKENS, read_manifest
 from mmplan.scenario.scenario import Data, Distribution, Model, Sample
 from mmplan.scenario.schema import DataSpec
 
 NONE = Distribution(values=(0.0,), weights=(1.0,))
+MAX_ITEMS = 10_000  # images or clips of a sample: an hour of video at 2.7 frames a second
 
 
 def data_from_spec(spec: DataSpec, model: Model, document: Document) -> Data:
@@ -48,10 +49,16 @@ def _from_distributions(spec: DataSpec, model: Model, document: Document) -> Dat
         "audio_clips": spec.audio_clips or NONE,
         "speech_tokens": spec.speech_tokens or NONE,
     }
+    limits = {"text_tokens": MAX_TOKENS, "images": MAX_ITEMS, "audio_clips": MAX_ITEMS, "speech_tokens": MAX_TOKENS}
     for key, distribution in counts.items():
         for value in distribution.values:
             if value != int(value):
                 raise document.error(("data", key), f"expected whole numbers, found {value:g}")
+            if value > limits[key]:
+                raise document.error(("data", key), f"expected at most {limits[key]:,} in a sample, found {value:,.0f}")
+    if spec.audio_seconds is not None and max(spec.audio_seconds.values) > MAX_CLIP_S:
+        message = f"expected clips of at most {MAX_CLIP_S:,.0f} s, found {max(spec.audio_seconds.values):,.0f} s"
+        raise document.error(("data", "audio_seconds"), message)
     if min(spec.text_tokens.values) < 1:
         raise document.error(("data", "text_tokens"), "expected at least 1 text token in every sample, found 0")
     sizes = spec.image_size or _fixed_sizes(model)

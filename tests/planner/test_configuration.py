@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mmplan.errors import InfeasibleError
-from mmplan.planner.configuration import Configuration, list_configurations, replicas_per_node
+from mmplan.planner.configuration import MOST_FORWARDS, Configuration, divisors, list_configurations, replicas_per_node
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
 
@@ -57,6 +57,21 @@ def test_constraints_that_leave_nothing_are_named(
     with pytest.raises(InfeasibleError) as error:
         list_configurations(scenario, groups=20)
     assert str(error.value) == sentence
+
+
+def test_divisors_of_a_large_prime_take_no_time() -> None:
+    assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
+    assert divisors(9_999_991) == (1, 9_999_991)
+
+
+def test_a_huge_batch_is_cut_into_programs_that_can_be_made(tiny: Scenario) -> None:
+    scenario = replace(tiny, global_batch=10_000_000, constraints=replace(tiny.constraints, pp=()))
+    found = list_configurations(scenario, groups=20)
+    assert found
+    assert max(one.pp * one.microbatches for one in found) <= MOST_FORWARDS
+    rules = replace(tiny.constraints, pp=(4,), microbatch=(1,))
+    with pytest.raises(InfeasibleError, match="makes more than 524,288 forwards per replica"):
+        list_configurations(replace(scenario, constraints=rules), groups=20)
 
 
 def test_replicas_per_node_is_what_counting_ranks_gives() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmplan.errors import InfeasibleError, NoPlanFoundError
+from mmplan.errors import InfeasibleError, InputError, NoPlanFoundError
 from mmplan.planner import search as search_module
 from mmplan.planner import space as space_module
 from mmplan.planner.check import check_plan
@@ -216,3 +216,17 @@ def test_with_too_many_upsets_cpsat_takes_over(tiny: Scenario, monkeypatch: pyte
     assert result.proofs == ("CP-SAT",)
     assert result.plan.certificate.objective_s == pytest.approx(exact.plan.certificate.objective_s, rel=1e-6)
     assert result.status == "optimal"
+
+
+def test_steps_and_memory_beyond_whole_numbers_are_refused_in_a_sentence(tiny: Scenario) -> None:
+    """One token a millennium, or samples of 10^13 tokens, would wrap around in 64-bit integers."""
+    pool = tiny.cluster.pools[0]
+    slow = replace(pool.device, fp32_flops_per_s=1e-3, memory_bytes_per_s=1e-3)
+    cluster = replace(tiny.cluster, pools=(replace(pool, device=slow),))
+    with pytest.raises(InputError, match=r"a step of tiny could take [\d,]+ years: check"):
+        optimize(replace(tiny, cluster=cluster))
+    endless = replace(tiny.data, text_tokens=replace(tiny.data.text_tokens, values=(1e13, 1e13, 1e13)))
+    fast = replace(pool.device, fp32_flops_per_s=1e30, memory_bytes_per_s=1e30)
+    cluster = replace(tiny.cluster, pools=(replace(pool, device=fast),))
+    with pytest.raises(InputError, match=r"tiny could keep [\d,]+ TiB in one stage: check"):
+        optimize(replace(tiny, cluster=cluster, data=endless))

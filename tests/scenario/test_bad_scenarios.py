@@ -44,6 +44,17 @@ CASES = [
     ("nodes: 2", "nodes: true", "20: cluster.nodes: expected a whole number, found the boolean true"),
     ("nodes: 2", "nodes: 2.0", "20: cluster.nodes: expected a whole number, found 2.0"),
     ("nodes: 2", "nodes: 1e400", "20: cluster.nodes: expected a whole number, found inf"),
+    (
+        "text_tokens: 100",
+        "text_tokens: 1e9",
+        "14: data.text_tokens: expected at most 10,000,000 in a sample, found 1,000,000,000",
+    ),
+    ("images: [0, 1, 2]", "images: [0, 100000]", "15: data.images: expected at most 10,000 in a sample, found 100,000"),
+    (
+        "audio_seconds: 10",
+        "audio_seconds: 1e6",
+        "17: data.audio_seconds: expected clips of at most 100,000 s, found 1,000,000 s",
+    ),
     ("nodes: 2", "nodes: 99999999999999999999999", "20: cluster.nodes: expected at most 100000, found a huge number"),
     ("global: 16", "global: 0", "18: batch.global: expected at least 1, found 0"),
     ("global: 16", "global: many", "18: batch.global: expected a whole number, found 'many'"),
@@ -262,6 +273,12 @@ CASES = [
         "devices_per_node: 4",
         "devices_per_node: 4, network: {bandwith: 400 Gb/s, latency: 5 us}",
         "20: cluster.network.bandwith: unknown key; did you mean 'bandwidth'?",
+    ),
+    (
+        "device: h100-sxm",
+        "device: {name: mine, memory: 2000 TiB}",
+        "20: cluster.device.memory: expected a size such as '80 GiB', at most 1.1259e+15 in base units, "
+        "found '2000 TiB'",
     ),
     (
         "device: h100-sxm",
