@@ -1,6 +1,6 @@
 """Seconds of attention by implementation: fused kernels by FLOPs executed, `math` by two products and score traffic."""
 
-from mmplan.cost_models.gemm import gemm_s
+from mmplan.cost_models.gemm import alignment, gemm_s
 from mmplan.scenario.cluster import Device
 
 # Gradient kernels of fused attention against forward, FLOP for FLOP: FlashAttention-2 0.85 (arXiv 2307.08691, figures
@@ -46,6 +46,7 @@ def math_attention_s(
     queries: float, keys: float, head_dim: float, heads: float, device: Device, rate_flops_per_s: float
 ) -> float:
     """Seconds of the two products of one pass over `heads` score matrices [queries, keys], masked half included."""
+    rate_flops_per_s *= alignment(device, 2 * head_dim)
     scores = gemm_s(queries, keys, head_dim, device, rate_flops_per_s, 2, heads)
     return scores + gemm_s(queries, head_dim, keys, device, rate_flops_per_s, 2, heads)
 

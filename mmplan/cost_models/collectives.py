@@ -1,9 +1,10 @@
 """Seconds of collectives: alpha-beta by algorithm, message size and network level.
 
-Rings move (n - 1) / n of a tensor over the slowest link with n - 1 latencies, trees with 2 log2(n) (Thakur, Rabenseifner,
-Gropp, IJHPCA 2005, sections 4.1-4.5); NCCL takes the faster. Across nodes a collective is a reduction inside each node
-followed by rings over the nodes, one for each rank of the group in a node; `Link.bytes_per_s` is one device's share of
-its node's network ports, so a group with r ranks in a node has r shares, and groups in one node share it fairly.
+Rings move (n - 1) / n of a tensor over the slowest link with n - 1 latencies, trees with log2(n) (Thakur,
+Rabenseifner, Gropp, IJHPCA 2005, sections 4.1-4.5); NCCL takes the faster. Across nodes a collective is a reduction
+inside each node followed by rings over the nodes, one for each rank of the group in a node; `Link.bytes_per_s` is one
+device's share of its node's network ports, so a group with r ranks in a node has r shares, and groups in one node share
+it fairly.
 """
 
 import math

@@ -14,8 +14,9 @@ from mmplan.scenario.cluster import Device
 # operands more often (1.5 x the bytes per FLOP), 64-wide ones again. Rates: same guide, figure of tile efficiency.
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.8), (64, 128, 0.8), (64, 64, 0.65))
 
-# Rates where inner or outer dimension is no multiple of 16, or of 128 bytes (same guide, "Requirements for using Tensor
-# Cores"). Fit to BLOOM's topology search: head widths 108 and 150 against 144 and 216; widths of 1,800 against 1,792.
+# Rates where a row of an operand (inner or outer dimension) is no multiple of 16, or of 128 bytes (same guide,
+# "Requirements for using Tensor Cores"). Fit to BLOOM's topology search: head widths 108 and 150 against 144 and 216;
+# widths of 1,800 against 1,792.
 _UNALIGNED_RATE, _PARTLY_ALIGNED_RATE = 0.25, 0.85
 
 STREAM_FRACTION = 0.85
@@ -45,15 +46,13 @@ def gemm_s(
         tiles = batch * math.ceil(rows / tall) * math.ceil(outer / wide)
         executed = math.ceil(tiles / device.sm_count) * device.sm_count * tall * wide if device.sm_count > 1 else useful
         best = min(best, executed / rate)
-    if device.sm_count > 1:
-        rate_flops_per_s *= _alignment(inner * bytes_per_element, outer * bytes_per_element)
     compute_s = 2 * best * (inner + device.tile_depth) / rate_flops_per_s
     moved = batch * (rows * inner + outer * inner) * bytes_per_element + useful * max(bytes_per_element, 2)
     return max(compute_s, moved / (device.memory_bytes_per_s * STREAM_FRACTION), device.launch_s)
 
 
-def _alignment(inner_bytes: float, outer_bytes: float) -> float:
-    """Part of the rate that rows of so many bytes allow."""
-    if inner_bytes % 128 == 0 and outer_bytes % 128 == 0:
+def alignment(device: Device, *row_bytes: float) -> float:
+    """Part of the rate that operands and results with rows of so many bytes allow."""
+    if device.sm_count == 1 or all(size % 128 == 0 for size in row_bytes):
         return 1.0
-    return _PARTLY_ALIGNED_RATE if inner_bytes % 16 == 0 and outer_bytes % 16 == 0 else _UNALIGNED_RATE
+    return _PARTLY_ALIGNED_RATE if all(size % 16 == 0 for size in row_bytes) else _UNALIGNED_RATE

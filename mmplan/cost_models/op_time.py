@@ -1,8 +1,8 @@
 """Seconds of a layer's forward, input gradient, weight gradient and recomputation, each split into named parts.
 
 One rule per operator, for every software stack; what differs stands in `Rules` (device, links, technique, stack). The
-vocabulary layer runs in 16 bit also in FP8 training (TransformerEngine keeps it outside fp8_autocast), and FP8 costs casts
-of the inputs of each block product.
+vocabulary layer runs in 16 bit also in FP8 training (TransformerEngine keeps it outside fp8_autocast), and FP8 costs
+casts of the inputs of each block product.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ import numpy as np
 
 from mmplan.cost_models.attention_time import BACKWARD_RATE, fused_attention_s, math_attention_s, score_bytes
 from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, gather_s, message_s
-from mmplan.cost_models.counts import op_parameters, product_flops
-from mmplan.cost_models.gemm import gemm_s
+from mmplan.cost_models.counts import FP32_BYTES, op_parameters, product_flops
+from mmplan.cost_models.gemm import STREAM_FRACTION, alignment, gemm_s
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.ops import (
@@ -36,7 +36,7 @@ from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.traffic import backward_bytes, forward_bytes
 from mmplan.errors import CostModelError
 from mmplan.scenario.cluster import Device, Link
-from mmplan.scenario.scenario import DTYPE_BYTES, Dtype, Scenario
+from mmplan.scenario.scenario import DTYPE_BYTES, Dtype, Optimizer, Scenario
 from mmplan.scenario.stacks import StackParameters, stack_parameters
 from mmplan.scenario.technique import Technique
 
@@ -51,8 +51,8 @@ Seconds = np.ndarray[tuple[int, int], np.dtype[np.float64]]  # [phase, part]
 # fusion of neighbours saves (4); `fused` and `chunked` read logits twice and write the gradient once (arXiv 2410.10989,
 # section 3.2), `chunked` computes logits twice (head product again).
 _LOGIT_BYTES = {"plain": (12, 12), "fused": (4, 2), "chunked": (4, 2)}
-# A cast to FP8 reads 16 bit, writes 8 bit and a transposed copy (TransformerEngine cast_transpose); a scale from the tensor
-# itself needs a pass for its maximum before.
+# A cast to FP8 reads 16 bit, writes 8 bit and a transposed copy (TransformerEngine cast_transpose); a scale from the
+# tensor itself needs a pass for its maximum before.
 _FP8_CAST_BYTES = {"tensor": 4, "block": 6, "mx": 6}
 _RING_MERGE_BYTES = 10  # per step and element of the output: fp32 sum read and written, 16-bit part read
 _BACKWARD_HOST = 1.6  # kernels of a backward per forward operator, fit to single-node runs of small models on A100
@@ -154,6 +154,19 @@ def layer_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard) -> Secon
     return seconds
 
 
+def optimizer_seconds(rules: Rules, optimizer: Optimizer, parameters: float) -> float:
+    """Seconds of an update of so many parameters on one rank: gradient read and cleared, moments and master weights
+    read and written, the 16-bit weight written; streaming kernels (Apex FusedAdam, torch fused AdamW)."""
+    if parameters == 0:
+        return 0.0
+    moments = 2 * FP32_BYTES if optimizer.name == "adamw" else 0
+    has_master = optimizer.name == "adamw" and rules.element_bytes < FP32_BYTES
+    weights = 2 * FP32_BYTES + rules.element_bytes if has_master else 2 * rules.element_bytes
+    traffic = 2 * rules.gradient_bytes + 2 * moments + weights
+    stream = rules.device.memory_bytes_per_s * STREAM_FRACTION
+    return max(traffic * parameters / stream, rules.device.launch_s)
+
+
 def _fused(layer: Layer, rules: Rules) -> Iterator[Op]:
     """Operators as the stack launches them: projections of one input as one product, activation with its gate."""
     ops = layer.ops
@@ -207,6 +220,7 @@ def _add_product(
     in_blocks = layer.kind in ("block", "cross_block")
     rate, size = rules.block_rate if in_blocks else (rules.rate_flops_per_s, float(rules.element_bytes))
     device, has_dgrad, trained = rules.device, _has_dgrad(layer, op), op_trainable(op)
+    rate *= alignment(device, inner * size, outer * size)
     seconds[_FORWARD, part] += gemm_s(rows, outer, inner, device, rate, size, groups)
     if has_dgrad:
         seconds[_DGRAD, part] += gemm_s(rows, inner, outer, device, rate, size, groups)
@@ -249,8 +263,8 @@ def _add_attention(seconds: Seconds, rules: Rules, layer: Layer, op: Attention, 
 
 
 def _add_cp(seconds: Seconds, rules: Rules, op: Attention, load: Load, shard: Shard) -> None:
-    """Ring attention (arXiv 2310.01889): keys and values travel cp - 1 hops beside the attention of what is here, in the
-    backward pass with their gradients; each step adds its part to the output and to the query gradient in fp32
+    """Ring attention (arXiv 2310.01889): keys and values travel cp - 1 hops beside the attention of what is here, in
+    the backward pass with their gradients; each step adds its part to the output and to the query gradient in fp32
     (TransformerEngine, attn_forward_func_with_cp)."""
     part = _PART["cp"]
     link = rules.node_link if shard.tp * shard.cp <= rules.devices_per_node else rules.network_link
@@ -343,7 +357,7 @@ def _add_ep(seconds: Seconds, rules: Rules, layer: Layer, load: Load, shard: Sha
 
 
 def _add_recompute(seconds: Seconds, rules: Rules, layer: Layer) -> None:
-    """What a layer's backward computes again; for `full` with a layer count, `estimate.py` takes the share of layers."""
+    """What a layer's backward computes again; of `full` with a layer count, `estimate.py` takes the share."""
     if layer.kind not in ("block", "cross_block") or seconds[_DGRAD].sum() + seconds[_WGRAD].sum() == 0:
         return
     if rules.technique.recompute == "full":

@@ -11,10 +11,9 @@ import numpy as np
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.collectives import all_reduce_s, gather_s, group_of, message_s
 from mmplan.cost_models.counts import op_parameters
-from mmplan.cost_models.gemm import STREAM_FRACTION
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.loads import mean_loads
-from mmplan.cost_models.op_time import PARTS, PHASES, Rules, layer_seconds, scenario_rules
+from mmplan.cost_models.op_time import PARTS, PHASES, Rules, layer_seconds, optimizer_seconds, scenario_rules
 from mmplan.cost_models.ops import GroupedLinear, op_trainable
 from mmplan.cost_models.shard import Shard
 from mmplan.planner.degrees import Degrees
@@ -180,8 +179,7 @@ class StepEstimator:
         )
         sharded = technique.sharding != "none"
         on_rank = dense / replicas + expert / expert_replicas if sharded else dense + expert
-        stream = rules.device.memory_bytes_per_s * STREAM_FRACTION
-        optimizer = on_rank * rules.stack.optimizer_bytes / stream
+        optimizer = optimizer_seconds(rules, self.scenario.optimizer, on_rank)
         if technique.sharding in ("parameters", "gradients"):
             return self._sharded_s(degrees, stages), optimizer
         group = group_of(replicas, degrees.tp, rules.devices_per_node)
@@ -201,8 +199,8 @@ class StepEstimator:
         return total - hidden, optimizer
 
     def _sharded_s(self, degrees: Degrees, stages: _Stages) -> float:
-        """What FSDP adds (arXiv 2304.11277, section 3): with `parameters` weights are gathered for forward and again for
-        backward, and gradients reduced, every microbatch; with `gradients` weights are gathered once a step.
+        """What FSDP adds (arXiv 2304.11277, section 3): with `parameters` weights are gathered for forward and again
+        for backward, and gradients reduced, every microbatch; with `gradients` weights are gathered once a step.
 
         A layer takes max(computation, communication) and a part of the smaller one that does not overlap.
         """
@@ -225,9 +223,9 @@ class StepEstimator:
 def _bubble_s(degrees: Degrees, stages: _Stages) -> float:
     """Idle seconds of the bounding stage while the pipeline fills and drains.
 
-    1F1B and GPipe: the other stages once; interleaving divides by the chunks (arXiv 2104.04473, section 2.2). Zero bubble
-    (arXiv 2401.10241, section 2.3): ZB-H1 (F + B - W) per stage, ZB-H2 at twice the memory (F + B - 2 W), of which its
-    heuristic and the optimizer post-validation leave 0.3 (fit, table 4).
+    1F1B and GPipe: the other stages once; interleaving divides by the chunks (arXiv 2104.04473, section 2.2). Zero
+    bubble (arXiv 2401.10241, section 2.3): ZB-H1 (F + B - W) per stage, ZB-H2 at twice the memory (F + B - 2 W), of
+    which its heuristic and the optimizer post-validation leave 0.3 (fit, table 4).
     """
     others = sum(stages.stage_s) - stages.bound_s
     before = degrees.pp - 1

@@ -1,7 +1,7 @@
 """Which numbers of the cost model are fitted, within which bounds, and how far data may move them.
 
-`spread` is the standard deviation of the prior in the logarithm: 0.05 where libraries change little, 0.15 for fractions of
-peak that papers bracket, 0.5 and more for what nobody publishes. Starting values stand in `hardware.yaml` and
+`spread` is the standard deviation of the prior in the logarithm: 0.05 where libraries change little, 0.15 for fractions
+of peak that papers bracket, 0.5 and more for what nobody publishes. Starting values stand in `hardware.yaml` and
 `stacks.yaml`.
 """
 

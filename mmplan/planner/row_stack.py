@@ -6,8 +6,9 @@ from dataclasses import replace
 from mmplan.planner.measured import MeasuredRow
 from mmplan.scenario.catalogue import CatalogueDevice, catalogue_device, catalogue_link, device_names
 from mmplan.scenario.cluster import Link
+from mmplan.scenario.scenario import Dtype
 from mmplan.scenario.stacks import stack_names, technique_of
-from mmplan.scenario.technique import Technique
+from mmplan.scenario.technique import ATTENTION_KINDS, Attention, Fp8, Recompute, Sharding, Technique
 
 # First match wins; all of it is looked for in source, framework, note and attention.
 _STACK_WORDS = (
@@ -125,10 +126,11 @@ def row_technique(row: MeasuredRow) -> Technique:
     )
 
 
-def _attention(row: MeasuredRow, defaults: Technique) -> str:
+def _attention(row: MeasuredRow, defaults: Technique) -> Attention:
     said = row.text("attention") + " " + row.text("note")
-    if row.text("attention") in ("math", "flash1", "flash2", "flash3", "cudnn"):
-        return row.text("attention")
+    for kind in ATTENTION_KINDS:
+        if row.text("attention") == kind:
+            return kind
     if re.search(r"no flash|without flash|fused softmax|unfused", said):
         return "math"
     if re.search(r"flash ?attention[- ]?3|\bfa3\b|flash3", said):
@@ -142,7 +144,7 @@ def _attention(row: MeasuredRow, defaults: Technique) -> str:
     return defaults.attention
 
 
-def _fp8(row: MeasuredRow) -> str:
+def _fp8(row: MeasuredRow) -> Fp8:
     said = row.text("precision")
     if "mxfp8" in said:
         return "mx"
@@ -151,7 +153,7 @@ def _fp8(row: MeasuredRow) -> str:
     return "block" if "block" in said else "tensor"
 
 
-def _recompute(row: MeasuredRow, defaults: Technique) -> tuple[str, int | None]:
+def _recompute(row: MeasuredRow, defaults: Technique) -> tuple[Recompute, int | None]:
     said = row.text("recompute")
     if "recompute" in row.numbers:
         said = "full" if row.numbers["recompute"] else "none"
@@ -167,27 +169,25 @@ def _recompute(row: MeasuredRow, defaults: Technique) -> tuple[str, int | None]:
     return defaults.recompute, defaults.recompute_layers
 
 
-def _sharding(row: MeasuredRow, defaults: Technique) -> str:
+def _sharding(row: MeasuredRow, defaults: Technique) -> Sharding:
     said = row.text("sharding")
     if "sharding" in row.numbers:
         said = f"zero-{round(row.numbers['sharding'])}"
-    if said in ("none", "optimizer", "gradients", "parameters"):
-        return said
-    if re.search(r"no fsdp|distributed optimizer|zero-?\s?1|stage 1", said):
+    if re.search(r"no fsdp|optimizer|zero-?\s?1|stage 1", said):
         return "optimizer"
-    if re.search(r"shard_grad|zero-?\s?2|stage 2", said):
+    if re.search(r"shard_grad|gradients|zero-?\s?2|stage 2", said):
         return "gradients"
-    if re.search(r"fsdp|full_shard|zero-?\s?3|stage 3", said):
+    if re.search(r"fsdp|parameters|full_shard|zero-?\s?3|stage 3", said):
         return "parameters"
     if re.search(r"zero-?\s?0|ddp|none", said):
         return "none"
     return defaults.sharding
 
 
-def _gradient_dtype(row: MeasuredRow, defaults: Technique) -> str | None:
+def _gradient_dtype(row: MeasuredRow, defaults: Technique) -> Dtype | None:
     """Composer's mixed precision DEFAULT reduces in fp32, PURE in 16 bit (composer/trainer/mosaic_fsdp_utils.py)."""
-    if row.text("gradient_dtype") in ("fp32", "bf16", "fp16"):
-        return row.text("gradient_dtype")
+    if row.text("gradient_dtype"):
+        return "fp32" if row.text("gradient_dtype") == "fp32" else "bf16"
     if "mode default" in row.text("note"):
         return "fp32"
     return defaults.gradient_dtype

@@ -12,8 +12,8 @@ class Device:
     floor of one operator. Each has its source in the hardware catalogue.
 
     `sm_count` units work on tiles of a product at a time (1: no wave quantisation); `attention` gives the fraction per
-    attention implementation where it is known, in place of `attention_fraction`; `tile_depth` is the inner dimension at which start
-    and end of a tile take as long as its products.
+    attention implementation where it is known, in place of `attention_fraction`; `tile_depth` is the inner
+    dimension at which start and end of a tile take as long as its products.
     """
 
     name: str

@@ -26,12 +26,12 @@ class StackParameters:
         host_op_s: host seconds to launch one operator forward (framework and autograd included).
         fused: projections of one input are one product; activation and gate are one kernel.
         accumulation_bytes: per parameter and microbatch, to add a weight gradient to its fp32 sum.
-        pointwise_passes: times that memory-bound operators move their minimal bytes (1: the catalogue's fraction covers it).
+        pointwise_passes: times that memory-bound operators move their minimal bytes, relative to the catalogue's
+            fraction, which covers some.
         gemm_rate: of the catalogue's fraction for matrix products, by the library generation of the stack.
         selective_share: of the forward products and point-wise work of a block that `recompute: selective` repeats
             besides attention (0 in Megatron; remat policies of XLA keep only some products).
         microbatch_s: per microbatch and stage, whatever its size (instruction loop, loss reduction, bookkeeping).
-        optimizer_bytes: per parameter of the shard that an update moves.
         step_s: per step, whatever the size (data, logging, synchronisation).
     """
 
@@ -48,7 +48,6 @@ class StackParameters:
     gemm_rate: float = 1.0
     selective_share: float = 0.0
     microbatch_s: float = 0.0
-    optimizer_bytes: float = 34.0
     step_s: float = 0.0
 
 
