@@ -23,9 +23,11 @@ from mmplan.runtime.stage import LayerStage
 from mmplan.runtime.train import build_stage, step_data, step_microbatches
 from mmplan.scenario.scenario import (
     Distribution,
+    Mla,
     Model,
     ModelEdge,
     ModelModule,
+    Moe,
     Scenario,
     Training,
     Transformer,
@@ -77,6 +79,25 @@ def _talker(scenario: Scenario) -> Scenario:
     return replace(scenario, model=model, data=replace(scenario.data, speech_tokens=speech))
 
 
+def _experts(scenario: Scenario) -> Scenario:
+    """Experts and latent attention in the language model; its merged tokens get those of vision block 1 added behind
+    block 3, two stages further on."""
+    llm, projector = scenario.model.module("llm"), scenario.model.module("projector")
+    assert llm.transformer is not None
+    moe = Moe(experts=4, topk=2, expert_ffn=48, shared_ffn=32, first_dense=1, scoring="sigmoid")
+    mla = Mla(q_lora=40, kv_lora=24, qk_nope=16, qk_rope=16, v_dim=32)
+    routed = replace(llm, transformer=replace(llm.transformer, moe=moe, mla=mla))
+    modules = tuple(routed if m.name == "llm" else m for m in scenario.model.modules)
+    edges = (
+        ModelEdge(producer="vision", consumer="deep", kind="input", producer_layer=1),
+        ModelEdge(producer="deep", consumer="llm", kind="add", consumer_layer=3),
+    )
+    model = replace(
+        scenario.model, modules=(*modules, replace(projector, name="deep")), edges=(*scenario.model.edges, *edges)
+    )
+    return replace(scenario, model=model)
+
+
 def cases() -> dict[str, Plan]:
     """Name -> plan; every one has microbatches without images among those with."""
     tiny = replace(tiny_scenario(), global_batch=6)
@@ -100,6 +121,7 @@ def cases() -> dict[str, Plan]:
         "LoRA language model": hand_plan(adapted, FOUR_STAGES),
         "two replicas": hand_plan(tiny, TWO_STAGES, dp=2),
         "cross-attention in two stages": hand_plan(_cross_attention(tiny), cross_stages),
+        "experts, latent attention and DeepStack": hand_plan(_experts(tiny), ((*VISION, "deep.0"), *FOUR_STAGES[1:])),
         "talker": hand_plan(_talker(tiny), talker_stages),
     }
 
