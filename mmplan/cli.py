@@ -326,10 +326,12 @@ def validate(
     from mmplan.report.tables import validation_table
     from mmplan.report.validation import validation_page
     from mmplan.runtime.measurement import load_run
+    from mmplan.runtime.run_check import require_consistent
     from mmplan.runtime.validate import validate
 
     require_folder(html, json_path(json_file))
     plan, run = load_plan(plan_file), load_run(run_file)
+    require_consistent(run, run_file)
     limits = Thresholds(
         bubble=bubble,
         rehearsed_bubble=rehearsed_bubble,

@@ -5,7 +5,7 @@ times from the cost model. `replayed` takes them from the run and everything els
 differs is the schedule or the communication, not the price of a layer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mmplan.cost_models.analytic import AnalyticCostModel
@@ -20,6 +20,7 @@ from mmplan.planner.program import Program
 from mmplan.planner.simulate import drawn_step_loads, replay
 from mmplan.planner.timing import Seconds
 from mmplan.runtime.measurement import Measurement, plan_hash
+from mmplan.runtime.run_check import require_computes
 from mmplan.runtime.thresholds import Thresholds
 
 Quantity = Literal["bubble", "sent_bytes", "reduce_bytes", "communication_s", "step_time_s", "peak_memory_bytes"]
@@ -59,10 +60,11 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
     """Compare a run with what its plan predicts for the recorded step.
 
     Raises:
-        InputError: the run is of another plan.
+        InputError: the run is of another plan, or does not hold every action of it once.
     """
     if run.plan_hash != plan_hash(plan):
         raise InputError(f"the run is of plan {run.plan_hash}, this plan is {plan_hash(plan)}")
+    require_computes(run, lower(plan, build_graph(plan.scenario), drawn_step_loads(plan, run.recorded_step)))
     limits = thresholds or Thresholds()
     planned, replayed = predict_run(plan, run)
     rows = _time_rows(planned, replayed, run, limits)
@@ -121,10 +123,13 @@ def _time_rows(planned: Prediction, replayed: Prediction, run: Measurement, limi
     """Bubble and step time of the whole run."""
     outnumbered = run.device == "cpu" and not run.rehearsed and run.processes_per_core > 0.5
     step_limit = None if outnumbered else limits.step_time
-    step_time = _row("step_time_s", None, planned.step_time_s, replayed.step_time_s, run.step_time_s, step_limit)
     if not run.rehearsed:
+        step_time = _row("step_time_s", None, planned.step_time_s, replayed.step_time_s, run.step_time_s, step_limit)
         bubble_limit = None if outnumbered else limits.bubble
         return [_row("bubble", None, planned.bubble, replayed.bubble, run.bubble, bubble_limit), step_time]
+    # The plan itself says how long a sleep lasts, so nothing has to be taken from the run.
+    step_time = _row("step_time_s", None, planned.step_time_s, planned.step_time_s, run.step_time_s, step_limit)
+    step_time = replace(step_time, replayed=replayed.step_time_s)
     difference = run.bubble - planned.bubble
     bubble = ValidationRow(
         quantity="bubble",

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
@@ -20,6 +21,7 @@ from mmplan.runtime.measurement import (
     run_document,
     save_run,
 )
+from mmplan.runtime.run_check import require_consistent
 from mmplan.runtime.thresholds import Thresholds
 from mmplan.runtime.validate import predict_run, validate
 
@@ -154,8 +156,10 @@ def test_a_rehearsal_is_held_to_the_stretched_plan_and_has_no_memory(plan: Plan,
     stretched = replace(run, rehearsed=True, time_scale=50.0)
     planned, _ = predict_run(plan, stretched)
     steps = (replace(run.steps[0], step_time_s=planned.step_time_s),)
-    faithful = replace(stretched, bubble=planned.bubble + 0.019, steps=steps, timeline=())
+    faithful = replace(stretched, bubble=planned.bubble + 0.019, steps=steps)
     assert validate(plan, faithful).passed
+    late = replace(faithful, steps=(replace(run.steps[0], step_time_s=1.16 * planned.step_time_s),))
+    assert not validate(plan, late).passed  # however long the sleeps really were
     assert not validate(plan, replace(faithful, bubble=planned.bubble + 0.021)).passed
     assert "peak_memory_bytes" not in {row.quantity for row in validate(plan, faithful).rows}
 
@@ -187,3 +191,55 @@ def test_files_that_are_no_runs_are_refused(text: str, message: str, tmp_path: P
         load_run(tmp_path / "run.json")
     with pytest.raises(InputError, match="cannot read the run"):
         load_run(tmp_path / "missing.json")
+
+
+CUT: dict[str, tuple[Callable[[Measurement], Measurement], str]] = {
+    "a rank": (lambda run: replace(run, ranks=run.ranks[:-1]), "the run has 3 ranks, the plan 4"),
+    "the end": (
+        lambda run: replace(run, timeline=run.timeline[:-1]),
+        r"timeline has \d+ actions, the plan \d+; the first that differs is STEP of rank 3",
+    ),
+    "one of two equal actions": (
+        lambda run: replace(run, timeline=(run.timeline[0], *run.timeline)),
+        r"timeline has \d+ actions, the plan \d+; the first that differs is ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_run_that_lacks_something_is_refused(name: str, plan: Plan, run: Measurement) -> None:
+    cut, message = CUT[name]
+    with pytest.raises(InputError, match=message):
+        validate(plan, cut(run))
+
+
+def _first_action(run: Measurement, **changes: Any) -> Measurement:
+    return replace(run, timeline=(replace(run.timeline[0], **changes), *run.timeline[1:]))
+
+
+EDITED: dict[str, tuple[Callable[[Measurement], Measurement], str]] = {
+    "bubble": (lambda run: replace(run, bubble=0.5), r"bubble 0.5, its timeline says 0\."),
+    "step time": (SPOILT["step_time_s"], "step time .*, its timeline says"),
+    "pipeline time": (lambda run: replace(run, pipeline_s=2.0), "pipeline time 2, its timeline says"),
+    "busy time": (lambda run: _first_rank(run, busy_s=2.0), "busy time of rank 0 2, its timeline says"),
+    "bubble of a rank": (lambda run: _first_rank(run, bubble=0.99), "bubble of rank 0 0.99, its timeline says"),
+    "negative bytes": (lambda run: _first_rank(run, reduce_bytes=-1), "a number of rank 0 is negative or none"),
+    "order of ranks": (lambda run: replace(run, ranks=run.ranks[::-1]), r"its ranks are \[3, 2, 1, 0\], not 0, 1, 2"),
+    "recorded step": (lambda run: replace(run, recorded_step=5), "step 5 is recorded, of 1 steps"),
+    "loss": (
+        lambda run: replace(run, steps=(replace(run.steps[0], losses={"llm": float("nan")}),)),
+        "time or loss of step 0 is no number",
+    ),
+    "unknown rank": (lambda run: _first_action(run, rank=9), "rank 9 acts in its timeline, of 4 ranks"),
+    "time running backwards": (lambda run: _first_action(run, end_s=-1.0), "0F0 of rank 0 lasts from .* s to -1.0 s"),
+    "no timeline": (lambda run: replace(run, timeline=()), "its timeline has no computes"),
+    "time scale": (lambda run: replace(run, time_scale=0.0), "time scale 0.0 .* must be positive"),
+}
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_an_edited_run_is_refused_with_what_contradicts_it(name: str, run: Measurement) -> None:
+    require_consistent(run, Path("run.json"))
+    edit, message = EDITED[name]
+    with pytest.raises(InputError, match=f"run.json: the run contradicts itself: {message}"):
+        require_consistent(edit(run), Path("run.json"))
