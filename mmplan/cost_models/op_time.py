@@ -29,6 +29,7 @@ from mmplan.cost_models.ops import (
     Multiply,
     Op,
     op_inputs,
+    op_routed,
     op_trainable,
     split,
 )
@@ -140,6 +141,7 @@ def layer_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard) -> Secon
         if op.y.rows.of(load) == 0:
             continue
         launches += 1
+        before = seconds.copy() if layer.imbalance > 1 and op_routed(op) else None
         match op:
             case Linear() | GroupedLinear() | Conv1d():
                 _add_product(seconds, rules, layer, op, load, shard)
@@ -147,6 +149,8 @@ def layer_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard) -> Secon
                 _add_attention(seconds, rules, layer, op, load, shard)
             case _:
                 _add_pointwise(seconds, rules, layer, op, load, shard)
+        if before is not None:  # the step waits for the rank with the most rows
+            seconds += (layer.imbalance - 1) * (seconds - before)
     _add_tp(seconds, rules, layer, load, shard)
     _add_ep(seconds, rules, layer, load, shard)
     _add_recompute(seconds, rules, layer)
@@ -257,7 +261,8 @@ def _add_attention(seconds: Seconds, rules: Rules, layer: Layer, op: Attention, 
         )
         seconds[_FORWARD, part] += once
         if has_dgrad:
-            seconds[_DGRAD, part] += 2.5 * once / BACKWARD_RATE
+            again = (2 * op.product_width + op.head_dim) / op.product_width  # five products for the forward two's
+            seconds[_DGRAD, part] += again * once / BACKWARD_RATE
     if shard.cp > 1:
         _add_cp(seconds, rules, op, load, shard)
 
@@ -306,16 +311,28 @@ def _add_pointwise(seconds: Seconds, rules: Rules, layer: Layer, op: Op, load: L
 
 
 def reduced_forward_elements(layer: Layer, load: Load, shard: Shard) -> tuple[float, ...]:
-    """Elements of each all-reduce of a layer's forward: outputs of row-parallel linears and of the split table."""
+    """Elements of each all-reduce of a layer's forward: outputs of row-parallel linears and of the split table, and the
+    sum over experts that are split the same way (with expert parallelism `_add_ep` has it)."""
+    whole_experts = shard.ep > 1 or shard.expert_tp == 1
     reduced = [
-        op.y for op in layer.ops if isinstance(op, Embedding) or (isinstance(op, Linear) and op.parallel == "row")
+        op.y
+        for op in layer.ops
+        if isinstance(op, Embedding)
+        or (isinstance(op, Linear) and op.parallel == "row")
+        or (isinstance(op, Combine) and not whole_experts)
     ]
     return tuple(value.elements(load, shard) for value in reduced)
 
 
 def reduced_backward_elements(layer: Layer, load: Load, shard: Shard) -> tuple[float, ...]:
-    """Elements of each all-reduce of a layer's backward: one per distinct input of column-parallel linears."""
-    columns = [op.x for op in layer.ops if isinstance(op, Linear) and op.parallel == "column"]
+    """Elements of each all-reduce of a layer's backward: one per distinct input of column-parallel linears, and of
+    experts that are split the same way."""
+    whole_experts = shard.ep > 1 or shard.expert_tp == 1
+    columns = [
+        op.x
+        for op in layer.ops
+        if (isinstance(op, Linear) and op.parallel == "column") or (isinstance(op, Dispatch) and not whole_experts)
+    ]
     distinct = {value.name: value for value in columns if value.name in layer.grad_values}
     return tuple(value.elements(load, shard) for value in distinct.values())
 
