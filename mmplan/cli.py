@@ -88,6 +88,35 @@ def _report_error(status: str, message: str) -> None:
 
 
 @app.command()
+def backtest(
+    tables: Annotated[
+        list[Path] | None, typer.Argument(metavar="[DATA.csv ...]", help="Measured steps [the shipped table].")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write predicted against measured as PNG.")] = None,
+    explain: Annotated[str | None, typer.Option(metavar="ROW", help="Show where the time of one row goes.")] = None,
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="Predict each group by a fit to the others.")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Predict step times that others measured and published; errors per source, ranking inside sweeps."""
+    import mmplan.planner.backtest as measured
+    from mmplan.planner.leave_one_out import leave_one_out as fitted_to_others
+    from mmplan.planner.memory_backtest import memory_backtest
+    from mmplan.report.backtest import backtest_document, backtest_tables, explain_table, plot_backtest
+    from mmplan.report.console import emit
+
+    require_folder(plot, json_path(json_file))
+    result = measured.backtest(tables or [measured.SHIPPED])
+    memory = memory_backtest(result.rows())
+    left_out = fitted_to_others(result) if leave_one_out else None
+    parts = (explain_table(result, explain),) if explain else backtest_tables(result, memory, left_out)
+    if plot is not None:
+        plot_backtest(result, plot)
+    emit(json_file, backtest_document(result, memory, left_out), *parts)
+
+
+@app.command()
 def schema(json_file: JsonFile = None) -> None:
     """Print the JSON Schema of scenario files, for editors."""
     from mmplan.scenario.schema import scenario_json_schema
