@@ -11,6 +11,7 @@ from mmplan.scenario.scenario import (
     ModelModule,
     Moe,
     Projector,
+    TextInput,
     Training,
     Transformer,
     VisionInput,
@@ -98,6 +99,35 @@ def glm(vision: Training, projector: Training, llm: Training) -> Model:
         ModelEdge(producer="projector", consumer="llm", kind="merge"),
     )
     return Model(name="glm", modules=modules, edges=edges)
+
+
+def prompted(encoder: Training, projector: Training, llm: Training) -> Model:
+    """CLIP's text encoder (causal, stored positions) on 5 tokens of every sample, projected into the sequence."""
+    tower = replace(CLIP, causal=True, norm_first_extra=False, final_norm=True)
+    modules = (
+        ModelModule(
+            name="prompt",
+            kind="text_encoder",
+            modality="text",
+            transformer=tower,
+            text=TextInput(tokens=5),
+            vocabulary=Vocabulary(size=40),
+            training=encoder,
+        ),
+        ModelModule(
+            name="projector",
+            kind="projector",
+            modality="text",
+            projector=Projector(dims=(16, 24)),
+            training=projector,
+        ),
+        language_model(replace(LLM, layers=1), llm),
+    )
+    edges = (
+        ModelEdge(producer="prompt", consumer="projector", kind="input"),
+        ModelEdge(producer="projector", consumer="llm", kind="merge"),
+    )
+    return Model(name="prompted", modules=modules, edges=edges)
 
 
 def deepstack(vision: Training, projector: Training, llm: Training) -> Model:

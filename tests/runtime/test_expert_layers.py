@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from expert_models import DEEPSEEK, LATENT, SHAPES, deepstack, glm, intern_vl, text_only
+from expert_models import DEEPSEEK, LATENT, SHAPES, deepstack, glm, intern_vl, prompted, text_only
 from layer_counts import compare
 from layer_zoo import FROZEN, FULL, LLM, LORA_QV, graph_of, microbatch_of, scenario_of
 from torch import Tensor
@@ -22,6 +22,7 @@ VISION: dict[str, Callable[[Training, Training, Training], Model]] = {
     "internvl": intern_vl,
     "deepstack": deepstack,
     "glm": glm,
+    "text encoder": prompted,
 }
 MODES = {
     "all full": (FULL, FULL, FULL),
@@ -45,7 +46,7 @@ def test_counts_equal_torch_in_16_bit(name: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", VISION)
-def test_counts_of_internvl_and_deepstack_equal_torch(name: str, mode: str) -> None:
+def test_counts_of_models_with_encoders_equal_torch(name: str, mode: str) -> None:
     compare(VISION[name](*MODES[mode]), SAMPLES, "fp32")
 
 
@@ -145,7 +146,7 @@ def test_deepstack_changes_image_tokens_only() -> None:
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_vision_models_train_with_and_without_images(name: str) -> None:
+def test_models_with_encoders_train_with_and_without_images(name: str) -> None:
     model = VISION[name](FULL, FULL, FULL)
     graph, scenario = graph_of(model), scenario_of(model)
     whole = MultimodalModel(graph.layers(), graph, precision="fp32", seed=0, device=torch.device("cpu"))
