@@ -7,24 +7,8 @@ cross-attention layers of Llama 3.2; tensor parallelism as in Megatron (1909.080
 from dataclasses import replace
 from typing import Literal
 
-from mmplan.cost_models.ops import (
-    CONTEXT,
-    TOKENS,
-    Activation,
-    Add,
-    Attention,
-    Linear,
-    MergeRows,
-    Multiply,
-    Norm,
-    Op,
-    Parallel,
-    Pool,
-    Rope,
-    Rows,
-    Scale,
-    Value,
-)
+from mmplan.cost_models.ops import Activation, Add, Attention, Linear, MergeRows, Multiply, Norm, Op, Pool, Rope, Scale
+from mmplan.cost_models.values import CONTEXT, TOKENS, Parallel, Rows, Value
 from mmplan.scenario.scenario import Projector, Training, Transformer
 
 

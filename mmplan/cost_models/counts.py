@@ -9,6 +9,7 @@ query-key pairs whether causal or not, its backward with recomputed scores (5 pr
 import math
 from dataclasses import replace
 
+from mmplan.cost_models.expert_ops import Combine, GroupedLinear, Route
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load, Loads
@@ -16,26 +17,20 @@ from mmplan.cost_models.ops import (
     Activation,
     Attention,
     ClassToken,
-    Combine,
     Conv1d,
     CrossEntropy,
     Embedding,
-    GroupedLinear,
     Linear,
     Multiply,
     Norm,
     Op,
     Positions,
-    Route,
-    Rows,
     Scale,
-    Value,
     op_inputs,
     op_trainable,
-    row_fraction,
-    split,
 )
 from mmplan.cost_models.shard import Shard, as_shard
+from mmplan.cost_models.values import Rows, Value, row_fraction, split
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 
 FP32_BYTES = 4

@@ -2,8 +2,6 @@
 
 from mmplan.cost_models.blocks import linear_ops
 from mmplan.cost_models.ops import (
-    CONTEXT,
-    TOKENS,
     Activation,
     ClassToken,
     Conv1d,
@@ -16,9 +14,8 @@ from mmplan.cost_models.ops import (
     Op,
     Pool,
     Positions,
-    Rows,
-    Value,
 )
+from mmplan.cost_models.values import CONTEXT, TOKENS, Rows, Value
 from mmplan.scenario.scenario import AudioInput, TextInput, Training, Transformer, VisionInput, Vocabulary
 
 

@@ -8,21 +8,9 @@ nothing next to the rest.
 from fractions import Fraction
 
 from mmplan.cost_models.blocks import mlp_body
-from mmplan.cost_models.ops import (
-    TOKENS,
-    Activation,
-    Add,
-    Combine,
-    Dispatch,
-    GroupedLinear,
-    Linear,
-    Multiply,
-    Op,
-    Route,
-    Rows,
-    TopK,
-    Value,
-)
+from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear, Route, TopK
+from mmplan.cost_models.ops import Activation, Add, Linear, Multiply, Op
+from mmplan.cost_models.values import TOKENS, Rows, Value
 from mmplan.scenario.scenario import Moe, Training, Transformer
 
 

@@ -5,7 +5,8 @@ section 2.1), as it is trained: keys and values are expanded, nothing is absorbe
 from dataclasses import replace
 
 from mmplan.cost_models.blocks import linear_ops
-from mmplan.cost_models.ops import TOKENS, Attention, JoinHeads, Norm, Op, Rope, Rows, Slice, Value
+from mmplan.cost_models.ops import Attention, JoinHeads, Norm, Op, Rope, Slice
+from mmplan.cost_models.values import TOKENS, Rows, Value
 from mmplan.scenario.scenario import Mla, Training, Transformer
 
 

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mmplan.cost_models.ops import Dispatch, Op, TopK, Value, op_inputs, op_trainable
+from mmplan.cost_models.expert_ops import Dispatch, TopK
+from mmplan.cost_models.ops import Op, op_inputs, op_trainable
+from mmplan.cost_models.values import Value
 from mmplan.scenario.scenario import Modality
 
 LayerKind = Literal["patch_embed", "audio_embed", "block", "cross_block", "projector", "token_embed", "head", "loss"]

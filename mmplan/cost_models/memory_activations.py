@@ -8,24 +8,13 @@ fused kernel keeps the score matrix (section 4.1: 5 a s^2 b bytes with dropout),
 from dataclasses import dataclass, replace
 
 from mmplan.cost_models.counts import FP32_BYTES, op_parameters, saved_fp32_elements, saved_values
+from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer, values_with_grad
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.memory_rules import memory_rules
-from mmplan.cost_models.ops import (
-    Activation,
-    Add,
-    Attention,
-    Embedding,
-    GroupedLinear,
-    Linear,
-    Multiply,
-    Op,
-    Value,
-    op_inputs,
-    op_trainable,
-    row_fraction,
-)
+from mmplan.cost_models.ops import Activation, Add, Attention, Embedding, Linear, Multiply, Op, op_inputs, op_trainable
 from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.values import Value, row_fraction
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 from mmplan.scenario.technique import Technique
 

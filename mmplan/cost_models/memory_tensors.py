@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from mmplan.cost_models.counts import FP32_BYTES, saved_values
+from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.memory_activations import Setting
 from mmplan.cost_models.memory_estimate import LargeTensor
-from mmplan.cost_models.ops import Attention, CrossEntropy, Embedding, GroupedLinear, Linear, row_fraction, split
+from mmplan.cost_models.ops import Attention, CrossEntropy, Embedding, Linear
+from mmplan.cost_models.values import row_fraction, split
 from mmplan.scenario.scenario import DTYPE_BYTES
 
 

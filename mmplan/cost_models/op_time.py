@@ -13,28 +13,26 @@ import numpy as np
 from mmplan.cost_models.attention_time import BACKWARD_RATE, fused_attention_s, math_attention_s, score_bytes
 from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, gather_s, message_s
 from mmplan.cost_models.counts import FP32_BYTES, op_parameters, product_flops
+from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear
 from mmplan.cost_models.gemm import STREAM_FRACTION, alignment, gemm_s
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.ops import (
     Activation,
     Attention,
-    Combine,
     Conv1d,
     CrossEntropy,
-    Dispatch,
     Embedding,
-    GroupedLinear,
     Linear,
     Multiply,
     Op,
     op_inputs,
     op_routed,
     op_trainable,
-    split,
 )
 from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.traffic import backward_bytes, forward_bytes
+from mmplan.cost_models.values import split
 from mmplan.errors import CostModelError
 from mmplan.scenario.cluster import Device, Link
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype, Optimizer, Scenario

@@ -8,69 +8,8 @@ FLOPs, what autograd keeps of it, the bytes it moves, is one rule per operator i
 from dataclasses import dataclass
 from typing import Literal
 
-from mmplan.cost_models.load import Load
-from mmplan.cost_models.shard import Shard, as_shard
-
-Parallel = Literal["none", "column", "row"]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A number of rows (or pairs) as a linear form of a load: `load.field * times / per`."""
-
-    field: str
-    times: int = 1
-    per: int = 1
-
-    def of(self, load: Load) -> float:
-        count: float = getattr(load, self.field)
-        return count * self.times / self.per
-
-
-TOKENS = Rows("tokens")
-CONTEXT = Rows("context_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor [rows, width]; `sharded` values are split along width over the tensor-parallel ranks.
-
-    unit: columns that stay together when the width is split (a head). Where the units do not divide by the degree,
-    every rank holds as many as the fullest: padded heads, or heads that several ranks hold. `routed`: the rows are
-    those that tokens send to experts, and width is split over `etp` instead of `tp`.
-    """
-
-    name: str
-    rows: Rows
-    width: int
-    sharded: bool = False
-    unit: int = 1
-    routed: bool = False
-
-    def local_rows(self, load: Load, shard: int | Shard = 1) -> float:
-        """Rows on one rank."""
-        return self.rows.of(load) * row_fraction(self.routed, as_shard(shard))
-
-    def local_width(self, shard: int | Shard = 1) -> int:
-        """Columns on one rank."""
-        if not self.sharded:
-            return self.width
-        shard = as_shard(shard)
-        return split(self.width, self.unit, shard.expert_tp if self.routed else shard.tp)
-
-    def elements(self, load: Load, shard: int | Shard = 1) -> float:
-        """Elements on one rank."""
-        return self.local_rows(load, shard) * self.local_width(shard)
-
-
-def split(width: int, unit: int, degree: int) -> int:
-    """Width of one of `degree` equal parts made of whole units: ceil(units / degree) units."""
-    return -(-width // (unit * degree)) * unit
-
-
-def row_fraction(routed: bool, shard: Shard) -> float:
-    """Rows on a rank, as part of the rows of the load (see `Shard`)."""
-    return (shard.expert_tp / shard.tp if routed else 1.0) / shard.cp
+from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear, Route, TopK
+from mmplan.cost_models.values import Parallel, Rows, Value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,75 +233,6 @@ class AddRows:
     b: Value
     y: Value
     key: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TopK:
-    """Experts of each token: the column numbers of the largest scores, integers without gradient."""
-
-    x: Value
-    y: Value
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Route:
-    """Weights of the chosen experts from their scores, in fp32.
-
-    softmax: over the chosen (Mixtral, Qwen3: equals softmax over all, chosen ones renormalised); softmax_all: over all
-    experts, not renormalised (DeepSeek-V2); sigmoid: renormalised (DeepSeek-V3, arXiv 2412.19437, section 2.1.2);
-    sigmoid_plain: not renormalised (Llama 4).
-    """
-
-    kind: Literal["softmax", "softmax_all", "sigmoid", "sigmoid_plain"]
-    x: Value
-    chosen: Value
-    y: Value
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dispatch:
-    """Copies of each token's row for its experts, sorted by expert; with expert parallelism an all-to-all.
-
-    `capacity`: every expert gets capacity * tokens * topk / experts rows; what is more is dropped, what is less is
-    filled with zeros (GShard, arXiv 2006.16668). None: as many as the router sends. `imbalance`: rows of the busiest
-    rank over the mean; counts are of the mean, seconds of the busiest (`Layer.imbalance`).
-    """
-
-    x: Value
-    chosen: Value
-    y: Value
-    experts: int
-    capacity: float | None = None
-    imbalance: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupedLinear:
-    """One linear for each of `experts`, each on its own rows: [routed rows, in] -> [routed rows, out].
-
-    Weights lie whole experts on ep ranks; `column` splits each one's outputs over etp ranks, `row` its inputs.
-    """
-
-    name: str
-    x: Value
-    chosen: Value
-    y: Value
-    experts: int
-    trainable: bool
-    parallel: Parallel
-    capacity: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Combine:
-    """Sum of each token's expert rows times their weights; with expert parallelism an all-to-all before it."""
-
-    x: Value
-    chosen: Value
-    weights: Value
-    y: Value
-    experts: int
-    capacity: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

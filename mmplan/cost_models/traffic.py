@@ -4,6 +4,7 @@ For matrix products these bytes matter at small row counts only; point-wise oper
 """
 
 from mmplan.cost_models.counts import FP32_BYTES, op_parameters
+from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.ops import (
     Activation,
@@ -11,7 +12,6 @@ from mmplan.cost_models.ops import (
     Conv1d,
     CrossEntropy,
     Embedding,
-    GroupedLinear,
     Linear,
     MergeRows,
     Multiply,

@@ -3,7 +3,8 @@
 from mmplan.cost_models.blocks import attention_ops, mlp_body, residual_ops
 from mmplan.cost_models.experts import moe_ops
 from mmplan.cost_models.latent_attention import mla_ops
-from mmplan.cost_models.ops import CONTEXT, TOKENS, AddRows, Norm, Op, Value
+from mmplan.cost_models.ops import AddRows, Norm, Op
+from mmplan.cost_models.values import CONTEXT, TOKENS, Value
 from mmplan.scenario.scenario import Training, Transformer
 
 

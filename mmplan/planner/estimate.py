@@ -11,10 +11,11 @@ import numpy as np
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.collectives import all_reduce_s, gather_s, group_of, message_s
 from mmplan.cost_models.counts import op_parameters
+from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.op_time import PARTS, PHASES, Rules, layer_seconds, optimizer_seconds, scenario_rules
-from mmplan.cost_models.ops import GroupedLinear, op_trainable
+from mmplan.cost_models.ops import op_trainable
 from mmplan.cost_models.shard import Shard
 from mmplan.planner.degrees import Degrees
 from mmplan.planner.stage_split import block_units, chunk_ends

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear, Route, TopK
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.ops import (
     Activation,
@@ -16,13 +17,10 @@ from mmplan.cost_models.ops import (
     AddRows,
     Attention,
     ClassToken,
-    Combine,
     Conv1d,
     CrossEntropy,
-    Dispatch,
     DropClassToken,
     Embedding,
-    GroupedLinear,
     Interleave,
     JoinHeads,
     Linear,
@@ -33,14 +31,12 @@ from mmplan.cost_models.ops import (
     Pool,
     Positions,
     Rope,
-    Route,
     Scale,
     Slice,
-    TopK,
     op_inputs,
     op_trainable,
-    split,
 )
+from mmplan.cost_models.values import split
 from mmplan.runtime import experts, rows
 from mmplan.runtime.attention import packed_attention, rotate, window_lengths
 from mmplan.runtime.batch import Microbatch

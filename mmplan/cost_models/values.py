@@ -1,0 +1,68 @@
+"""Tensors between operators: rows as linear forms of a load, and what of a tensor lies on one rank."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmplan.cost_models.load import Load
+from mmplan.cost_models.shard import Shard, as_shard
+
+Parallel = Literal["none", "column", "row"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A number of rows (or pairs) as a linear form of a load: `load.field * times / per`."""
+
+    field: str
+    times: int = 1
+    per: int = 1
+
+    def of(self, load: Load) -> float:
+        count: float = getattr(load, self.field)
+        return count * self.times / self.per
+
+
+TOKENS = Rows("tokens")
+CONTEXT = Rows("context_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor [rows, width]; `sharded` values are split along width over the tensor-parallel ranks.
+
+    unit: columns that stay together when the width is split (a head). Where the units do not divide by the degree,
+    every rank holds as many as the fullest: padded heads, or heads that several ranks hold. `routed`: the rows are
+    those that tokens send to experts, and width is split over `etp` instead of `tp`.
+    """
+
+    name: str
+    rows: Rows
+    width: int
+    sharded: bool = False
+    unit: int = 1
+    routed: bool = False
+
+    def local_rows(self, load: Load, shard: int | Shard = 1) -> float:
+        """Rows on one rank."""
+        return self.rows.of(load) * row_fraction(self.routed, as_shard(shard))
+
+    def local_width(self, shard: int | Shard = 1) -> int:
+        """Columns on one rank."""
+        if not self.sharded:
+            return self.width
+        shard = as_shard(shard)
+        return split(self.width, self.unit, shard.expert_tp if self.routed else shard.tp)
+
+    def elements(self, load: Load, shard: int | Shard = 1) -> float:
+        """Elements on one rank."""
+        return self.local_rows(load, shard) * self.local_width(shard)
+
+
+def split(width: int, unit: int, degree: int) -> int:
+    """Width of one of `degree` equal parts made of whole units: ceil(units / degree) units."""
+    return -(-width // (unit * degree)) * unit
+
+
+def row_fraction(routed: bool, shard: Shard) -> float:
+    """Rows on a rank, as part of the rows of the load (see `Shard`)."""
+    return (shard.expert_tp / shard.tp if routed else 1.0) / shard.cp
