@@ -1,0 +1,90 @@
+"""Step estimates of a dense model on H100 against the closed forms they consist of."""
+
+from dataclasses import replace
+
+import pytest
+
+from mmplan.errors import CostModelError
+from mmplan.planner.degrees import Degrees
+from mmplan.planner.estimate import STEP_PARTS, StepEstimate, StepEstimator, estimate_step
+from mmplan.planner.measured import MeasuredRow
+from mmplan.planner.row_job import RowJob, row_job
+from mmplan.planner.stage_split import chunk_ends, chunk_sizes
+from mmplan.scenario.scenario import Scenario
+
+NUMBERS = {
+    "layers": 16.0, "hidden": 4096.0, "heads": 32.0, "ffn": 16384.0, "sequence": 2048.0, "gpus": 64.0,
+    "global_batch": 256.0, "step_s": 1.0,
+}  # fmt: skip
+
+
+def scenario(**technique: object) -> Scenario:
+    texts = {"gpu": "h100-sxm", "stack": "megatron-2021", "vocabulary": "51200", "precision": "bf16"}
+    job = row_job(MeasuredRow("test", 1, texts, dict(NUMBERS)))
+    assert isinstance(job, RowJob)
+    return replace(job.scenario, technique=replace(job.scenario.technique, **technique))  # type: ignore[arg-type]
+
+
+ESTIMATOR = StepEstimator(scenario())
+
+
+def step(**degrees: int | str) -> StepEstimate:
+    return ESTIMATOR.estimate(Degrees(**degrees))  # type: ignore[arg-type]
+
+
+def test_parts_sum_to_the_step() -> None:
+    for pp, vp, schedule in ((1, 1, "1f1b"), (4, 1, "zb-1p"), (4, 2, "interleaved")):
+        result = step(tp=2, pp=pp, vp=vp, dp=8 // pp, microbatches=16, schedule=schedule)
+        assert tuple(result.named()) == STEP_PARTS
+        assert sum(result.parts) == pytest.approx(result.step_s)
+        assert min(result.parts) >= 0
+
+
+def test_bubble_is_the_other_stages_once_and_interleaving_divides_it() -> None:
+    plain = step(pp=4, microbatches=16)
+    others = sum(plain.stage_s) - max(plain.stage_s)
+    assert plain.named()["bubble"] == pytest.approx(others)
+    chunked = step(pp=4, vp=4, microbatches=16, schedule="interleaved")
+    assert chunked.named()["bubble"] == pytest.approx(others / 4, rel=1e-6)
+
+
+def test_zero_bubble_schedules_come_in_the_order_of_their_memory() -> None:
+    times = [step(pp=8, microbatches=16, schedule=name).step_s for name in ("1f1b", "zb-1p", "zb-2p")]
+    assert times == sorted(times, reverse=True)
+
+
+def test_full_recompute_adds_a_forward_of_the_blocks() -> None:
+    none, full = (estimate_step(scenario(recompute=kind), Degrees(microbatches=4)) for kind in ("none", "full"))
+    half = estimate_step(scenario(recompute="full", recompute_layers=8), Degrees(microbatches=4))
+    assert half.step_s - none.step_s == pytest.approx((full.step_s - none.step_s) / 2, rel=1e-6)
+    assert 1.25 < full.step_s / none.step_s < 1.4
+
+
+def test_sharded_parameters_are_gathered_every_microbatch() -> None:
+    sharded = StepEstimator(scenario(sharding="parameters", overlap_dp=True))
+    dp_s = [sharded.estimate(Degrees(dp=64, microbatches=m)).named()["dp"] for m in (1, 4)]
+    assert dp_s[1] == pytest.approx(4 * dp_s[0])
+    once = StepEstimator(scenario()).estimate(Degrees(dp=64, microbatches=4)).named()["dp"]
+    assert once == pytest.approx(StepEstimator(scenario()).estimate(Degrees(dp=64)).named()["dp"])
+
+
+def test_sequence_parallel_saves_pointwise_work_and_costs_a_gather() -> None:
+    off, on = (
+        estimate_step(scenario(sequence_parallel=flag), Degrees(tp=8, microbatches=4)).named() for flag in (False, True)
+    )
+    assert on["pointwise"] < off["pointwise"]
+    assert on["tp"] > off["tp"]
+
+
+def test_blocks_are_cut_equally_and_ends_count_as_blocks_where_that_divides() -> None:
+    assert chunk_sizes(16, 4) == (4, 4, 4, 4)
+    assert chunk_sizes(22, 8) == (2, 3, 3, 3, 3, 3, 3, 2)  # Zero Bubble's 1.5B model
+    assert chunk_sizes(126, 64) == (1, *([2] * 62), 1)  # Llama 3.1 405B, 8 stages of 8 chunks
+    assert chunk_sizes(22, 24)[0] == chunk_sizes(22, 24)[-1] == 0  # embedding and head alone
+    assert chunk_sizes(10, 4) == (2, 3, 3, 2)
+    assert chunk_ends(4, 2) == (0, 3, 6)
+
+
+def test_more_chunks_than_blocks_are_refused() -> None:
+    with pytest.raises(CostModelError, match="32 pipeline chunks need as many blocks, the model has 16"):
+        step(pp=32)
