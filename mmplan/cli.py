@@ -258,13 +258,13 @@ def fit(
     lora: Annotated[int | None, typer.Option(min=1, help="Rank of LoRA on the language model (with --model).")] = None,
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallel degree.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
-    dp: Annotated[int | None, typer.Option(min=1, help="Replicas [all devices].")] = None,
+    dp: Annotated[int | None, typer.Option(min=1, help="Replicas; default: all devices.")] = None,
     cp: Annotated[int, typer.Option(min=1, help="Context parallel degree.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert parallel degree.")] = 1,
     etp: Annotated[int, typer.Option(min=1, help="Tensor parallel degree inside an expert.")] = 1,
     vp: Annotated[int, typer.Option(min=1, help="Chunks of layers per stage (interleaving).")] = 1,
     mbs: Annotated[int, typer.Option(min=1, help="Sequences in a microbatch.")] = 1,
-    gbs: Annotated[int | None, typer.Option(min=1, help="Global batch [the scenario's].")] = None,
+    gbs: Annotated[int | None, typer.Option(min=1, help="Global batch; default: the scenario's.")] = None,
     schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe, interleaved, zb-1p, zb-2p or zb-v.")] = None,
     stack: Annotated[str | None, typer.Option(help="Software stack, e.g. nemo-2025, deepspeed-2024.")] = None,
     zero: Annotated[int | None, typer.Option(min=0, max=3, help="ZeRO stage; 2 and 3 are FSDP's too.")] = None,
@@ -273,6 +273,11 @@ def fit(
     offload: Annotated[
         str | None, typer.Option(help="none, optimizer or parameters: what lives in host memory.")
     ] = None,
+    sequence_parallel: Annotated[
+        bool | None, typer.Option("--sp/--no-sp", help="Sequence parallel; default: the stack's.")
+    ] = None,
+    fp8: Annotated[str | None, typer.Option(help="none, tensor, block or mx.")] = None,
+    cross_entropy: Annotated[str | None, typer.Option(help="plain, fused or chunked.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")] = False,
     json_file: JsonFile = None,
 ) -> None:
