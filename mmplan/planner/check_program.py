@@ -21,7 +21,7 @@ def check_program(program: Program) -> tuple[Finding, ...]:
     findings += _both_ends(program)
     findings += _reductions(program)
     if not findings:
-        findings += _cycle(program)
+        findings += circles(program)
     return tuple(findings)
 
 
@@ -135,7 +135,7 @@ def _node(rank: RankProgram, position: int, action: Action) -> _Node:
     return (rank.rank, position)
 
 
-def _cycle(program: Program) -> Iterator[Finding]:
+def circles(program: Program) -> Iterator[Finding]:
     """Remove nodes that wait for nothing until none is left; what remains waits in a circle."""
     before: dict[_Node, list[tuple[_Node, str]]] = {}
     after: dict[_Node, list[_Node]] = {}

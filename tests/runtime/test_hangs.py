@@ -1,0 +1,47 @@
+"""The hangs that `mmplan check --runtime` explains happen, and do not with the fix: pairs of gloo processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = ("fsdp", "zero2", "text-only", "fixed-order")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every process of every case wrote what happened with the fix and without it."""
+    path = tmp_path_factory.mktemp("hangs")
+    script = str(Path(__file__).parent / "hang_cases.py")
+    processes = [
+        subprocess.Popen([sys.executable, script, case, str(rank), str(path)], stderr=subprocess.DEVNULL)
+        for case in CASES
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            process.wait(timeout=150)
+    finally:
+        for process in processes:
+            process.kill()
+    return path
+
+
+def outcomes(folder: Path, case: str, fix: str) -> list[str]:
+    """Of both ranks; a process that the library has ended wrote nothing."""
+    files = [folder / f"{case}-{rank}-{fix}" for rank in range(2)]
+    return [file.read_text() if file.exists() else "ended by the library" for file in files]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("case", CASES)
+def test_both_ranks_end_with_the_fix_and_not_without(folder: Path, case: str) -> None:
+    assert outcomes(folder, case, "with") == ["done", "done"]
+    assert outcomes(folder, case, "without") != ["done", "done"]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("case", ["fsdp", "text-only", "fixed-order"])
+def test_some_rank_waits_for_ever_without_the_fix(folder: Path, case: str) -> None:
+    assert "waits" in outcomes(folder, case, "without")
