@@ -25,6 +25,11 @@ from mmplan.runtime.thresholds import Thresholds
 
 Quantity = Literal["bubble", "sent_bytes", "reduce_bytes", "communication_s", "step_time_s", "peak_memory_bytes"]
 
+# Of the limit for the whole run: what one rank gains others may lose. Ranks came within 0.4 points of the plan in
+# rehearsals of 8 ranks on two busy cores; sleeps of one rank 20 % too long moved its own bubble by 10 points and that
+# of the run by 0.3.
+RANK_BUBBLE_FACTOR = 2.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationRow:
@@ -71,7 +76,7 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
     for index, measured in enumerate(run.ranks):
         plan_rank, replay_rank = planned.ranks[index], replayed.ranks[index]
         rows += [
-            _row("bubble", index, plan_rank.bubble, replay_rank.bubble, measured.bubble, None),
+            _bubble_row(index, plan_rank.bubble, replay_rank.bubble, measured.bubble, run, limits),
             _row("sent_bytes", index, plan_rank.sent_bytes, replay_rank.sent_bytes, measured.sent_bytes, 0.0),
             _row("reduce_bytes", index, plan_rank.reduce_bytes, replay_rank.reduce_bytes, measured.reduce_bytes, 0.0),
             _row(
@@ -121,27 +126,29 @@ def _stretched(program: Program, durations: Seconds, factor: float) -> Seconds:
 
 def _time_rows(planned: Prediction, replayed: Prediction, run: Measurement, limits: Thresholds) -> list[ValidationRow]:
     """Bubble and step time of the whole run."""
-    outnumbered = run.device == "cpu" and not run.rehearsed and run.processes_per_core > 0.5
-    step_limit = None if outnumbered else limits.step_time
-    if not run.rehearsed:
-        step_time = _row("step_time_s", None, planned.step_time_s, replayed.step_time_s, run.step_time_s, step_limit)
-        bubble_limit = None if outnumbered else limits.bubble
-        return [_row("bubble", None, planned.bubble, replayed.bubble, run.bubble, bubble_limit), step_time]
-    # The plan itself says how long a sleep lasts, so nothing has to be taken from the run.
-    step_time = _row("step_time_s", None, planned.step_time_s, planned.step_time_s, run.step_time_s, step_limit)
-    step_time = replace(step_time, replayed=replayed.step_time_s)
-    difference = run.bubble - planned.bubble
-    bubble = ValidationRow(
-        quantity="bubble",
-        rank=None,
-        planned=planned.bubble,
-        replayed=replayed.bubble,
-        measured=run.bubble,
-        difference=difference,
-        threshold=limits.rehearsed_bubble,
-        passed=abs(difference) <= limits.rehearsed_bubble,
+    bubble = _bubble_row(None, planned.bubble, replayed.bubble, run.bubble, run, limits)
+    # The plan itself says how long a sleep lasts, so in a rehearsal nothing has to be taken from the run.
+    expected_s = planned.step_time_s if run.rehearsed else replayed.step_time_s
+    limit = None if _outnumbered(run) else limits.step_time
+    step_time = _row("step_time_s", None, planned.step_time_s, expected_s, run.step_time_s, limit)
+    return [bubble, replace(step_time, replayed=replayed.step_time_s)]
+
+
+def _bubble_row(
+    rank: int | None, planned: float, replayed: float, measured: float, run: Measurement, limits: Thresholds
+) -> ValidationRow:
+    """Against the replay, in a rehearsal against the plan."""
+    expected = planned if run.rehearsed else replayed
+    limit = limits.rehearsed_bubble if run.rehearsed else limits.bubble
+    limit *= 1.0 if rank is None else RANK_BUBBLE_FACTOR
+    return replace(
+        _row("bubble", rank, planned, expected, measured, None if _outnumbered(run) else limit), replayed=replayed
     )
-    return [bubble, step_time]
+
+
+def _outnumbered(run: Measurement) -> bool:
+    """Whether processes that compute had to wait for a core."""
+    return run.device == "cpu" and not run.rehearsed and run.processes_per_core > 0.5
 
 
 def _totals(rows: list[ValidationRow], limits: Thresholds) -> list[ValidationRow]:

@@ -164,6 +164,15 @@ def test_a_rehearsal_is_held_to_the_stretched_plan_and_has_no_memory(plan: Plan,
     assert "peak_memory_bytes" not in {row.quantity for row in validate(plan, faithful).rows}
 
 
+def test_one_rank_out_of_step_fails_its_own_row(plan: Plan, run: Measurement) -> None:
+    """Even where the others make up for it in the bubble of the run."""
+    for name, spoilt in {"early": -0.11, "late": 0.11}.items():
+        validation = validate(plan, _first_rank(run, bubble=run.ranks[0].bubble + spoilt))
+        assert [row.rank for row in validation.rows if row.passed is False] == [0], name
+    near = validate(plan, _first_rank(run, bubble=run.ranks[0].bubble + 0.09))
+    assert near.passed
+
+
 def test_a_run_of_another_plan_is_refused(plan: Plan, run: Measurement) -> None:
     other = replace(plan, schedule="gpipe")
     with pytest.raises(InputError, match=f"the run is of plan {plan_hash(plan)}, this plan is {plan_hash(other)}"):
