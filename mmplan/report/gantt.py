@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 from mmplan.files import write_file
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, TimedAction
+from mmplan.report.charts import shortened
 from mmplan.report.palette import BACKWARD, FORWARD, REDUCE, STEP, TRANSFER, WEIGHT_GRADIENT, colour
 from mmplan.units import format_bytes, format_seconds
 
@@ -102,7 +103,8 @@ def _label_bar(axes: Axes, item: TimedAction, row: int, step_time_s: float) -> N
 def _row_name(plan: Plan, rank: int, stage: int) -> str:
     ranks = f"rank {rank}" if plan.tp == 1 else f"ranks {rank}-{rank + plan.tp - 1}"
     layers = plan.stages[stage].layers
-    return f"{ranks}  {layers[0]}" if len(layers) == 1 else f"{ranks}  {layers[0]} … {layers[-1]}"
+    ends = [shortened(layer) for layer in (layers[0], layers[-1])]
+    return f"{ranks}  {ends[0]}" if len(layers) == 1 else f"{ranks}  {ends[0]} … {ends[1]}"
 
 
 def _legend(timeline: Sequence[TimedAction], modalities: Sequence[str]) -> list[Patch]:

@@ -48,7 +48,8 @@ def compare_page(
             chart = Path(folder) / f"{index}.png"
             plot_gantt(plan, predictions[name], chart, title=name)
             parts += [heading(name), html_table(stage_table(plan)), picture(chart, f"one step of {name}")]
-    write_page(path, f"Plans for {next(iter(plans.values())).scenario.name}", parts)
+    scenarios = dict.fromkeys(plan.scenario.name for plan in plans.values())
+    write_page(path, f"Plans for {', '.join(scenarios)}", parts)
 
 
 def write_page(path: Path, title: str, parts: Sequence[str]) -> None:

@@ -67,5 +67,11 @@ def _sentence(run: Measurement, validation: Validation) -> str:
     kind = f"A rehearsal (compute stretched {run.time_scale:.3g} times)" if run.rehearsed else "A run"
     missed = sum(row.passed is False for row in validation.rows)
     verdict = "everything is within its threshold" if not missed else f"{missed} thresholds are missed"
+    untimed = any(row.quantity == "step_time_s" and row.passed is None for row in validation.rows)
+    if untimed:
+        verdict += (
+            f"; no verdict on bubble and step time, because there were {run.processes_per_core:.3g} processes per core "
+            "(rehearse the plan for one)"
+        )
     where = f"on {len(run.ranks)} ranks over {run.backend}, {run.device}, torch {run.torch_version}"
     return f"{kind} {where}: step {format_seconds(run.step_time_s)}; {verdict}."

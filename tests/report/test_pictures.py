@@ -12,8 +12,11 @@ from mmplan.cost_models.build import build_graph
 from mmplan.planner.plan import Certificate, Plan, StagePlan, scenario_hash
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.simulate import simulate
+from mmplan.report.charts import shortened
 from mmplan.report.gantt import plot_gantt, stage_modality
+from mmplan.report.page import compare_page
 from mmplan.report.perfetto import save_trace, trace_events
+from mmplan.report.summary import summarise
 from mmplan.scenario.load import load_scenario
 
 TINY = Path(__file__).parents[2] / "scenarios" / "tiny.yaml"
@@ -96,3 +99,19 @@ def test_every_arrow_of_a_trace_begins_in_a_transfer_and_ends_in_its_reader(
     for number, start in starts.items():
         assert ends[number]["pid"] != start["pid"]
         assert ends[number]["ts"] > start["ts"]  # type: ignore[operator]
+
+
+def test_a_long_name_keeps_both_ends() -> None:
+    assert shortened("best") == "best"
+    short = shortened("a-very-long-plan-name-with-many-words-final-v2")
+    assert len(short) <= 32 and short.startswith("a-very-long") and short.endswith("final-v2")
+
+
+def test_a_page_of_unlike_plans_names_both_scenarios(planned: tuple[Plan, Prediction], tmp_path: Path) -> None:
+    plan, prediction = planned
+    other = replace(plan, scenario=replace(plan.scenario, name="other"))
+    long_name = "plan-" * 20
+    plans, predictions = {"best": plan, long_name: other}, {"best": prediction, long_name: prediction}
+    summaries = [summarise(name, each, predictions[name]) for name, each in plans.items()]
+    compare_page(plans, predictions, summaries, tmp_path / "page.html")
+    assert "<h1>Plans for tiny, other</h1>" in (tmp_path / "page.html").read_text()
