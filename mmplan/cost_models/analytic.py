@@ -1,4 +1,4 @@
-"""`CostModel` from the operator-level seconds of `op_time.py` under the scenario's technique; nothing is measured.
+"""`CostModel` from the operator-level seconds of `layer_time.py` under the scenario's technique; nothing is measured.
 
 The same functions price rows of published measurements (`mmplan backtest`) and single configurations
 (`planner/estimate.py`).
@@ -6,9 +6,10 @@ The same functions price rows of published measurements (`mmplan backtest`) and 
 
 from mmplan.cost_models.collectives import Group, all_reduce_s, message_s
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layer_time import layer_seconds, optimizer_seconds
 from mmplan.cost_models.load import Load
-from mmplan.cost_models.op_time import PHASES, layer_seconds, optimizer_seconds, scenario_rules
 from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.time_rules import PHASES, scenario_rules
 from mmplan.scenario.scenario import Scenario
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmplan.cost_models.op_time import scenario_rules
+from mmplan.cost_models.time_rules import scenario_rules
 from mmplan.errors import MmplanError
 from mmplan.planner.estimate import StepEstimate, StepEstimator
 from mmplan.planner.measured import MeasuredRow, read_measured

@@ -13,10 +13,11 @@ from mmplan.cost_models.collectives import all_reduce_s, gather_s, group_of, mes
 from mmplan.cost_models.counts import op_parameters
 from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layer_time import layer_seconds, optimizer_seconds
 from mmplan.cost_models.loads import mean_loads
-from mmplan.cost_models.op_time import PARTS, PHASES, Rules, layer_seconds, optimizer_seconds, scenario_rules
 from mmplan.cost_models.ops import op_trainable
 from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.time_rules import PARTS, PHASES, Rules, scenario_rules
 from mmplan.planner.degrees import Degrees
 from mmplan.planner.stage_split import block_units, chunk_ends
 from mmplan.scenario.scenario import Scenario

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mmplan.cost_models.op_time import Rules
+from mmplan.cost_models.time_rules import Rules
 from mmplan.planner.estimate import StepEstimator
 from mmplan.planner.row_job import RowJob
 from mmplan.scenario.catalogue import starting_value

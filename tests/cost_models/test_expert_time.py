@@ -7,9 +7,9 @@ from small_models import LLM, Model, language_model, scenario_of
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.exposed_time import reduced_backward_elements, reduced_forward_elements
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
-from mmplan.cost_models.op_time import reduced_backward_elements, reduced_forward_elements
 from mmplan.cost_models.shard import Shard
 from mmplan.scenario.scenario import Moe, Scenario
 

@@ -1,5 +1,6 @@
 """The shipped table of measured steps, how tables are read, and the limits that errors may not grow beyond."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,14 +132,10 @@ def fitted_to(factor: float) -> float:
         assert value is not None
         made = StepEstimator(job.scenario, with_parameters(rules, {name: factor * value}))
         estimator = StepEstimator(job.scenario, rules)
-        jobs.append((RowJob(**{**vars_of(job), "step_s": made.estimate(job.degrees).step_s}), estimator))
+        jobs.append((replace(job, step_s=made.estimate(job.degrees).step_s), estimator))
     model = RowModel([job for job, _ in jobs], [estimator for _, estimator in jobs])
     only = [parameter for parameter in PARAMETERS if parameter.name == name]
     return fit_parameters(model, only, model.acts_on(name)).values[name] / starting(name)
-
-
-def vars_of(job: RowJob) -> dict[str, object]:
-    return {name: getattr(job, name) for name in job.__slots__}
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.1])

@@ -1,0 +1,93 @@
+"""Seconds that a layer waits for tensor, context and expert parallel communication; what overlaps is left out."""
+
+from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, gather_s, message_s
+from mmplan.cost_models.expert_ops import Combine, Dispatch
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.load import Load
+from mmplan.cost_models.op_time import has_dgrad
+from mmplan.cost_models.ops import Attention, Embedding, Linear
+from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.time_rules import DGRAD, FORWARD, PART, Rules, Seconds
+
+_RING_MERGE_BYTES = 10  # per step and element of the output: fp32 sum read and written, 16-bit part read
+
+
+def add_cp(seconds: Seconds, rules: Rules, op: Attention, load: Load, shard: Shard) -> None:
+    """Ring attention (arXiv 2310.01889): keys and values travel cp - 1 hops beside the attention of what is here, in
+    the backward pass with their gradients; each step adds its part to the output and to the query gradient in fp32
+    (TransformerEngine, attn_forward_func_with_cp)."""
+    if shard.cp == 1:
+        return
+    part = PART["cp"]
+    link = rules.node_link if shard.tp * shard.cp <= rules.devices_per_node else rules.network_link
+    hop = message_s((op.k.elements(load, shard) + op.v.elements(load, shard)) * rules.element_bytes, link)
+    for phase, volume in ((FORWARD, 1), (DGRAD, 2)):
+        beside = seconds[phase, PART["attention"]]
+        if beside > 0:
+            ring = volume * hop * (shard.cp - 1)
+            merged = _RING_MERGE_BYTES * shard.cp * op.y.elements(load, shard) / rules.pointwise_bytes_per_s
+            seconds[phase, part] += merged
+            seconds[phase, part] += max(0.0, ring - beside) + rules.stack.exposed_cp * min(ring, beside)
+
+
+def reduced_forward_elements(layer: Layer, load: Load, shard: Shard) -> tuple[float, ...]:
+    """Elements of each all-reduce of a layer's forward: outputs of row-parallel linears and of the split table, and the
+    sum over experts that are split the same way (with expert parallelism `add_ep` has it)."""
+    whole_experts = shard.ep > 1 or shard.expert_tp == 1
+    reduced = [
+        op.y
+        for op in layer.ops
+        if isinstance(op, Embedding)
+        or (isinstance(op, Linear) and op.parallel == "row")
+        or (isinstance(op, Combine) and not whole_experts)
+    ]
+    return tuple(value.elements(load, shard) for value in reduced)
+
+
+def reduced_backward_elements(layer: Layer, load: Load, shard: Shard) -> tuple[float, ...]:
+    """Elements of each all-reduce of a layer's backward: one per distinct input of column-parallel linears, and of
+    experts that are split the same way."""
+    whole_experts = shard.ep > 1 or shard.expert_tp == 1
+    columns = [
+        op.x
+        for op in layer.ops
+        if (isinstance(op, Linear) and op.parallel == "column") or (isinstance(op, Dispatch) and not whole_experts)
+    ]
+    distinct = {value.name: value for value in columns if value.name in layer.grad_values}
+    return tuple(value.elements(load, shard) for value in distinct.values())
+
+
+def add_tp(seconds: Seconds, rules: Rules, layer: Layer, load: Load, shard: Shard) -> None:
+    """With sequence parallel each all-reduce becomes a gather and a reduce-scatter of the same volume, and the backward
+    gathers the input of column-parallel linears once more (arXiv 2205.05198, section 4.2.2)."""
+    if shard.tp == 1:
+        return
+    part, size, stack = PART["tp"], rules.element_bytes, rules.stack
+    group = Group(shard.tp, min(shard.tp, rules.devices_per_node))
+    links = rules.node_link, rules.network_link
+    forward = sum(all_reduce_s(n * size, group, *links) for n in reduced_forward_elements(layer, load, shard))
+    seconds[FORWARD, part] += stack.exposed_tp_forward * forward
+    for elements in reduced_backward_elements(layer, load, shard):
+        again = 1.5 if rules.technique.sequence_parallel else 1.0
+        once = all_reduce_s(elements * size, group, *links)
+        seconds[DGRAD, part] += stack.exposed_tp_backward * again * once
+
+
+def add_ep(seconds: Seconds, rules: Rules, layer: Layer, load: Load, shard: Shard) -> None:
+    """All-to-all of routed rows before and after the experts, forward and backward (arXiv 2006.16668); with expert
+    tensor parallelism the rows are gathered over its ranks as well."""
+    if shard.ep == 1:
+        return
+    group = Group(shard.ep, max(1, min(shard.ep, rules.devices_per_node // shard.expert_tp)))
+    for op in layer.ops:
+        if not isinstance(op, Dispatch | Combine):
+            continue
+        value = op.y if isinstance(op, Dispatch) else op.x
+        sent = value.elements(load, shard) * rules.element_bytes / shard.expert_tp
+        once = all_to_all_s(sent, group, rules.node_link, rules.network_link)
+        if shard.expert_tp > 1:
+            inner = Group(shard.expert_tp, min(shard.expert_tp, rules.devices_per_node))
+            once += gather_s(sent * shard.expert_tp, inner, rules.node_link, rules.network_link)
+        seconds[FORWARD, PART["ep"]] += once
+        if has_dgrad(layer, op):
+            seconds[DGRAD, PART["ep"]] += once

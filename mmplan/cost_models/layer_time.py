@@ -1,0 +1,123 @@
+"""Seconds of a layer's forward, input gradient, weight gradient and recomputation, each split into named parts."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from mmplan.cost_models.counts import FP32_BYTES
+from mmplan.cost_models.expert_ops import GroupedLinear
+from mmplan.cost_models.exposed_time import add_cp, add_ep, add_tp
+from mmplan.cost_models.gemm import STREAM_FRACTION
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.load import Load
+from mmplan.cost_models.op_time import add_attention, add_pointwise, add_product
+from mmplan.cost_models.ops import (
+    Activation,
+    Attention,
+    Conv1d,
+    Linear,
+    Multiply,
+    Op,
+    op_routed,
+)
+from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.time_rules import DGRAD, FORWARD, PART, PARTS, PHASES, RECOMPUTE, WGRAD, Rules, Seconds
+from mmplan.scenario.scenario import Optimizer
+
+_BACKWARD_HOST = 1.6  # kernels of a backward per forward operator, fit to single-node runs of small models on A100
+
+
+def layer_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard) -> Seconds:
+    """Seconds [phase, part] of a layer for one microbatch on one rank; communication is the exposed part."""
+    seconds = np.zeros((len(PHASES), len(PARTS)))
+    launches = 0
+    for op in _fused(layer, rules):
+        if op.y.rows.of(load) == 0:
+            continue
+        launches += 1
+        before = seconds.copy() if layer.imbalance > 1 and op_routed(op) else None
+        match op:
+            case Linear() | GroupedLinear() | Conv1d():
+                add_product(seconds, rules, layer, op, load, shard)
+            case Attention():
+                add_attention(seconds, rules, layer, op, load, shard)
+                add_cp(seconds, rules, op, load, shard)
+            case _:
+                add_pointwise(seconds, rules, layer, op, load, shard)
+        if before is not None:  # the step waits for the rank with the most rows
+            seconds += (layer.imbalance - 1) * (seconds - before)
+    add_tp(seconds, rules, layer, load, shard)
+    add_ep(seconds, rules, layer, load, shard)
+    _add_recompute(seconds, rules, layer)
+    _add_host(seconds, rules, launches)
+    return seconds
+
+
+def optimizer_seconds(rules: Rules, optimizer: Optimizer, parameters: float) -> float:
+    """Seconds of an update of so many parameters on one rank: gradient read and cleared, moments and master weights
+    read and written, the 16-bit weight written; streaming kernels (Apex FusedAdam, torch fused AdamW)."""
+    if parameters == 0:
+        return 0.0
+    moments = 2 * FP32_BYTES if optimizer.name == "adamw" else 0
+    has_master = optimizer.name == "adamw" and rules.element_bytes < FP32_BYTES
+    weights = 2 * FP32_BYTES + rules.element_bytes if has_master else 2 * rules.element_bytes
+    traffic = 2 * rules.gradient_bytes + 2 * moments + weights
+    stream = rules.device.memory_bytes_per_s * STREAM_FRACTION
+    return max(traffic * parameters / stream, rules.device.launch_s)
+
+
+def _fused(layer: Layer, rules: Rules) -> Iterator[Op]:
+    """Operators as the stack launches them: projections of one input as one product, activation with its gate."""
+    ops = layer.ops
+    if not rules.stack.fused:
+        yield from ops
+        return
+    position = 0
+    while position < len(ops):
+        op = ops[position]
+        position += 1
+        if isinstance(op, Linear) and op.parallel == "column":
+            width, unit = op.y.width, op.y.unit
+            while position < len(ops):
+                other = ops[position]
+                same = isinstance(other, Linear) and other.x.name == op.x.name and other.trainable == op.trainable
+                if not same or not isinstance(other, Linear) or other.parallel != "column":
+                    break
+                width += other.y.width
+                unit = min(unit, other.y.unit)
+                position += 1
+            yield replace(op, y=replace(op.y, width=width, unit=unit))
+        elif isinstance(op, Activation) and position < len(ops) and isinstance(ops[position], Multiply):
+            gate = ops[position]
+            position += 1
+            assert isinstance(gate, Multiply)
+            yield replace(gate, a=op.x)  # reads gate and up, writes the product
+        else:
+            yield op
+
+
+def _add_recompute(seconds: Seconds, rules: Rules, layer: Layer) -> None:
+    """What a layer's backward computes again; of `full` with a layer count, `estimate.py` takes the share."""
+    if layer.kind not in ("block", "cross_block") or seconds[DGRAD].sum() + seconds[WGRAD].sum() == 0:
+        return
+    if rules.technique.recompute == "full":
+        seconds[RECOMPUTE] = seconds[FORWARD]
+    elif rules.technique.recompute == "selective":
+        seconds[RECOMPUTE] = seconds[FORWARD] * rules.stack.selective_share
+        seconds[RECOMPUTE, PART["attention"]] = seconds[FORWARD, PART["attention"]]
+        seconds[RECOMPUTE, PART["tp"]] = 0.0
+
+
+def _add_host(seconds: Seconds, rules: Rules, launches: int) -> None:
+    """Where the host needs longer to launch a layer than the device to run it, the device waits."""
+    host_s = launches * rules.stack.host_op_s
+    if host_s == 0:
+        return
+    column = PART["host"]
+    seconds[FORWARD, column] = max(0.0, host_s - seconds[FORWARD].sum())
+    if seconds[RECOMPUTE].sum() > 0:
+        seconds[RECOMPUTE, column] = max(0.0, host_s - seconds[RECOMPUTE].sum())
+    backward = seconds[DGRAD].sum() + seconds[WGRAD].sum()
+    if backward > 0:
+        seconds[DGRAD, column] = max(0.0, _BACKWARD_HOST * host_s - backward)
