@@ -19,11 +19,11 @@ from mmplan.cost_models.ops import (
     Op,
     op_inputs,
     op_trainable,
-    split,
 )
 from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.time_rules import DGRAD, FORWARD, PART, WGRAD, Rules, Seconds
 from mmplan.cost_models.traffic import backward_bytes, forward_bytes
+from mmplan.cost_models.values import split
 
 # Bytes per logit: `plain` casts to fp32 (6), takes log-softmax (8) and its gradient (8) and casts back (6), minus what
 # fusion of neighbours saves (4); `fused` and `chunked` read logits twice and write the gradient once (arXiv 2410.10989,
