@@ -204,8 +204,8 @@ def logits_bytes(layer: Layer, load: Load, setting: Setting, hidden: int) -> tup
     """(kept from forward to backward, needed at work beside that) by the loss of a language model.
 
     plain: fp32 log-probabilities are kept; at work the stack holds `MemoryRules.logit_bytes` in all. fused: the
-    gradient overwrites the logits and is kept (Liger-Kernel cross_entropy.py). chunked: logits of as many rows at a time as
-    make them no larger than the hidden states (Liger-Kernel fused_linear_cross_entropy.py), whose gradient is kept.
+    gradient overwrites the logits and is kept (Liger-Kernel cross_entropy.py). chunked: logits of as many rows at a
+    time as make them no larger than the hidden states, whose gradient is kept (fused_linear_cross_entropy.py).
     """
     width = DTYPE_BYTES[setting.precision]
     logits = sum(op_inputs(op)[0].elements(load, setting.shard) for op in layer.ops)
