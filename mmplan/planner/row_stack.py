@@ -15,11 +15,14 @@ _STACK_WORDS = (
     (r"maxtext|paxml|\bjax\b|t5x|praxis", "jax-2025"),
     (r"foundry|mosaic|\bcomposer\b|\bmpt\b", "llm-foundry-2023"),
     (r"bloom|bigscience|mt-nlg", "megatron-deepspeed-2022"),
-    (r"vtrain|megatron-deepspeed|deepspeed", "megatron-deepspeed-2024"),
+    (r"vtrain|megatron-deepspeed", "megatron-deepspeed-2024"),
     (r"nemo 25|25\.\d\d|gb200|gb300|\bb200|\bb300", "nemo-2025"),
     (r"nemo|megatron[- ]core|mcore|dgx cloud|mlperf|megatron bridge", "nemo-2024"),
     (r"torchtitan|torchtune|picotron|nanotron|litgpt|hugging|llava|axolotl|fsdp2", "torch-2025"),
-    (r"colossal|nnscaler|veomni|pytorch", "torch-2025"),
+    (r"colossal|nnscaler|veomni", "torch-2025"),
+    (r"megascale", "nemo-2024"),
+    (r"opt-175|metaseq|gpt-neox|palm", "megatron-2021"),
+    (r"deepspeed", "deepspeed-2024"),
     (r"megatron|zero bubble|vocabulary parallelism|korthikanti|alpa|oneflow|selene|galvatron|aceso", "megatron-2021"),
     (r"flash-?attn|flashattention", "llm-foundry-2023"),
 )
@@ -64,9 +67,10 @@ def row_stack(row: MeasuredRow) -> str:
             said = f"nemo 25 {said}"
         for pattern, stack in _STACK_WORDS:
             if re.search(pattern, said):
-                return stack
-    old = re.search(r"v100|a100|a40|3090", row.text("gpu"))
-    return "megatron-2021" if old else "torch-2025"
+                return "megatron-2019" if stack == "megatron-2021" and "v100" in row.text("gpu") else stack
+    if "v100" in row.text("gpu"):
+        return "megatron-2019"
+    return "megatron-2021" if re.search(r"a100|a40|3090", row.text("gpu")) else "torch-2025"
 
 
 def row_device(row: MeasuredRow) -> CatalogueDevice | None:

@@ -54,7 +54,9 @@ class StackParameters:
 @cache
 def stack_parameters(stack: str) -> StackParameters:
     """The parameters of a stack; InputError when it is unknown."""
-    return StackParameters(**{**_stack(stack)["parameters"], **fitted_below(f"stack.{stack}")})
+    row = _stack(stack)
+    fitted = fitted_below(f"stack.{row.get('fitted_as', stack)}")
+    return StackParameters(**{**row["parameters"], **fitted})
 
 
 def starting_parameters(stack: str) -> StackParameters:
