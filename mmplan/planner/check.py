@@ -11,6 +11,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.degrees import tp_degrees
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.loads import mean_loads
+from mmplan.errors import CheckError
 from mmplan.planner.check_numbers import check_numbers
 from mmplan.planner.check_program import check_program
 from mmplan.planner.finding import Finding
@@ -31,20 +32,37 @@ def check_plan(plan: Plan) -> tuple[Finding, ...]:
     return (*findings, *check_program(program), *check_tensors(plan, graph, program))
 
 
+def require_structure(plan: Plan) -> None:
+    """What a plan needs to be played at all: a scenario as it was planned, whole stages, degrees that fit. It may break
+    the scenario's wishes, no-split zones and constraints.
+
+    Raises:
+        CheckError: the first finding, and how many more there are.
+    """
+    findings = [finding for finding in check_structure(plan) if finding.rule not in ("constraints", "no-split zone")]
+    if findings:
+        more = f" (and {len(findings) - 1} more, see mmplan check)" if len(findings) > 1 else ""
+        raise CheckError(f"the plan is not sound: {findings[0].message}{more}")
+
+
 def check_structure(plan: Plan) -> tuple[Finding, ...]:
-    """Layers, stages, degrees and batch; no costs."""
+    """Layers, stages, degrees and batch; no costs. A scenario that was changed is reported and not read further."""
+    changed = tuple(_hash(plan))
+    if changed:
+        return changed
     graph = build_graph(plan.scenario)
-    rules = (_hash, _layers, _degrees, _tensor_parallel, _batch, _allowed)
+    rules = (_layers, _degrees, _tensor_parallel, _batch, _allowed)
     findings = [finding for rule in rules for finding in rule(plan, graph)]
     if not any(finding.rule == "layers" for finding in findings):
         findings += [finding for rule in (_stage_order, _zones) for finding in rule(plan, graph)]
     return tuple(findings)
 
 
-def _hash(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
+def _hash(plan: Plan) -> Iterator[Finding]:
     expected = scenario_hash(plan.scenario)
     if plan.scenario_hash != expected:
         message = f"the plan says its scenario has hash {plan.scenario_hash}, the scenario in it has {expected}"
+        message += ": change the scenario's file and optimize again"
         yield Finding(rule="scenario hash", message=message)
 
 
@@ -91,6 +109,8 @@ def _tensor_parallel(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         message = f"tp={plan.tp} does not divide the heads, widths and nodes of this scenario; possible: {names}"
         yield Finding(rule="tensor parallel", message=message)
     cluster = plan.scenario.cluster
+    if plan.tp > 0 and all(pool.devices_per_node % plan.tp == 0 for pool in cluster.pools):
+        return  # groups start at multiples of tp and so do nodes
     for first in range(0, min(plan.rank_count, cluster.device_count), max(plan.tp, 1)):
         last = min(first + plan.tp, cluster.device_count) - 1
         if cluster.node_of(first) != cluster.node_of(last):

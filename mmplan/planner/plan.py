@@ -6,7 +6,7 @@ machine. Ranks are laid out stage-major, then replica, then tp: stage `s` of rep
 """
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,10 +14,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from mmplan.errors import InputError
 from mmplan.files import write_file
+from mmplan.scenario.document import read_text, shown
 from mmplan.scenario.layer_ids import expand_ids, shorten_ids
 from mmplan.scenario.scenario import Scenario
 
 SCHEMA_VERSION = 1
+LARGEST_NUMBER = 2**63  # of seconds or bytes
+MAX_PLAN_BYTES = 1_000_000_000  # a manifest of 64 MB, resolved
 
 ScheduleName = Literal["1f1b", "gpipe"]
 Status = Literal["optimal", "feasible", "given"]
@@ -115,12 +118,9 @@ def load_plan(path: Path) -> Plan:
     """Read plan.json.
 
     Raises:
-        InputError: the file is missing, is not a plan, or has another schema version.
+        InputError: the file is missing, is not a plan, has another schema version, or numbers that no plan can have.
     """
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the plan: {error}", file=path) from error
+    text = read_text(path, "plan", MAX_PLAN_BYTES)
     try:
         plan = _PLAN.validate_json(text)
     except ValidationError as error:
@@ -129,7 +129,21 @@ def load_plan(path: Path) -> Plan:
         raise InputError(f"not a plan: {first['msg']} (of {error.error_count()})", file=path, key=key) from error
     if plan.schema_version != SCHEMA_VERSION:
         raise InputError(f"schema version {plan.schema_version}, this mmplan reads {SCHEMA_VERSION}", file=path)
+    _refuse_impossible_numbers(plan, path)
     try:
         return replace(plan, stages=tuple(replace(s, layers=expand_ids(s.layers)) for s in plan.stages))
     except ValueError as error:
         raise InputError(str(error), file=path, key="stages") from error
+
+
+def _refuse_impossible_numbers(plan: Plan, path: Path) -> None:
+    """Times and bytes are finite and not negative; a gap may be negative, which is the checker's to judge."""
+    parts: list[tuple[str, StagePlan | Certificate]] = [("certificate", plan.certificate)]
+    parts += [(f"stages.{index}", stage) for index, stage in enumerate(plan.stages)]
+    for where, part in parts:
+        for key in (item.name for item in fields(part)):
+            value = getattr(part, key)
+            least = {"gap": -LARGEST_NUMBER, "capacity_bytes": 1}.get(key, 0)
+            if isinstance(value, int | float) and not least <= value < LARGEST_NUMBER:
+                message = f"not a plan: expected a number of at least {least}, found {shown(value)}"
+                raise InputError(message, file=path, key=f"{where}.{key}")

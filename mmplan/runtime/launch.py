@@ -20,6 +20,7 @@ from types import FrameType
 from typing import NoReturn
 
 from mmplan.errors import InputError, RunError
+from mmplan.planner.check import require_structure
 from mmplan.planner.plan import Plan, save_plan
 from mmplan.runtime.measurement import Measurement, OnStep, load_run
 from mmplan.runtime.requirements import DEFAULT_UNIT_S, check_local_run
@@ -54,11 +55,13 @@ def execute(
         The measurement; None on torchrun's ranks other than 0.
 
     Raises:
+        CheckError: the plan's stages or degrees are not sound.
         InputError: the plan needs another number of processes, or cannot be executed by this release.
         RunError: a rank failed; names it and its error.
     """
     if steps < 1:
         raise InputError(f"a run needs at least 1 step, found {steps}")
+    require_structure(plan)
     if local is None:
         # Imported here so that a launcher, which computes nothing, does not load torch.
         from mmplan.runtime.worker import run_worker

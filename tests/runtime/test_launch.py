@@ -11,7 +11,7 @@ import pytest
 from tiny_plans import FOUR_STAGES, TWO_STAGES, hand_plan, tiny_scenario
 
 from mmplan.errors import InputError, RunError
-from mmplan.planner.plan import Plan
+from mmplan.planner.plan import Plan, scenario_hash
 from mmplan.runtime.launch import execute
 from mmplan.runtime.measurement import load_run, save_run
 from mmplan.runtime.requirements import process_count
@@ -165,7 +165,9 @@ def worker_processes() -> list[int]:
 
 
 def test_a_wrong_number_of_processes_is_refused_with_the_arithmetic() -> None:
-    plan = hand_plan(tiny_scenario(), FOUR_STAGES, dp=2)
+    tiny = tiny_scenario()
+    nodes = tuple(replace(pool, nodes=2) for pool in tiny.cluster.pools)
+    plan = hand_plan(replace(tiny, cluster=replace(tiny.cluster, pools=nodes)), FOUR_STAGES, dp=2)
     with pytest.raises(InputError, match=r"^3 local processes, the plan needs pp=4 x dp=2 x tp=1 = 8$"):
         execute(plan, steps=1, local=3)
 
@@ -203,7 +205,8 @@ def test_a_rehearsal_larger_than_the_machine_is_refused_before_it_starts() -> No
     modules = tuple(huge if m.name == "llm" else m for m in plan.scenario.model.modules)
     scenario = replace(plan.scenario, model=replace(plan.scenario.model, modules=modules))
     with pytest.raises(InputError, match=r"real gradient buffers: .* TiB over 4 processes, this machine has "):
-        execute(replace(plan, scenario=scenario, dp=2), steps=1, local=4, rehearse=True)
+        huge_plan = replace(plan, scenario=scenario, scenario_hash=scenario_hash(scenario), dp=2, microbatches=2)
+        execute(huge_plan, steps=1, local=4, rehearse=True)
 
 
 def test_without_torchrun_and_without_local_the_message_says_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
