@@ -191,6 +191,7 @@ def simulate(
     from mmplan.report.perfetto import save_trace
     from mmplan.report.simulation import simulate_plan
     from mmplan.report.tables import prediction_table, stage_table
+    from mmplan.report.utilisation import plan_utilisation, utilisation_table
 
     require_folder(trace, plot, json_path(json_file))
     plan = load_plan(plan_file)
@@ -199,7 +200,8 @@ def simulate(
         save_trace(plan, prediction, trace)
     if plot is not None:
         plot_gantt(plan, prediction, plot)
-    emit(json_file, simulate_document(plan, prediction), stage_table(plan), prediction_table(prediction))
+    parts = stage_table(plan), prediction_table(prediction), utilisation_table(plan_utilisation(plan, prediction))
+    emit(json_file, simulate_document(plan, prediction), *parts)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.result import OptimizeResult
 from mmplan.report.summary import PlanSummary, summarise
+from mmplan.report.utilisation import plan_utilisation
 from mmplan.runtime.measurement import Measurement, run_document
 from mmplan.runtime.validate import Validation
 from mmplan.scenario.catalogue import CatalogueDevice
@@ -62,6 +63,7 @@ def simulate_document(plan: Plan, prediction: Prediction) -> Document:
         "summary": values(summarise(plan.scenario.name, plan, prediction)),
         "stages": stage_values(plan),
         "ranks": ranks,
+        "utilisation": values(plan_utilisation(plan, prediction)),
     }
 
 
