@@ -57,6 +57,7 @@ _MEGATRON_DEEPSPEED = MemoryRules(
 
 RULES: dict[str, MemoryRules] = {
     "mmplan": MemoryRules(engine="plain"),
+    "megatron-2019": _MEGATRON,
     "megatron-2021": _MEGATRON,
     "megatron-deepspeed-2022": _MEGATRON_DEEPSPEED,
     "megatron-deepspeed-2024": _MEGATRON_DEEPSPEED,

@@ -66,10 +66,28 @@ def add_product(
         moved = rules.stack.accumulation_bytes * op_parameters(op, shard) * rules.gradient_bytes / 4
         seconds[WGRAD, PART["pointwise"]] += moved / rules.pointwise_bytes_per_s
     if in_blocks and rules.technique.fp8 != "none":
-        cast = _FP8_CAST_BYTES[rules.technique.fp8] * rows * groups / rules.pointwise_bytes_per_s
-        seconds[FORWARD, PART["pointwise"]] += cast * inner
-        if with_dgrad or trained:
-            seconds[DGRAD, PART["pointwise"]] += cast * outer
+        _add_casts(seconds, rules, op, rows * groups * inner, rows * groups * outer, with_dgrad, trained)
+
+
+def _add_casts(
+    seconds: Seconds,
+    rules: Rules,
+    op: Linear | GroupedLinear | Conv1d,
+    inputs: float,
+    outputs: float,
+    with_dgrad: bool,
+    trained: bool,
+) -> None:
+    """Casts to FP8 of a product's input forward and of its output's gradient backward.
+
+    A norm writes its result in FP8 itself (TransformerEngine LayerNormLinear, LayerNormMLP); the transposed copy is for
+    the weight gradient alone.
+    """
+    size = _FP8_CAST_BYTES[rules.technique.fp8] - (0 if trained else 1)
+    after_norm = op.x.name.endswith("normed")
+    seconds[FORWARD, PART["pointwise"]] += (0 if after_norm else size) * inputs / rules.pointwise_bytes_per_s
+    if with_dgrad or trained:
+        seconds[DGRAD, PART["pointwise"]] += size * outputs / rules.pointwise_bytes_per_s
 
 
 def add_attention(seconds: Seconds, rules: Rules, layer: Layer, op: Attention, load: Load, shard: Shard) -> None:

@@ -25,7 +25,7 @@ _LINEAGES = (
     (r"dgx cloud", "NeMo DGXC"),
     (r"nemo|mlperf", "NeMo tables"),
     (r"bloom|bigscience", "BLOOM"),
-    (r"korthikanti|mt-nlg", "Megatron 530B"),
+    (r"korthikanti|activation recomputation|mt-nlg", "Megatron 530B"),
     (r"vtrain", "vTrain"),
     (r"zero bubble|vocabulary parallelism", "Zero Bubble"),
     (r"foundry", "LLM Foundry"),

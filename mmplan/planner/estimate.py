@@ -192,13 +192,18 @@ class StepEstimator:
         for count, ranks in ((dense, group), (expert, expert_group)):
             if technique.sharding == "optimizer":
                 total += gather_s(count * rules.gradient_bytes, ranks, *links)
-                total += gather_s(count * rules.element_bytes, ranks, *links)
+                total += gather_s(count * self._gathered_bytes(), ranks, *links)
             else:
                 total += all_reduce_s(count * rules.gradient_bytes, ranks, *links)
         if not technique.overlap_dp:
             return total, optimizer
         hidden = min((1 - rules.stack.exposed_dp) * total, stages.bound_s)
         return total - hidden, optimizer
+
+    def _gathered_bytes(self) -> int:
+        """Bytes per parameter of a gather after the update."""
+        in_fp8 = self.rules.technique.fp8 != "none" and self.rules.stack.fp8_gather
+        return 1 if in_fp8 else self.rules.element_bytes
 
     def _sharded_s(self, degrees: Degrees, stages: _Stages) -> float:
         """What FSDP adds (arXiv 2304.11277, section 3): with `parameters` weights are gathered for forward and again

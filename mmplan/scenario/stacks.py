@@ -25,6 +25,7 @@ class StackParameters:
         fsdp_serial: of min(computation, communication) that does not overlap when parameters are sharded.
         host_op_s: host seconds to launch one operator forward (framework and autograd included).
         fused: projections of one input are one product; activation and gate are one kernel.
+        fp8_gather: parameters of FP8 training are gathered in FP8.
         accumulation_bytes: per parameter and microbatch, to add a weight gradient to its fp32 sum.
         pointwise_passes: times that memory-bound operators move their minimal bytes, relative to the catalogue's
             fraction, which covers some.
@@ -43,6 +44,7 @@ class StackParameters:
     fsdp_serial: float = 0.2
     host_op_s: float = 0.0
     fused: bool = True
+    fp8_gather: bool = False
     accumulation_bytes: float = 8.0
     pointwise_passes: float = 1.0
     gemm_rate: float = 1.0
