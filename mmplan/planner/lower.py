@@ -43,13 +43,22 @@ def lower_columns(plan: Plan, graph: ComputationGraph, loads: Sequence[Sequence[
         shape = f"{len(loads)} x {sorted({len(row) for row in loads})}"
         raise ValueError(f"loads are {shape}, the plan has {plan.dp} replicas x {plan.microbatches} microbatches")
     stages = build_stage_graph([stage.layers for stage in plan.stages], graph)
+    return place(plan_pipeline(plan, graph), _tensor_bytes(plan, stages, loads))
+
+
+def plan_pipeline(plan: Plan, graph: ComputationGraph) -> Pipeline:
+    """The plan's schedule and what lowering has to know of its stages.
+
+    Raises:
+        CheckError: the cut is not acyclic or leaves a layer out.
+    """
+    stages = build_stage_graph([stage.layers for stage in plan.stages], graph)
     schedule = build_schedule(plan.schedule, plan.pp, plan.microbatches, stages.depths, stages.has_backward)
-    pipeline = pipeline_of(plan, graph, stages, schedule)
-    return place(pipeline, _tensor_bytes(plan, stages, loads))
+    return pipeline_of(plan, graph, stages, schedule)
 
 
 def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedule: Schedule) -> Pipeline:
-    """What lowering has to know of the plan."""
+    """The same with any schedule of these stages."""
     return Pipeline(
         schedule=schedule_columns(schedule, len(plan.stages), plan.microbatches),
         ranks=tuple(tuple(plan.rank(row, replica) for row in range(len(schedule))) for replica in range(plan.dp)),

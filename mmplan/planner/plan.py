@@ -24,6 +24,7 @@ MAX_PLAN_BYTES = 1_000_000_000  # a manifest of 64 MB, resolved
 
 ScheduleName = Literal["1f1b", "gpipe"]
 Status = Literal["optimal", "feasible", "given"]
+Composition = Literal["in order", "reorder", "balance"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +70,7 @@ class Plan:
     schedule: ScheduleName
     stages: tuple[StagePlan, ...]
     certificate: Certificate
+    composition: Composition = "in order"  # of samples into microbatches (`composition.py`)
     schema_version: int = SCHEMA_VERSION
 
     @property

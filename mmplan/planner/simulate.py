@@ -10,6 +10,7 @@ from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import mean_loads, sample_loads
+from mmplan.planner.composition import plan_step
 from mmplan.planner.durations import predicted_durations
 from mmplan.planner.liveness import Footprint, footprint, memory_steps, peak_buffer_bytes
 from mmplan.planner.lower import lower
@@ -17,7 +18,6 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, RankPrediction, TimedAction
 from mmplan.planner.program import Program, RankProgram
 from mmplan.planner.timing import time_program
-from mmplan.scenario.samples import microbatch_samples
 
 
 def simulate(
@@ -45,7 +45,7 @@ def mean_step_loads(plan: Plan) -> tuple[tuple[Loads, ...], ...]:
 
 def drawn_step_loads(plan: Plan, step: int) -> tuple[tuple[Loads, ...], ...]:
     """Loads of the samples that optimizer step `step` draws from the data, [replica][microbatch]."""
-    drawn = microbatch_samples(plan.scenario, dp=plan.dp, microbatch_size=plan.microbatch_size, step=step)
+    drawn = plan_step(plan, step).samples
     return tuple(tuple(sample_loads(plan.scenario, samples) for samples in replica) for replica in drawn)
 
 

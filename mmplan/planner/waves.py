@@ -63,6 +63,17 @@ def lowered_waves(lowered: Lowered) -> Waves:
     return build_waves(program_graph(lowered.columns, lowered.match), lowered.level)
 
 
+def gated_waves(columns: ProgramColumns) -> Waves:
+    """Waves in which a receive is a node of its own that ends with its send plus the duration it is given: 0, or minus
+    infinity for a tensor that one draw of durations lacks, so that no one waits for it.
+
+    Raises:
+        IrregularError: see `waves_of`.
+    """
+    graph = program_graph(columns, gated=True)
+    return build_waves(graph, None)
+
+
 def price(waves: Waves, durations_s: Floats) -> tuple[Floats, Floats]:
     """Start and end of every action.
 
@@ -133,8 +144,9 @@ def _position_in_group(group: Integers) -> Integers:
     return index - np.maximum.accumulate(np.where(begins, index, 0)) if len(group) else index
 
 
-def program_graph(columns: ProgramColumns, match: Integers | None = None) -> Graph:
-    """What each action waits for; `match` as in `Lowered`, found by name when it is not known.
+def program_graph(columns: ProgramColumns, match: Integers | None = None, *, gated: bool = False) -> Graph:
+    """What each action waits for; `match` as in `Lowered`, found by name when it is not known; `gated` as in
+    `gated_waves`.
 
     Raises:
         IrregularError: see there.
@@ -149,6 +161,9 @@ def program_graph(columns: ProgramColumns, match: Integers | None = None) -> Gra
     need = np.full(count, none, dtype=np.int64)
     (sends,), (receives,) = np.nonzero(kind == SEND), np.nonzero(kind == RECV)
     match = _match(columns, row, sends, receives) if match is None else match
+    if gated:
+        lane[receives] = match[receives]
+        match = index
     graph = Graph(columns=columns, lane=lane, need=need, match=match, link_place=np.zeros(count, dtype=np.int64))
     _link_lanes(graph, row, sends)
     _inputs(graph, row, receives)
@@ -262,7 +277,7 @@ def build_waves(graph: Graph, level: Integers | None) -> Waves:
     lane = np.concatenate([graph.lane, *(join[0] for join in graph.joins)])
     need = np.concatenate([graph.need, *(join[1] for join in graph.joins)])
     is_node = np.ones(len(lane), dtype=bool)
-    is_node[:count] = graph.columns.kind != RECV
+    is_node[:count] = (graph.columns.kind != RECV) | (graph.match == np.arange(count))
     wave = _kahn(lane, need, is_node) if level is None else _fine_levels(graph, level)
     (nodes,) = np.nonzero(is_node)
     wave = wave[nodes]

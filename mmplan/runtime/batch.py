@@ -61,7 +61,7 @@ def make_microbatch(
     scenario: Scenario,
     samples: Sequence[Sample],
     *,
-    first_index: int,
+    indices: Sequence[int],
     targets_in_batch: Mapping[str, int],
     raw_modules: Collection[str],
     dtype: torch.dtype,
@@ -70,7 +70,7 @@ def make_microbatch(
     """Data for `samples`.
 
     Args:
-        first_index: global index of the first sample; the others follow it.
+        indices: global index of each sample.
         raw_modules: modules whose raw inputs are made.
         dtype: of float inputs.
     """
@@ -78,7 +78,7 @@ def make_microbatch(
     per_sample = [sequence_lengths(model, sample) for sample in samples]
     readers = [module for module in model.modules if module.vocabulary is not None]
     drawn = {
-        module.name: [_raw(scenario, module, sample, first_index + k) for k, sample in enumerate(samples)]
+        module.name: [_raw(scenario, module, sample, i) for i, sample in zip(indices, samples, strict=True)]
         for module in model.modules
         if module.name in raw_modules or module.kind == "language_model"
     }

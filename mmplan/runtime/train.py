@@ -11,6 +11,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import sample_loads
+from mmplan.planner.composition import plan_step
 from mmplan.planner.durations import predicted_durations
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
@@ -23,7 +24,6 @@ from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.rehearse import SleepStage, collapse_tp
 from mmplan.runtime.stage import LayerStage, Stage
-from mmplan.scenario.samples import microbatch_samples
 from mmplan.scenario.scenario import Sample
 
 
@@ -43,21 +43,22 @@ class RankStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepData:
-    """Samples and loads of one step, [replica][microbatch]."""
+    """Samples, their global indices and loads of one step, [replica][microbatch]."""
 
     samples: tuple[tuple[tuple[Sample, ...], ...], ...]
+    indices: tuple[tuple[tuple[int, ...], ...], ...]
     loads: tuple[tuple[Loads, ...], ...]
 
 
 def step_data(plan: Plan, step: int) -> StepData:
     """The data of one optimizer step, the same on every rank."""
-    samples = microbatch_samples(plan.scenario, dp=plan.dp, microbatch_size=plan.microbatch_size, step=step)
-    loads = tuple(tuple(sample_loads(plan.scenario, microbatch) for microbatch in row) for row in samples)
-    return StepData(samples=samples, loads=loads)
+    drawn = plan_step(plan, step)
+    loads = tuple(tuple(sample_loads(plan.scenario, microbatch) for microbatch in row) for row in drawn.samples)
+    return StepData(samples=drawn.samples, indices=drawn.indices, loads=loads)
 
 
 def step_microbatches(
-    plan: Plan, data: StepData, step: int, replica: int, raw_modules: Collection[str], device: torch.device
+    plan: Plan, data: StepData, replica: int, raw_modules: Collection[str], device: torch.device
 ) -> list[Microbatch]:
     """One replica's microbatches of a step.
 
@@ -70,18 +71,17 @@ def step_microbatches(
         for loads in row:
             for module, load in loads.items():
                 targets[module] = targets.get(module, 0) + round(load.targets)
-    first = step * scenario.global_batch + replica * plan.microbatches * plan.microbatch_size
     return [
         make_microbatch(
             scenario,
             samples,
-            first_index=first + index * plan.microbatch_size,
+            indices=indices,
             targets_in_batch=targets,
             raw_modules=raw_modules,
             dtype=TORCH_DTYPES[scenario.precision],
             device=device,
         )
-        for index, samples in enumerate(data.samples[replica])
+        for samples, indices in zip(data.samples[replica], data.indices[replica], strict=True)
     ]
 
 
@@ -114,7 +114,7 @@ def prepare_training(plan: Plan, rank: int, device: torch.device) -> Prepare:
     def prepare(step: int) -> tuple[RankProgram, Stage]:
         data = step_data(plan, step)
         program = lower(plan, graph, data.loads).ranks[rank]
-        stage.load(step_microbatches(plan, data, step, replica, stage.raw_modules, device))
+        stage.load(step_microbatches(plan, data, replica, stage.raw_modules, device))
         return program, stage
 
     return prepare

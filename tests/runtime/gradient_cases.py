@@ -120,6 +120,9 @@ def cases() -> dict[str, Plan]:
         "frozen vision stage": hand_plan(frozen_all, FOUR_STAGES),
         "LoRA language model": hand_plan(adapted, FOUR_STAGES),
         "two replicas": hand_plan(tiny, TWO_STAGES, dp=2),
+        "balanced samples": replace(
+            hand_plan(replace(tiny, global_batch=16), TWO_STAGES, dp=2, microbatch_size=2), composition="balance"
+        ),
         "cross-attention in two stages": hand_plan(_cross_attention(tiny), cross_stages),
         "experts, latent attention and DeepStack": hand_plan(_experts(tiny), ((*VISION, "deep.0"), *FOUR_STAGES[1:])),
         "talker": hand_plan(_talker(tiny), talker_stages),
@@ -152,7 +155,7 @@ def whole_model(plan: Plan) -> tuple[dict[str, Tensor], dict[str, float]]:
     raw_modules = [module.name for module in plan.scenario.model.modules if module.projector is None]
     losses: dict[str, float] = {}
     for replica in range(plan.dp):
-        for batch in step_microbatches(plan, data, 0, replica, raw_modules, CPU):
+        for batch in step_microbatches(plan, data, replica, raw_modules, CPU):
             parts = model(batch)
             torch.stack(list(parts.values())).sum().backward()
             for module, loss in parts.items():
@@ -180,7 +183,7 @@ def run_rank(plan: Plan, rank: int, replicas: dist.ProcessGroup | None, control:
     program = RankProgram(rank=rank, stage=program.stage, replica=program.replica, actions=actions)
     stage = build_stage(plan, graph, program.stage, CPU)
     perturb(stage.model)
-    stage.load(step_microbatches(plan, data, 0, program.replica, stage.raw_modules, CPU))
+    stage.load(step_microbatches(plan, data, program.replica, stage.raw_modules, CPU))
     clock = WallClock(control, one_host=True)
     clock.start()
     record = run_step(program, stage, replicas=replicas, device=CPU, clock=clock)

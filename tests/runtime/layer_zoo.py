@@ -191,7 +191,7 @@ def microbatch_of(scenario: Scenario, samples: tuple[Sample, ...], first_index: 
     return make_microbatch(
         scenario,
         samples,
-        first_index=first_index,
+        indices=range(first_index, first_index + len(samples)),
         targets_in_batch={module.name: 10 for module in scenario.model.modules},
         raw_modules=[module.name for module in scenario.model.modules if module.projector is None],
         dtype=dtypes[scenario.precision],

@@ -19,7 +19,7 @@ def batch_of(first_index: int, count: int) -> Microbatch:
     return make_microbatch(
         scenario,
         draw_samples(scenario.data, scenario.seed, first_index, count),
-        first_index=first_index,
+        indices=range(first_index, first_index + count),
         targets_in_batch={"llm": 1},
         raw_modules=MODULES,
         dtype=torch.float32,
@@ -40,7 +40,7 @@ def test_sizes_are_those_the_cost_model_counts() -> None:
     plan = hand_plan(replace(tiny_scenario(), global_batch=8), TWO_STAGES, dp=2, microbatch_size=2)
     data = step_data(plan, 3)
     for replica in range(plan.dp):
-        batches = step_microbatches(plan, data, 3, replica, MODULES, CPU)
+        batches = step_microbatches(plan, data, replica, MODULES, CPU)
         for batch, loads in zip(batches, data.loads[replica], strict=True):
             for module in MODULES:
                 assert batch.inputs[module].numel() == loads[module].input_elements
@@ -65,7 +65,7 @@ def test_inputs_nobody_reads_are_not_made() -> None:
     batch = make_microbatch(
         scenario,
         draw_samples(scenario.data, scenario.seed, 0, 1),
-        first_index=0,
+        indices=(0,),
         targets_in_batch={},
         raw_modules=(),
         dtype=torch.float32,
@@ -81,7 +81,7 @@ def test_a_projector_has_no_raw_input() -> None:
         make_microbatch(
             scenario,
             draw_samples(scenario.data, scenario.seed, 0, 1),
-            first_index=0,
+            indices=(0,),
             targets_in_batch={},
             raw_modules=("projector",),
             dtype=torch.float32,

@@ -1,5 +1,6 @@
 """The executor on four processes against the whole model in one: losses, every gradient, and bytes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,18 @@ def test_pipeline_equals_one_process(name: str, results: Results) -> None:
 def test_bytes_on_the_network_are_those_of_the_program(name: str, results: Results) -> None:
     for rank in results[name]:
         assert rank.sent_bytes == rank.program_bytes
+
+
+def test_balanced_microbatches_train_like_those_in_order() -> None:
+    """One step has the same samples and weighs every token alike: equal losses and gradients up to rounding."""
+    plan = CASES["balanced samples"]
+    balanced, losses = whole_model(plan)
+    in_order, expected = whole_model(replace(plan, composition="in order"))
+    assert step_data(plan, 0).indices != step_data(replace(plan, composition="in order"), 0).indices
+    assert losses == pytest.approx(expected, rel=1e-6)
+    largest = max(gradient.abs().max() for gradient in in_order.values())
+    for name, gradient in in_order.items():
+        assert (balanced[name] - gradient).abs().max() < 1e-6 * largest, name
 
 
 def test_the_cases_hold_microbatches_with_and_without_images() -> None:

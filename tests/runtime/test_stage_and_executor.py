@@ -134,7 +134,7 @@ def test_a_stage_of_the_whole_model_holds_the_bytes_that_the_memory_model_counts
     stage = build_stage(plan, graph, 0, CPU)
     assert sum(p.numel() for p in stage.model.parameters()) == sum(parameters(layer) for layer in graph.layers())
     data = step_data(plan, 0)
-    stage.load(step_microbatches(plan, data, 0, 0, stage.raw_modules, CPU))
+    stage.load(step_microbatches(plan, data, 0, stage.raw_modules, CPU))
     run(*lower(plan, graph, data.loads).ranks[0].actions, stage=stage)
     expected = sum(state_bytes(layer, scenario.precision, scenario.optimizer) for layer in graph.layers())
     assert stage.memory_bytes() == expected

@@ -1,0 +1,167 @@
+"""Step times of a plan over the data: many steps drawn, composed and priced at once by the array clock.
+
+Exactly what `simulate` says of each step, without its timeline. The program is lowered once with every tensor; where a
+microbatch lacks one, its receive is shut: no one waits for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmplan.cost_models.cost_model import CostModel
+from mmplan.cost_models.counts import edge_bytes, trainable_parameters
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.load import Loads
+from mmplan.cost_models.loads import sample_loads
+from mmplan.planner.columns import RECV, SEND, W
+from mmplan.planner.composition import SampleTimes, StepComposition, imbalance, step_composition
+from mmplan.planner.durations import replicas_per_node
+from mmplan.planner.lower import plan_pipeline, stage_gradient_bytes
+from mmplan.planner.place import place
+from mmplan.planner.plan import Composition, Plan
+from mmplan.planner.stage_graph import StageGraph, build_stage_graph
+from mmplan.planner.waves import Waves, gated_waves, node_ends
+from mmplan.scenario.scenario import Sample
+
+Floats = NDArray[np.float64]
+
+_CELLS = 4_000_000  # durations priced at once: 32 MB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
+    """Simulated seconds of every drawn step; `imbalance`: by modality the largest microbatch over the mean one, on
+    average over the steps."""
+
+    composition: Composition
+    step_s: tuple[float, ...]
+    imbalance: dict[str, float]
+
+    @property
+    def mean_s(self) -> float:
+        return float(np.mean(self.step_s))
+
+    @property
+    def error_s(self) -> float:
+        """Standard error of the mean."""
+        return float(np.std(self.step_s, ddof=1) / np.sqrt(len(self.step_s))) if len(self.step_s) > 1 else 0.0
+
+    def quantile_s(self, fraction: float) -> float:
+        return float(np.quantile(self.step_s, fraction))
+
+
+def step_times(
+    plan: Plan, graph: ComputationGraph, costs: CostModel, *, steps: int, compositions: Sequence[Composition]
+) -> tuple[StepTimes, ...]:
+    """Steps 0 to `steps` - 1 of the data under each composition."""
+    clock, times = _StepClock(plan, graph, costs), SampleTimes(plan, graph, costs)
+    results = []
+    for composition in compositions:
+        drawn = [step_composition(plan, step, composition, times) for step in range(steps)]
+        ratios: dict[str, list[float]] = {}
+        for one in drawn:
+            for modality, ratio in imbalance(one, times).items():
+                ratios.setdefault(modality, []).append(ratio)
+        means = {modality: float(np.mean(values)) for modality, values in ratios.items()}
+        results.append(StepTimes(composition=composition, step_s=tuple(clock.seconds(drawn).tolist()), imbalance=means))
+    return tuple(results)
+
+
+class _StepClock:
+    """The plan's program as waves, and the prices of microbatches met so far."""
+
+    def __init__(self, plan: Plan, graph: ComputationGraph, costs: CostModel) -> None:
+        self._plan, self._graph, self._costs = plan, graph, costs
+        self._stages: StageGraph = build_stage_graph([stage.layers for stage in plan.stages], graph)
+        pipeline = plan_pipeline(plan, graph)
+        sizes = np.ones((1, plan.microbatches, len(pipeline.transfers)), dtype=np.int64)
+        self._columns = place(pipeline, sizes).columns
+        self._waves: Waves = gated_waves(self._columns)
+        self._layers = [[graph.layer(layer) for layer in stage.layers] for stage in plan.stages]
+        self._rows: dict[tuple[Sample, ...], int] = {}
+        self._prices: list[Floats] = []  # [stage, F B I W]
+        self._sizes: list[list[int]] = []  # bytes of each cut
+        self._finish_s = self._finish()
+
+    def seconds(self, drawn: Sequence[StepComposition]) -> Floats:
+        """`[steps]`."""
+        rows = np.array([[[self._row(group) for group in row] for row in one.samples] for one in drawn])
+        steps, dp, m = rows.shape
+        flat = rows.reshape(steps * dp, m)
+        width = max(1, _CELLS // max(self._columns.size, 1))
+        ends_s = np.concatenate([self._ends(flat[begin : begin + width]) for begin in range(0, len(flat), width)])
+        # Replicas meet in the reduction; a stage without one goes on alone.
+        by_rank = ends_s.reshape(steps, dp, -1)
+        reduces = np.array([reduced for reduced, _ in self._finish_s])
+        finish_s = np.array([seconds for _, seconds in self._finish_s])
+        last_s = np.where(reduces, by_rank.max(axis=1, keepdims=True), by_rank)
+        result: Floats = (last_s + finish_s).max(axis=(1, 2))
+        return result
+
+    def _row(self, samples: tuple[Sample, ...]) -> int:
+        """Number of a microbatch's prices; the order of its samples does not matter."""
+        key = tuple(sorted(samples, key=lambda s: (s.text_tokens, s.images, s.audio_s, s.speech_tokens)))
+        if key not in self._rows:
+            loads = sample_loads(self._plan.scenario, key)
+            self._rows[key] = len(self._prices)
+            self._prices.append(self._price(loads))
+            cuts = self._stages.cuts
+            self._sizes.append([edge_bytes(cut.edge, loads, self._plan.scenario.precision) for cut in cuts])
+        return self._rows[key]
+
+    def _price(self, loads: Loads) -> Floats:
+        costs, tp = self._costs, self._plan.tp
+        result = np.zeros((len(self._layers), 4))
+        for stage, layers in enumerate(self._layers):
+            for layer in layers:
+                load = loads[layer.module]
+                dgrad_s, wgrad_s = costs.dgrad_s(layer, load, tp), costs.wgrad_s(layer, load, tp)
+                result[stage] += (costs.forward_s(layer, load, tp), dgrad_s + wgrad_s, dgrad_s, wgrad_s)
+        return result
+
+    def _ends(self, rows: NDArray[np.int64]) -> Floats:
+        """`[draws, pipeline ranks]`: end of each rank's last compute."""
+        columns = self._columns
+        durations_s = np.zeros((columns.size, len(rows)))
+        (computes,) = np.nonzero(columns.kind <= W)
+        prices = np.stack(self._prices)
+        of_action = rows.T[columns.microbatch[computes]]  # [computes, draws]
+        durations_s[computes] = prices[of_action, columns.stage[computes, None], columns.kind[computes, None]]
+        sizes = np.array(self._sizes, dtype=np.int64).reshape(len(self._sizes), -1)
+        known: dict[tuple[int, bool], float] = {}
+        node_of = self._plan.scenario.cluster.node_of
+        own = columns.ranks[columns.row]
+        for action in np.nonzero((columns.kind == SEND) | (columns.kind == RECV))[0].tolist():
+            moved = sizes[rows[:, columns.microbatch[action]], columns.tensor[action] // 2]
+            if columns.kind[action] == RECV:
+                durations_s[action] = np.where(moved > 0, 0.0, -np.inf)
+                continue
+            near = node_of(int(own[action])) == node_of(int(columns.peer[action]))
+            distinct, place_ = np.unique(moved, return_inverse=True)
+            for size in distinct.tolist():
+                if (size, near) not in known:
+                    known[size, near] = self._costs.transfer_s(size, near) if size else 0.0
+            durations_s[action] = np.array([known[size, near] for size in distinct.tolist()])[place_]
+        ends_s = node_ends(self._waves, durations_s)
+        lasts = [computes[columns.row[computes] == row].max() for row in range(len(columns.ranks))]
+        result: Floats = ends_s[self._waves.node[lasts]].T
+        return result
+
+    def _finish(self) -> list[tuple[bool, float]]:
+        """Of each pipeline rank, whether it reduces gradients, and the seconds of its reductions and update."""
+        plan, columns = self._plan, self._columns
+        result = []
+        for row in range(len(columns.ranks)):
+            span = slice(int(columns.first[row]), int(columns.first[row + 1]))
+            stages = sorted({int(s) for s, k in zip(columns.stage[span], columns.kind[span], strict=True) if k <= W})
+            seconds, reduced = 0.0, False
+            for stage in stages:
+                size = stage_gradient_bytes(plan, self._graph, stage)
+                if plan.dp > 1 and size > 0:
+                    seconds += self._costs.all_reduce_s(size, plan.dp, replicas_per_node(plan, stage))
+                    reduced = True
+            parameters = sum(trainable_parameters(layer) for stage in stages for layer in self._layers[stage])
+            result.append((reduced, seconds + self._costs.optimizer_s(parameters // plan.tp)))
+        return result
