@@ -10,6 +10,8 @@ from rich.table import Table
 
 from mmplan.errors import InputError
 from mmplan.planner.backtest import Backtest, PricedRow, Scores, scores
+from mmplan.planner.estimate import StepEstimator
+from mmplan.planner.interval import step_interval
 from mmplan.planner.leave_one_out import LeftOut
 from mmplan.planner.memory_backtest import MemoryBacktest
 from mmplan.report.documents import values
@@ -94,10 +96,13 @@ def explain_table(result: Backtest, row_id: str) -> Table:
         f"measured {format_seconds(row.job.step_s)} ({row.error:+.1%})"
     )
     result_table = table(title, "part", "seconds", "share", right=("seconds", "share"))
-    for name, seconds in row.estimate.named().items():
-        if seconds > 0:
-            result_table.add_row(name, format_seconds(seconds), f"{seconds / row.estimate.step_s:.1%}")
+    for name, part_s in row.estimate.named().items():
+        if part_s > 0:
+            result_table.add_row(name, format_seconds(part_s), f"{part_s / row.estimate.step_s:.1%}")
+    interval = step_interval(StepEstimator(row.job.scenario), degrees)
+    seconds = f"{format_seconds(interval.p10_s)} to {format_seconds(interval.p90_s)}"
     result_table.add_section()
+    result_table.add_row("P10 to P90", seconds, f"widest by {interval.largest}" if interval.largest else "")
     for label, item in (("configuration", degrees), ("software", technique)):
         said = ", ".join(f"{name} {value}" for name, value in values(item).items() if value not in (1, None, False))
         result_table.add_row(label, said, "")

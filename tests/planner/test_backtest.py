@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 from mmplan.errors import InputError
-from mmplan.planner.backtest import SHIPPED, Backtest, backtest, backtest_rows, lineage, scores
+from mmplan.planner.backtest import SHIPPED, Backtest, backtest, backtest_rows, job_estimator, lineage, scores
 from mmplan.planner.estimate import StepEstimator
 from mmplan.planner.fit_table import PARAMETERS
+from mmplan.planner.interval import step_interval
 from mmplan.planner.leave_one_out import leave_one_out
 from mmplan.planner.measured import MeasuredRow, read_measured
 from mmplan.planner.parameter_fit import RowModel, fit_parameters, parameter_value, starting, with_parameters
 from mmplan.planner.row_job import RowJob, Unpriced, row_job
+from mmplan.scenario.scenario import Data, Model
 
 HEADER = "id,source,layers,hidden,heads,seq_len,gpu,n_gpus,tp,pp,micro_batch,global_batch,precision,step_time_s\n"
 GOOD = "a,paper,24,2048,16,2048,A100-SXM-80GB,8,1,1,4,256,bf16,1.5\n"
@@ -114,7 +116,8 @@ def test_ranking_and_regret_inside_a_sweep(tmp_path: Path) -> None:
     wrong = scores(backtest_rows(read_measured(written(tmp_path, HEADER + rows.replace("1.5\n", "6.0\n")))).priced)
     assert right is not None and wrong is not None
     assert (right.tau, right.regret, right.sweeps) == (1.0, 0.0, 1)
-    assert (wrong.tau, wrong.regret) == (-1.0, pytest.approx(1.0))
+    assert wrong.tau == -1.0
+    assert wrong.regret == pytest.approx(1.0)
 
 
 def fitted_to(factor: float) -> float:
@@ -157,3 +160,14 @@ def test_a_row_with_an_encoder_is_not_priced_as_text() -> None:
     numbers = dict.fromkeys(("layers", "hidden", "sequence", "gpus", "global_batch", "step_s"), 8.0)
     result = row_job(MeasuredRow("t", 1, texts, numbers))
     assert isinstance(result, Unpriced) and "has an encoder (CLIP)" in result.reason
+
+
+def test_eight_of_ten_held_out_rows_lie_between_p10_and_p90(shipped: Backtest) -> None:
+    rows = [row for row in shipped.priced if row.job.row.split == "held-out"][::2]
+    known: dict[tuple[Model, Data], StepEstimator] = {}
+    inside = 0
+    for row in rows:
+        interval = step_interval(job_estimator(row.job, known), row.job.degrees)
+        assert interval.p10_s < row.estimate.step_s < interval.p90_s
+        inside += interval.p10_s <= row.job.step_s <= interval.p90_s
+    assert 0.7 <= inside / len(rows) <= 0.9

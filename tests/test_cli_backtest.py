@@ -1,0 +1,52 @@
+"""`mmplan backtest` as a user runs it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mmplan.cli import app
+from mmplan.errors import InputError
+from mmplan.planner.backtest import SHIPPED
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """The zero-bubble rows of the shipped table and one of an unknown GPU."""
+    lines = SHIPPED.read_text().splitlines()
+    chosen = [line for line in lines if line.startswith("zb-")]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join([lines[0], *chosen, chosen[0].replace("a100-sxm-80", "abacus")]) + "\n")
+    return path
+
+
+def test_the_document_has_scores_overall_and_per_source_and_what_is_missing(rows: Path) -> None:
+    result = RUNNER.invoke(app, ["backtest", str(rows), "--json", "-"])
+    assert result.exit_code == 0
+    document = json.loads(result.stdout)
+    assert document["schema"] == "mmplan.backtest/1"
+    for scores in (document["overall"], document["sources"]["Zero Bubble, table 4"]):
+        assert scores["n"] == 36
+        assert {"median_ape", "p90_ape", "bias", "tau", "regret"} <= set(scores)
+    assert [row["reason"] for row in document["unpriced"]] == ["unknown GPU 'abacus'"]
+    assert document["memory"]["overall"]["n"] == 36
+
+
+def test_the_table_names_sources_and_what_is_not_priced(rows: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "scatter.png"
+    result = RUNNER.invoke(app, ["backtest", str(rows), "--plot", str(picture)])
+    assert result.exit_code == 0
+    assert "Zero Bubble, table 4" in result.stdout and "unknown GPU 'abacus'" in result.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_row_is_explained_part_by_part(rows: Path) -> None:
+    result = RUNNER.invoke(app, ["backtest", str(rows), "--explain", "zb-001"])
+    assert result.exit_code == 0
+    for word in ("gemm", "attention", "vocabulary", "P10 to P90", "megatron-2021"):
+        assert word in result.stdout
+    unknown = RUNNER.invoke(app, ["backtest", str(rows), "--explain", "zb-999"])
+    assert isinstance(unknown.exception, InputError) and "no row has the id 'zb-999'" in str(unknown.exception)
