@@ -8,8 +8,13 @@ stage without backward (frozen, nothing trained upstream) only has forwards and 
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from mmplan.planner.plan import ScheduleName
 from mmplan.planner.schedule import Compute, Schedule
+
+IntArray = npt.NDArray[np.int64]
 
 
 def build_schedule(
@@ -37,6 +42,13 @@ def build_schedule(
 def in_flight(name: ScheduleName, microbatches: int, depth: int) -> int:
     """Microbatches whose activations a stage at `depth` stages from the end of the pipeline holds at once."""
     return min(microbatches, depth) if name == "1f1b" else microbatches
+
+
+def in_flight_counts(name: ScheduleName, microbatches: IntArray | int, depths: IntArray | int) -> IntArray:
+    """`in_flight` of many stages at once."""
+    if name == "1f1b":
+        return np.minimum(microbatches, depths, dtype=np.int64)
+    return np.broadcast_to(np.asarray(microbatches, dtype=np.int64), np.broadcast(microbatches, depths).shape)
 
 
 def _stage_order(stage: int, microbatches: int, admitted: int, has_backward: bool) -> tuple[Compute, ...]:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mmplan.planner.cut_problem import CutProblem
+from mmplan.planner.stage_order import tail_start
 from mmplan.planner.upsets import BoolArray, IntArray
 
 
@@ -30,6 +31,18 @@ def finish_floors(problem: CutProblem, stages: IntArray) -> IntArray:
     """[stages] no cut ends its step sooner after the last backward."""
     fixed_ns = problem.finish_fixed_ns if any(problem.trainable) else 0
     floors: IntArray = fixed_ns + np.maximum(max(problem.finish_ns), -(-sum(problem.finish_ns) // stages))
+    return floors
+
+
+def transfer_floors(problem: CutProblem, stages: IntArray) -> IntArray:
+    """[stages] a microbatch waits at least so long for tensors between stages on its heaviest path.
+
+    Where all groups are one chain each stage but the last sends one; else none is counted.
+    """
+    follow = [(edge.producer, edge.consumer) for edge in problem.edges]
+    least_ns = min((edge.lag_ns for edge in problem.edges), default=0)
+    chain = tail_start(problem.groups, follow) == 0
+    floors: IntArray = (stages - 1) * (least_ns if chain else 0)
     return floors
 
 

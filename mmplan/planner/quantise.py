@@ -7,6 +7,9 @@ up and capacities down, so that what fits in integers fits.
 
 import math
 
+import numpy as np
+import numpy.typing as npt
+
 NS_PER_S = 1_000_000_000
 
 
@@ -44,3 +47,8 @@ def floor_ns_of_bound(solver_bound: float) -> int:
 def floor_percent(fraction: float) -> int:
     """Whole percent that are not more."""
     return math.floor(100 * fraction)
+
+
+def above_ns(durations_ns: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Whole nanoseconds that are surely not less than sums of many doubles."""
+    return np.ceil(durations_ns * (1 + 1e-9)).astype(np.int64) + 1

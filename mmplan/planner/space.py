@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
-from mmplan.planner.bounds import NEVER, lower_bounds_ns
+from mmplan.planner.bounds import NEVER, Bounds, lower_bounds
 from mmplan.planner.configuration import Configuration, list_configurations
 from mmplan.planner.contract import GroupGraph, coarsen, contract
 from mmplan.planner.cut_result import CutResult
@@ -31,7 +31,11 @@ class Space:
     coarse: GroupGraph
     upsets: Upsets  # of `coarse`
     configurations: tuple[Configuration, ...]
-    bounds_ns: IntArray
+    bounds: Bounds
+
+    @property
+    def bounds_ns(self) -> IntArray:
+        return self.bounds.step_ns
 
     @property
     def exact(self) -> bool:
@@ -67,7 +71,7 @@ def build_space(scenario: Scenario) -> Space:
         coarse=coarse,
         upsets=upsets,
         configurations=configurations,
-        bounds_ns=lower_bounds_ns(prices, groups, configurations),
+        bounds=lower_bounds(prices, groups, configurations),
     )
 
 
