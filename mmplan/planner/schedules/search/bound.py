@@ -13,7 +13,6 @@ import numpy as np
 
 from mmplan.planner.schedules.search.nodes import Arc, Nodes
 
-_ROUNDS = 4
 _SHARPENED = 4000  # actions; above, paths alone
 
 
@@ -37,11 +36,12 @@ def heads_and_tails(nodes: Nodes) -> tuple[np.ndarray, np.ndarray]:
             after[early].append((late, lag_s))
     order = topological(before, after)
     backwards = order[::-1]
+    zero, delivery_s = [0.0] * len(order), [nodes.delivery_s[rank] for rank in nodes.rank]
     if len(order) > _SHARPENED:
-        return _longest(nodes, order, before), _longest(nodes, backwards, after)
+        return _longest(nodes, order, before, zero), _longest(nodes, backwards, after, delivery_s)
     earlier, later = _on_rank(nodes, order, before), _on_rank(nodes, backwards, after)
-    heads = _sharpened(nodes, order, before, earlier)
-    tails = _sharpened(nodes, backwards, after, later)
+    heads = _sharpened(nodes, order, before, earlier, zero)
+    tails = _sharpened(nodes, backwards, after, later, delivery_s)
     return heads, tails
 
 
@@ -106,10 +106,13 @@ def by_head_from(by_tail: np.ndarray, first: int) -> np.ndarray:
     return np.flatnonzero(by_tail >= first)
 
 
-def _longest(nodes: Nodes, order: Sequence[int], before: Sequence[Sequence[Arc]]) -> np.ndarray:
-    heads = [0.0] * len(order)
+def _longest(
+    nodes: Nodes, order: Sequence[int], before: Sequence[Sequence[Arc]], least: Sequence[float]
+) -> np.ndarray:
+    heads = list(least)
     for number in order:
-        heads[number] = max((heads[other] + nodes.seconds[other] + lag_s for other, lag_s in before[number]), default=0.0)
+        for other, lag_s in before[number]:
+            heads[number] = max(heads[number], heads[other] + nodes.seconds[other] + lag_s)
     return np.array(heads)
 
 
@@ -134,13 +137,17 @@ def _on_rank(nodes: Nodes, order: Sequence[int], before: Sequence[Sequence[Arc]]
 
 
 def _sharpened(
-    nodes: Nodes, order: Sequence[int], before: Sequence[Sequence[Arc]], earlier: Sequence[np.ndarray]
+    nodes: Nodes,
+    order: Sequence[int],
+    before: Sequence[Sequence[Arc]],
+    earlier: Sequence[np.ndarray],
+    least: Sequence[float],
 ) -> np.ndarray:
     """Longest paths in which an action also waits until its rank has done all that must come before it."""
-    heads = np.zeros(len(order))
+    heads = np.array(least)
     seconds = np.array(nodes.seconds)
     for number in order:
-        head = max((heads[other] + seconds[other] + lag_s for other, lag_s in before[number]), default=0.0)
+        head = max([heads[number], *(heads[other] + seconds[other] + lag_s for other, lag_s in before[number])])
         row = earlier[number]
         if len(row):
             starts = heads[row]

@@ -2,7 +2,7 @@
 
 All rows of a batch advance together. In each turn a rank picks among the next actions of its lanes, (kind, stage) in
 microbatch order: those that could start before the earliest one plus `patience` of its duration, and of them the one
-with the least `offset` + position. Every pick that starts before any pick of its row ends is made at once, because
+with the least `offset` + microbatch. Every pick that starts before any pick of its row ends is made at once, because
 nothing that is not known yet could come before it.
 """
 
@@ -59,6 +59,7 @@ class Lister:
         longest = max(len(numbers) for numbers in nodes.lanes)
         self.lane_of = np.full(width, -1)
         self.node = np.full((width, longest + 1), self.count)  # the sentinel has no end
+        self.microbatch = np.zeros((width, longest + 1))
         self.is_forward = np.zeros(width, dtype=bool)
         self.stage = np.zeros(width, dtype=int)
         for rank, row in enumerate(on_rank):
@@ -66,6 +67,7 @@ class Lister:
                 place = rank * self.slots + slot
                 numbers = nodes.lanes[lane]
                 first = nodes.actions[numbers[0]]
+                self.microbatch[place, : len(numbers)] = [nodes.actions[number].microbatch for number in numbers]
                 self.lane_of[place] = lane
                 self.node[place, : len(numbers)] = numbers
                 self.stage[place] = first.stage
@@ -93,13 +95,13 @@ class Lister:
             for column, (other, lag) in enumerate(arcs):
                 self.input[number, column], self.lag[number, column] = other, lag
         self.input[self.count, :] = self.count
+        self.delivery_s = np.array(nodes.delivery_s)
         self.capacity = np.array(problem.capacity) * (1 + 1e-9)
 
     def run(self, rules: Rules, limit_s: float = _FAR) -> Listed:
         """Schedules of all rows; rows whose clocks pass `limit_s` are given up."""
         rows = len(rules.offset)
         width, slots, ranks = self.ranks * self.slots, self.slots, self.ranks
-        row_index = np.arange(rows)[:, None]
         offset = rules.offset[:, self.lane_of]
         allowed = rules.in_flight[:, self.stage]
         position = np.zeros((rows, width), dtype=int)
@@ -114,7 +116,7 @@ class Lister:
         picks = []
         alive = np.ones(rows, dtype=bool)
         while True:
-            node = self.node[lanes[None, :], position]
+            node = self.node[lanes, position]
             inputs = self.input[node]
             ready_s = (np.take_along_axis(end_s, inputs.reshape(rows, -1), 1).reshape(inputs.shape) + self.lag[node]).max(2)
             start_s = np.maximum(ready_s, clock_s[:, rank_of_place])
@@ -126,7 +128,7 @@ class Lister:
             first = by_rank.argmin(2) + base
             first_s = np.take_along_axis(start_s, first, 1)
             within_s = first_s + rules.patience * self.seconds[np.take_along_axis(node, first, 1)]
-            urgency = np.where(by_rank <= within_s[:, :, None], (offset + position).reshape(rows, ranks, slots), _FAR)
+            urgency = np.where(by_rank <= within_s[:, :, None], (offset + self.microbatch[lanes, position]).reshape(rows, ranks, slots), _FAR)
             pick = urgency.argmin(2) + base
             pick_s = np.take_along_axis(start_s, pick, 1)
             number = np.take_along_axis(node, pick, 1)
@@ -146,6 +148,5 @@ class Lister:
             np.add.at(flying, (where, self.stage_of_node[chosen]), self.in_flight_change[chosen])
             picks.append(np.where(made, number, -1))
         done = position.sum(1) == self.count
-        makespan_s = np.where(done, clock_s.max(1), np.inf)
-        del row_index
+        makespan_s = np.where(done, (clock_s + self.delivery_s).max(1), np.inf)
         return Listed(makespan_s, np.stack(picks) if picks else np.zeros((0, rows, ranks), dtype=int))

@@ -24,6 +24,8 @@ class Nodes:
         actions: what each number is.
         lanes: numbers of each (kind, stage) that exists, in microbatch order; a schedule keeps this order.
         before, after: data arcs, and from each action of a lane to the next.
+        delivery_s: what is added to a rank's last end. Zero for makespans. When the longest span of a rank is what
+            counts, ranks that can start early get more, and all lengths are `offset_s` above the span.
     """
 
     problem: ScheduleProblem
@@ -36,6 +38,8 @@ class Nodes:
     lanes: tuple[tuple[int, ...], ...]
     before: tuple[tuple[Arc, ...], ...]
     after: tuple[tuple[Arc, ...], ...]
+    delivery_s: tuple[float, ...]
+    offset_s: float
 
     def of_rank(self, rank: int) -> np.ndarray:
         return np.flatnonzero(np.array(self.rank) == rank)
@@ -56,8 +60,13 @@ class Nodes:
         return tuple(tuple(self.actions[number] for number in order) for order in orders)
 
 
-def build_nodes(problem: ScheduleProblem) -> Nodes:
-    """Numbers and arcs of a problem."""
+def build_nodes(problem: ScheduleProblem, *, spans: bool = False) -> Nodes:
+    """Numbers and arcs of a problem.
+
+    Args:
+        spans: compare schedules by the longest span of a rank. Every rank starts with its first forward as early as it
+            can be there, so spans are ends less constants.
+    """
     actions: list[Compute] = []
     lanes: list[tuple[int, ...]] = []
     for kind in KINDS:
@@ -87,6 +96,7 @@ def build_nodes(problem: ScheduleProblem) -> Nodes:
         for other, lag_s in arcs:
             after[other].append((index, lag_s))
     stages = problem.stages
+    first_s = _first_starts(problem) if spans else [0.0] * problem.ranks
     return Nodes(
         problem=problem,
         actions=tuple(actions),
@@ -98,7 +108,18 @@ def build_nodes(problem: ScheduleProblem) -> Nodes:
         lanes=tuple(lanes),
         before=tuple(map(tuple, before)),
         after=tuple(map(tuple, after)),
+        delivery_s=tuple(max(first_s) - start_s for start_s in first_s),
+        offset_s=max(first_s),
     )
+
+
+def _first_starts(problem: ScheduleProblem) -> list[float]:
+    """When the first microbatch can reach each rank."""
+    start_s = [0.0] * len(problem.stages)
+    for edge in sorted(problem.edges, key=lambda edge: edge.source):
+        arrival_s = start_s[edge.source] + problem.stages[edge.source].forward_s[0] + edge.forward_s
+        start_s[edge.target] = max(start_s[edge.target], arrival_s)
+    return [min(start_s[stage] for stage in problem.stages_of(rank)) for rank in range(problem.ranks)]
 
 
 def _join(before: list[list[Arc]], number: dict[Compute, int], early: Compute, late: Compute, lag_s: float) -> None:

@@ -1,0 +1,207 @@
+"""The best schedule of a problem that can be found in a time limit, with a bound: families, rules, moves, windows, proof.
+
+Each method starts from what the ones before it found and none makes it worse: published families; evolution of list
+scheduling; then rounds of tabu search and of windows of time solved by CP-SAT; on small programs CP-SAT at last tries to
+close the gap. Work is counted in generations, iterations and deterministic time, so a seed gives one result on every
+machine as long as the time limit is not what ends the search. Everything ends as soon as the bound is reached.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from time import perf_counter
+
+from mmplan.errors import NoPlanFoundError
+from mmplan.planner.schedule import Schedule
+from mmplan.planner.schedules.evaluate import evaluate, fits
+from mmplan.planner.schedules.families import FAMILIES
+from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
+from mmplan.planner.schedules.search.bound import makespan_bound_s
+from mmplan.planner.schedules.search.evolution import evolve
+from mmplan.planner.schedules.search.nodes import Nodes, build_nodes
+from mmplan.planner.schedules.search.orders import Orders
+from mmplan.planner.schedules.search.tabu import TabuSearch
+from mmplan.planner.schedules.search.windows import solve_window
+
+GENERATIONS, ROUNDS, ITERATIONS, WINDOWS = 12, 12, 1200, 12
+STARTS = 3  # orders of evolution that tabu search goes on from in its first round
+WINDOW_EFFORT = 0.3
+PROVED_ACTIONS, PROOF_EFFORT = 400, 4.0
+LARGE = 4000  # actions above which moves and windows are left out: one evaluation takes too long
+_FIRST_WINDOW, _LAST_WINDOW, _WIDER = 80, 260, 1.25  # actions in a window
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleResult:
+    """`gap` = (makespan_s - bound_s) / makespan_s; `method` is what found the schedule; `tried` every method in turn
+    with the makespan after it, families that do not apply or do not fit with the reason."""
+
+    schedule: Schedule
+    makespan_s: float
+    span_s: float
+    bound_s: float
+    gap: float
+    method: str
+    tried: tuple[tuple[str, float | str], ...]
+    wall_s: float
+
+
+def best_schedule(
+    problem: ScheduleProblem,
+    *,
+    time_limit_s: float = 6.0,
+    seed: int = 0,
+    spans: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> ScheduleResult:
+    """The best schedule found.
+
+    Args:
+        spans: compare by the longest span of a rank instead of the makespan (see `Evaluation`).
+        stop: asked often; True ends with the best so far.
+
+    Raises:
+        NoPlanFoundError: no schedule within the memory of the ranks was found.
+    """
+    started = perf_counter()
+    nodes = build_nodes(problem, spans=spans)
+    state = _State(nodes, makespan_bound_s(nodes), lambda: stop() or perf_counter() - started > time_limit_s)
+    _families(state)
+    if not state.ended():
+        _rules(state, seed)
+    if state.rows is None:
+        raise NoPlanFoundError(f"no schedule of {len(problem.stages)} stages fits the memory of its {problem.ranks} ranks")
+    if len(nodes.actions) <= LARGE:
+        _rounds(state, seed)
+        if len(nodes.actions) <= PROVED_ACTIONS and not state.ended():
+            _prove(state, seed)
+    schedule = nodes.schedule(state.rows)
+    evaluation = evaluate(problem, schedule)
+    value_s = evaluation.span_s if spans else evaluation.makespan_s
+    bound_s = min(state.bound_s - nodes.offset_s, value_s)
+    return ScheduleResult(
+        schedule=schedule,
+        makespan_s=evaluation.makespan_s,
+        span_s=evaluation.span_s,
+        bound_s=bound_s,
+        gap=(value_s - bound_s) / value_s if value_s > 0 else 0.0,
+        method=state.method,
+        tried=tuple(state.tried),
+        wall_s=perf_counter() - started,
+    )
+
+
+class _State:
+    """The best rows so far, other good ones to start from, and what was tried."""
+
+    def __init__(self, nodes: Nodes, bound_s: float, timeout: Callable[[], bool]) -> None:
+        self.nodes, self.bound_s, self.timeout = nodes, bound_s, timeout
+        self.rows: list[list[int]] | None = None
+        self.best_s = float("inf")
+        self.method = ""
+        self.tried: list[tuple[str, float | str]] = []
+        self.starts: list[list[list[int]]] = []
+
+    def offer(self, rows: list[list[int]], method: str) -> float:
+        """Keep the rows if they are better; returns their length."""
+        orders = Orders(self.nodes, rows)
+        if not orders.evaluate():
+            return float("inf")
+        if orders.makespan_s < self.best_s * (1 - 1e-12):
+            self.best_s, self.rows, self.method = orders.makespan_s, orders.copied(), method
+        return orders.makespan_s
+
+    def ended(self) -> bool:
+        return self.best_s <= self.bound_s * (1 + 1e-12) or self.timeout()
+
+    def note(self, method: str) -> None:
+        self.tried.append((method, self.best_s - self.nodes.offset_s))
+
+
+def _families(state: _State) -> None:
+    """Every published family that applies and fits."""
+    problem = state.nodes.problem
+    for name, build in FAMILIES.items():
+        if state.timeout():
+            return
+        schedule = build(problem)
+        if isinstance(schedule, NotApplicable):
+            state.tried.append((name, schedule.reason))
+        elif not fits(problem, schedule):
+            state.tried.append((name, "it needs more memory than a rank has"))
+        else:
+            length_s = state.offer(state.nodes.orders(schedule), name)
+            state.tried.append((name, length_s - state.nodes.offset_s))
+
+
+def _rules(state: _State, seed: int) -> None:
+    bred = evolve(state.nodes, generations=GENERATIONS, seed=seed, stop=state.timeout, floor_s=state.bound_s)
+    state.starts = [list(rows) for rows in bred.orders[:STARTS]]
+    for rows in bred.orders:
+        state.offer(rows, "evolution of rules")
+    state.note("evolution of rules")
+
+
+def _rounds(state: _State, seed: int) -> None:
+    """Tabu search and windows in turn: first from the best of several starts, then from the best."""
+    random = Random(seed)
+    seconds = state.nodes.seconds
+    tabu = TabuSearch(state.nodes, random, slack_s=2 * sum(seconds) / len(seconds))
+    width = float(_FIRST_WINDOW)
+    assert state.rows is not None
+    starts = [state.rows, *(rows for rows in state.starts if rows != state.rows)][:STARTS]
+    for turn in range(ROUNDS):
+        for rows in starts if turn == 0 else [state.rows]:
+            if state.ended():
+                break
+            found = tabu.run([list(row) for row in rows], iterations=ITERATIONS, floor_s=state.bound_s, stop=state.timeout)
+            state.offer(found, "tabu search")
+        before_s = state.best_s
+        _windows(state, random, width)
+        if state.best_s == before_s:
+            width = min(width * _WIDER, _LAST_WINDOW)
+        if state.ended():
+            break
+    state.note("tabu search and windows")
+
+
+def _windows(state: _State, random: Random, width: float) -> None:
+    """Random windows of about `width` actions, each solved to its optimum where the effort allows."""
+    assert state.rows is not None
+    orders = Orders(state.nodes, [list(row) for row in state.rows])
+    orders.evaluate()
+    for _ in range(WINDOWS):
+        if state.ended():
+            return
+        length_s = orders.makespan_s * width / len(state.nodes.actions)
+        low_s = random.uniform(-length_s / 2, orders.makespan_s - length_s / 2)
+        answer = solve_window(orders, low_s, low_s + length_s, effort=WINDOW_EFFORT, floor_s=state.bound_s)
+        _take(state, orders, answer.rows, "windows by CP-SAT")
+
+
+def _take(state: _State, orders: Orders, rows: list[list[int]] | None, method: str) -> None:
+    """Rows of a solver become the present ones when, evaluated exactly, they fit and are not longer."""
+    if rows is None:
+        return
+    old, old_s = orders.rows, orders.makespan_s
+    if not orders.replace(rows):
+        return
+    capacity = state.nodes.problem.capacity
+    over = any(max(held) > limit * (1 + 1e-9) for held, limit in zip(orders.held, capacity, strict=True) if held)
+    if over or orders.makespan_s > old_s * (1 + 1e-12):
+        orders.replace(old)
+    else:
+        state.offer(orders.copied(), method)
+
+
+def _prove(state: _State, seed: int) -> None:
+    """CP-SAT on everything: a better order, a better bound, or the proof that there is none."""
+    assert state.rows is not None
+    orders = Orders(state.nodes, [list(row) for row in state.rows])
+    orders.evaluate()
+    answer = solve_window(
+        orders, -1.0, float("inf"), effort=PROOF_EFFORT, floor_s=state.bound_s, seed=seed % 2**31
+    )
+    _take(state, orders, answer.rows, "CP-SAT")
+    state.bound_s = max(state.bound_s, min(answer.bound_s, state.best_s))
+    state.note("CP-SAT")

@@ -1,0 +1,116 @@
+"""Orders of all ranks with heads and tails: earliest start of every action, least time from its start to the end.
+
+Only arcs between ranks are kept: what must be in order on one rank is in order in every order that the searches make.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mmplan.planner.schedules.search.nodes import Arc, Nodes
+
+
+@dataclass(slots=True)
+class Orders:
+    """`rows[r]`: action numbers in the order of rank r; `start_s`, `tail_s` by action number, `tail_s` from its start on.
+
+    `position`: place of each action in its row; `held`: memory of a rank behind each place.
+    """
+
+    nodes: Nodes
+    rows: list[list[int]]
+    before: list[tuple[Arc, ...]] = field(default_factory=list)
+    after: list[tuple[Arc, ...]] = field(default_factory=list)
+    start_s: list[float] = field(default_factory=list)
+    end_s: list[float] = field(default_factory=list)
+    tail_s: list[float] = field(default_factory=list)
+    makespan_s: float = 0.0
+    position: list[int] = field(default_factory=list)
+    held: list[list[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rank = self.nodes.rank
+        self.before = [
+            tuple(arc for arc in arcs if rank[arc[0]] != rank[number]) for number, arcs in enumerate(self.nodes.before)
+        ]
+        self.after = [
+            tuple(arc for arc in arcs if rank[arc[0]] != rank[number]) for number, arcs in enumerate(self.nodes.after)
+        ]
+        self.position = [0] * len(rank)
+        self.held = [[] for _ in self.rows]
+        for row in range(len(self.rows)):
+            self.index(row)
+
+    def index(self, rank: int) -> None:
+        """Bring positions and memory of a rank up to date with its row."""
+        memory, held, total = self.nodes.memory, [], 0.0
+        for place, number in enumerate(self.rows[rank]):
+            self.position[number] = place
+            total += memory[number]
+            held.append(total)
+        self.held[rank] = held
+
+    def evaluate(self) -> bool:
+        """Times of all actions; False, and no change, when ranks wait for each other in a circle."""
+        seconds, before, rows = self.nodes.seconds, self.before, self.rows
+        count = len(seconds)
+        start_s, end_s = [0.0] * count, [-1.0] * count
+        places, clocks = [0] * len(rows), [0.0] * len(rows)
+        done: list[int] = []
+        moved = True
+        while moved:
+            moved = False
+            for rank, row in enumerate(rows):
+                place, clock = first, _ = places[rank], clocks[rank]
+                size = len(row)
+                while place < size:
+                    number = row[place]
+                    begin = clock
+                    for other, lag in before[number]:
+                        end = end_s[other]
+                        if end < 0.0:
+                            break
+                        if end + lag > begin:
+                            begin = end + lag
+                    else:
+                        start_s[number] = begin
+                        clock = end_s[number] = begin + seconds[number]
+                        done.append(number)
+                        place += 1
+                        continue
+                    break
+                if place != first:
+                    places[rank], clocks[rank] = place, clock
+                    moved = True
+        if len(done) < count:
+            return False
+        self.start_s, self.end_s = start_s, end_s
+        self.makespan_s = max(map(sum, zip(clocks, self.nodes.delivery_s, strict=True)))
+        self._set_tails(done)
+        return True
+
+    def _set_tails(self, done: Sequence[int]) -> None:
+        seconds, after = self.nodes.seconds, self.after
+        tail_s = [0.0] * len(done)
+        behind = list(self.nodes.delivery_s)  # tail of the action that follows on the rank
+        rank = self.nodes.rank
+        for number in reversed(done):
+            own = rank[number]
+            tail = behind[own]
+            for other, lag in after[number]:
+                if tail_s[other] + lag > tail:
+                    tail = tail_s[other] + lag
+            tail_s[number] = behind[own] = tail + seconds[number]
+        self.tail_s = tail_s
+
+    def copied(self) -> list[list[int]]:
+        return [list(row) for row in self.rows]
+
+    def replace(self, rows: list[list[int]]) -> bool:
+        """Take other rows; on a circle keep the old ones and return False."""
+        old, self.rows = self.rows, rows
+        if not self.evaluate():
+            self.rows = old
+            return False
+        for rank in range(len(rows)):
+            self.index(rank)
+        return True
