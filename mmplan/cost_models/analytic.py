@@ -9,19 +9,20 @@ from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layer_time import layer_seconds, optimizer_seconds
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.shard import Shard
-from mmplan.cost_models.time_rules import PHASES, scenario_rules
+from mmplan.cost_models.time_rules import PHASES, Rules, scenario_rules
 from mmplan.scenario.scenario import Scenario
 
 
 class AnalyticCostModel:
-    """`CostModel` of a scenario's cluster, precision, optimizer and technique. Equal layers are priced once per load.
+    """`CostModel` of a scenario's cluster, precision, optimizer and technique, or of other `rules`.
+    Equal layers are priced once per load.
 
     Raises:
         CostModelError: the cluster mixes device types, or its devices have no units for the precision.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._rules, self._optimizer = scenario_rules(scenario), scenario.optimizer
+    def __init__(self, scenario: Scenario, rules: Rules | None = None) -> None:
+        self._rules, self._optimizer = rules or scenario_rules(scenario), scenario.optimizer
         self._kinds: dict[tuple[object, ...], int] = {}
         self._kind_of: dict[int, tuple[Layer, int]] = {}  # by id(layer); the layer is held so that its id stays its own
         self._prices: dict[tuple[int, Load, int], dict[str, float]] = {}

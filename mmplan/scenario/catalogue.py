@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 
 from mmplan.scenario.cluster import Device, Link
-from mmplan.scenario.fitted import fitted_below
+from mmplan.scenario.fitted import fitted_below, fitted_numbers
+from mmplan.scenario.origin import Origin, assumed_origin, fitted_origin, other_machine_origin
 from mmplan.units import parse_bytes, parse_bytes_per_s, parse_flops_per_s, parse_seconds
 
 
@@ -68,6 +69,7 @@ def catalogue_device(name: str) -> CatalogueDevice:
         attention=tuple(attention.items()),
         generation=own["generation"],
         tile_depth=row["tile_depth"],
+        origins=_device_origins(row, own),
     )
     return CatalogueDevice(device=device, node_link=row["node_link"], network=row["network"])
 
@@ -84,7 +86,38 @@ def catalogue_link(name: str) -> Link:
         latency_s=parse_seconds(row["latency"]),
         fraction=fraction,
         source=row["source"],
+        origins=_link_origins(row, level),
     )
+
+
+def _device_origins(row: dict[str, Any], own: dict[str, Any]) -> tuple[Origin, ...]:
+    """Of a device's numbers: fitted to its generation, or assumed; peaks of the CPU were measured on one machine."""
+    generation = row["generation"]
+    names = ["gemm_fraction", "memory_fraction", "launch", "tile_depth", "fp8_gemm_fraction"]
+    attention = [f"attention.{kind}" for kind in row["attention"]]
+    names += attention
+    if generation == "cpu":
+        rates = [dtype + "_flops_per_s" for dtype in ("fp32", "bf16", "fp16") if dtype in own]
+        fields = [*rates, "memory_bytes_per_s", "memory_fraction", "launch_s", *attention]
+        return tuple(other_machine_origin(name) for name in fields)
+    origins = []
+    for name in names:
+        number = fitted_numbers().get(f"generation.{generation}.{name}")
+        field = "launch_s" if name == "launch" else name
+        if number is not None:
+            origins.append(fitted_origin(field, number))
+        elif name in row or name.startswith("attention."):
+            origins.append(assumed_origin(field))
+    return tuple(origins)
+
+
+def _link_origins(row: dict[str, Any], level: str) -> tuple[Origin, ...]:
+    """The bandwidth is the data sheet's where a fraction of it is reached; else all of the link was measured once."""
+    if row["fraction"] == 1.0:
+        return other_machine_origin("bytes_per_s"), other_machine_origin("latency_s")
+    number = fitted_numbers().get(f"link.{level}.fraction")
+    fraction = assumed_origin("fraction") if number is None else fitted_origin("fraction", number)
+    return fraction, assumed_origin("latency_s")
 
 
 def _fit_note(fitted: dict[str, float]) -> str:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mmplan.scenario.origin import Origin
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
@@ -13,7 +15,9 @@ class Device:
 
     `sm_count` units work on tiles of a product at a time (1: no wave quantisation); `attention` gives the fraction per
     attention implementation where it is known, in place of `attention_fraction`; `tile_depth` is the inner
-    dimension at which start and end of a tile take as long as its products.
+    dimension at which start and end of a tile take as long as its products. `update_fraction`: of the memory bandwidth
+    that an optimizer update reaches, where it was measured. `origins` say where numbers come from and how far they may
+    be off; those without one are data-sheet numbers.
     """
 
     name: str
@@ -34,6 +38,8 @@ class Device:
     attention: tuple[tuple[str, float], ...] = ()
     generation: str = ""
     tile_depth: float = 0.0
+    update_fraction: float | None = None
+    origins: tuple[Origin, ...] = ()
 
     def flops_per_s(self, dtype: str) -> float | None:
         """Peak rate for `dtype`, or None when the device has no such units."""
@@ -49,6 +55,7 @@ class Link:
     latency_s: float
     fraction: float
     source: str
+    origins: tuple[Origin, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """Software stacks by name, from `stacks.yaml`: the technique each uses unless told otherwise."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -10,6 +10,7 @@ import yaml
 from mmplan.errors import InputError
 from mmplan.scenario.document import did_you_mean, listed
 from mmplan.scenario.fitted import fitted_below
+from mmplan.scenario.origin import Origin, stack_origins
 from mmplan.scenario.technique import Technique
 
 
@@ -64,6 +65,13 @@ def stack_parameters(stack: str) -> StackParameters:
 def starting_parameters(stack: str) -> StackParameters:
     """The parameters as written in `stacks.yaml`, before any fit."""
     return StackParameters(**_stack(stack)["parameters"])
+
+
+@cache
+def parameter_origins(stack: str) -> tuple[Origin, ...]:
+    """Where the parameters of a stack come from; those not listed are defaults. InputError when it is unknown."""
+    owner = _stack(stack).get("fitted_as", stack)
+    return stack_origins(owner, asdict(starting_parameters(stack)), asdict(StackParameters()))
 
 
 @cache
