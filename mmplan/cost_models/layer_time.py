@@ -64,7 +64,7 @@ def optimizer_seconds(rules: Rules, optimizer: Optimizer, parameters: float) -> 
     has_master = optimizer.name == "adamw" and rules.element_bytes < FP32_BYTES
     weights = 2 * FP32_BYTES + rules.element_bytes if has_master else 2 * rules.element_bytes
     traffic = 2 * rules.gradient_bytes + 2 * moments + weights
-    stream = rules.device.memory_bytes_per_s * STREAM_FRACTION
+    stream = rules.device.memory_bytes_per_s * (rules.device.update_fraction or STREAM_FRACTION)
     return max(traffic * parameters / stream, rules.device.launch_s)
 
 
