@@ -190,6 +190,7 @@ def simulate(
     from mmplan.report.gantt import plot_gantt
     from mmplan.report.perfetto import save_trace
     from mmplan.report.simulation import simulate_plan
+    from mmplan.report.sparkline import busy_table
     from mmplan.report.tables import prediction_table, stage_table
     from mmplan.report.utilisation import plan_utilisation, utilisation_table
 
@@ -201,7 +202,34 @@ def simulate(
     if plot is not None:
         plot_gantt(plan, prediction, plot)
     parts = stage_table(plan), prediction_table(prediction), utilisation_table(plan_utilisation(plan, prediction))
-    emit(json_file, simulate_document(plan, prediction), *parts)
+    emit(json_file, simulate_document(plan, prediction), *parts, busy_table(prediction))
+
+
+@app.command()
+def data(
+    scenario: ScenarioFile,
+    plan_file: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="A plan.json of the scenario.")] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Steps to draw for step times.")] = 64,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan with the advice.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture as PNG.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Say what the data brings: tokens per module, and of a plan the step times of each way to compose microbatches."""
+    from mmplan.planner.data_study import save_advised_plan, study_data
+    from mmplan.planner.token_counts import token_counts
+    from mmplan.report.console import emit
+    from mmplan.report.data import data_document, data_tables, plot_data
+    from mmplan.scenario.load import load_scenario
+
+    require_folder(output, plot, json_path(json_file))
+    loaded = load_scenario(scenario)
+    study = study_data(loaded, plan_file, steps)
+    counts = token_counts(loaded, microbatch_size=study.microbatch_size, replicas=study.replicas)
+    if plot is not None:
+        plot_data(loaded, counts, study.times, plot)
+    if output is not None:
+        save_advised_plan(study, output)
+    emit(json_file, data_document(loaded, counts, study), *data_tables(loaded, counts, study))
 
 
 @app.command()
@@ -229,16 +257,23 @@ def compare(
 
 
 @app.command()
-def check(plan_file: PlanFile, json_file: JsonFile = None) -> None:
-    """Check a plan independently of the planner: layers, memory, zones, degrees, deadlocks."""
+def check(
+    plan_file: PlanFile,
+    runtime: Annotated[
+        str, typer.Option(help="Whose rules decide about hangs: mmplan, fsdp, zero3, zero2 or megatron-pp.")
+    ] = "mmplan",
+    json_file: JsonFile = None,
+) -> None:
+    """Check a plan independently of the planner: layers, memory, zones, degrees, deadlocks, hangs by missing images."""
     from mmplan.planner.check import check_plan
+    from mmplan.planner.check_hangs import check_hangs, runtime_name
     from mmplan.planner.plan import load_plan
     from mmplan.report.console import emit
     from mmplan.report.documents import check_document
     from mmplan.report.tables import findings_table
 
     plan = load_plan(plan_file)
-    findings = check_plan(plan)
+    findings = check_plan(plan) or check_hangs(plan, runtime_name(runtime))
     emit(json_file, check_document(plan, findings), findings_table(plan, findings))
     raise typer.Exit(1 if findings else 0)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
+from mmplan.errors import InputError
 from mmplan.planner.check_program import check_program, circles
 from mmplan.planner.finding import Finding
 from mmplan.planner.lower import lower
@@ -18,6 +19,15 @@ from mmplan.planner.presence import NAMES, disagreement, optional_modalities, pa
 from mmplan.planner.program import Action, Program, RankProgram
 from mmplan.planner.runtime_rules import DATA_PARALLEL, RuntimeName, collectives, first_difference
 from mmplan.scenario.scenario import Modality
+
+
+def runtime_name(text: str) -> RuntimeName:
+    """InputError when no rules are known by that name."""
+    known: tuple[RuntimeName, ...] = ("mmplan", "megatron-pp", *DATA_PARALLEL)
+    for name in known:
+        if name == text:
+            return name
+    raise InputError(f"no rules are known for runtime '{text}'; known: {', '.join(known)}")
 
 
 def check_hangs(plan: Plan, runtime: RuntimeName = "mmplan") -> tuple[Finding, ...]:

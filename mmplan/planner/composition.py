@@ -110,7 +110,8 @@ def compose(times: _Loads, dp: int, microbatches: int, composition: Composition)
         return _positions([_small_large_small(row.tolist(), loads) for row in in_order])
     targets = np.tile(ramp(microbatches), dp)
     bins = _balanced(loads, targets / targets.sum() * len(loads))
-    return _positions([bins[r * microbatches : (r + 1) * microbatches] for r in range(dp)])
+    rows = _dealt([bins[r * microbatches : (r + 1) * microbatches] for r in range(dp)], loads)
+    return _positions([_small_large_small(row, loads) for row in rows])
 
 
 def imbalance(step: StepComposition, times: SampleTimes) -> dict[str, float]:
@@ -140,8 +141,22 @@ def _normalised(times: _Loads) -> _Loads:
     return result
 
 
+def _dealt(rows: list[list[list[int]]], loads: _Loads) -> list[list[list[int]]]:
+    """Microbatches of equal targets dealt to replicas anew, the largest to the one with least so far: no replica shall
+    come late to the reduction."""
+    totals = np.zeros((len(rows), loads.shape[1]))
+    dealt: list[list[list[int]]] = [[] for _ in rows]
+    for groups in zip(*rows, strict=True):
+        sums = np.array([loads[group].sum(axis=0) for group in groups])
+        poorest = np.argsort(totals.max(axis=1), kind="stable").tolist()
+        for replica, index in zip(poorest, np.argsort(-sums.max(axis=1), kind="stable").tolist(), strict=True):
+            dealt[replica].append(groups[index])
+            totals[replica] += sums[index]
+    return dealt
+
+
 def _small_large_small(groups: list[list[int]], loads: _Loads) -> list[list[int]]:
-    """Microbatches as drawn, the smallest first and last."""
+    """The same microbatches, the smallest first and last."""
     sizes = [float(loads[group].sum(axis=0).max()) for group in groups]
     ascending = sorted(range(len(groups)), key=lambda index: (sizes[index], index))
     return [groups[index] for index in ascending[::2] + ascending[1::2][::-1]]

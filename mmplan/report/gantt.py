@@ -1,4 +1,4 @@
-"""A picture of one step: what every rank does when, and below it the memory of every rank over time."""
+"""A picture of one step: what every rank does when, and below it memory and bytes on links over time."""
 
 import math
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from mmplan.files import write_file
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, TimedAction
 from mmplan.report.charts import shortened
+from mmplan.report.communication import draw_communication
 from mmplan.report.palette import BACKWARD, FORWARD, REDUCE, STEP, TRANSFER, WEIGHT_GRADIENT, colour
 from mmplan.units import format_bytes, format_seconds
 
@@ -29,13 +30,13 @@ def plot_gantt(plan: Plan, prediction: Prediction, path: Path, *, title: str = "
     """Write a PNG: one row per listed rank, rank 0 on top, transfers as a thin strip below their sender's bars.
 
     Args:
-        prediction: of the plan, or the timeline of a run in the same form; without memory steps the lower part is
-            left out.
+        prediction: of the plan, or the timeline of a run in the same form; without memory steps that part is left
+            out.
         title: goes before step time and bubble; the scenario's name when empty.
     """
     with_memory = any(rank.memory_steps for rank in prediction.ranks)
     rows_inches = min(max(0.42 * len(prediction.ranks), 1.0), 10.0)
-    heights = [rows_inches, 2.2] if with_memory else [rows_inches]
+    heights = [rows_inches, 2.2, 1.3] if with_memory else [rows_inches, 1.3]
     figure = Figure(figsize=(13.0, sum(heights) + 1.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
@@ -43,6 +44,7 @@ def plot_gantt(plan: Plan, prediction: Prediction, path: Path, *, title: str = "
     _draw_rows(axes[0], plan, prediction, modalities)
     if with_memory:
         _draw_memory(axes[1], plan, prediction)
+    draw_communication(axes[-1], prediction.timeline)
     axes[-1].set_xlabel("time in the step")
     axes[-1].xaxis.set_major_formatter(lambda time_s, _: format_seconds(time_s) if time_s else "0")
     numbers = f"step {format_seconds(prediction.step_time_s)}, bubble {100 * prediction.bubble:.1f} %"
