@@ -7,7 +7,7 @@ import numpy as np
 
 from mmplan.cost_models.counts import FP32_BYTES
 from mmplan.cost_models.expert_ops import GroupedLinear
-from mmplan.cost_models.exposed_time import add_cp, add_ep, add_tp, reduced_forward_elements
+from mmplan.cost_models.exposed_time import add_cp, add_ep, add_tp
 from mmplan.cost_models.gemm import STREAM_FRACTION
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
@@ -50,8 +50,7 @@ def layer_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard) -> Secon
     add_tp(seconds, rules, layer, load, shard)
     add_ep(seconds, rules, layer, load, shard)
     _add_recompute(seconds, rules, layer)
-    collectives = len(reduced_forward_elements(layer, load, shard)) if shard.tp > 1 else 0
-    _add_host(seconds, rules, launches + collectives)
+    _add_host(seconds, rules, launches)
     return seconds
 
 
