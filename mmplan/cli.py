@@ -90,7 +90,7 @@ def _report_error(status: str, message: str) -> None:
 @app.command()
 def backtest(
     tables: Annotated[
-        list[Path] | None, typer.Argument(metavar="[DATA.csv ...]", help="Measured steps [the shipped table].")
+        list[Path] | None, typer.Argument(metavar="[DATA.csv ...]", help="Measured steps; default: the shipped table.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write predicted against measured as PNG.")] = None,
     explain: Annotated[str | None, typer.Option(metavar="ROW", help="Show where the time of one row goes.")] = None,
@@ -143,10 +143,10 @@ def hardware(json_file: JsonFile = None) -> None:
 @app.command()
 def optimize(
     scenario: ScenarioFile,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Plan file [NAME.plan.json].")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Plan file; default: NAME.plan.json.")] = None,
     gap: Annotated[float, typer.Option(min=0.0, max=1.0, help="Stop when this gap is proven.")] = 0.01,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds after which the best plan so far is kept.")] = 60,
-    seed: Annotated[int, typer.Option(help="Same input and seed, same plan.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Same input and seed, same plan.")] = 0,
     explain: Annotated[bool, typer.Option("--explain", help="Say why the runner-ups lose.")] = False,
     naive: Annotated[bool, typer.Option("--naive", help="Do not search: equal layer counts, as cut by hand.")] = False,
     json_file: JsonFile = None,
@@ -180,7 +180,9 @@ def simulate(
     plan_file: PlanFile,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a Gantt chart as PNG.")] = None,
-    step: Annotated[int | None, typer.Option(help="Draw this step's samples from the data [mean samples].")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Draw the samples of this step from the data; without it, mean samples.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Simulate one optimizer step of a plan: time, bubble, bytes and memory of every rank."""
@@ -344,7 +346,8 @@ def execute(
     timeout: Annotated[
         float | None,
         typer.Option(
-            parser=seconds, help="A rank that waits longer ends the run [1 min, or 4 predicted steps if longer]."
+            parser=seconds,
+            help="A rank that waits longer ends the run; default: 1 min, or 4 predicted steps if longer.",
         ),
     ] = None,
     json_file: JsonFile = None,
@@ -385,7 +388,7 @@ def validate(
     step_time: Annotated[float, typer.Option(help="Allowed relative difference of the step time.")] = ALLOWED.step_time,
     memory: Annotated[float, typer.Option(help="Allowed relative difference of peak memory.")] = ALLOWED.memory,
     communication: Annotated[
-        float | None, typer.Option(help="Allowed relative difference of communication time [no verdict].")
+        float | None, typer.Option(help="Allowed relative difference of communication time; default: no verdict.")
     ] = ALLOWED.communication,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures that needs no network.")] = None,
     json_file: JsonFile = None,

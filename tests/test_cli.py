@@ -1,6 +1,7 @@
 """The commands as a user runs them: files in, tables and documents out, exit codes."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 TINY = ROOT / "scenarios" / "tiny.yaml"
 
 
-def mmplan(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def mmplan(*arguments: str | Path | int, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mmplan", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
 
@@ -161,3 +162,28 @@ def test_all_processes_of_torchrun_together_write_one_document(folder: Path) -> 
     refused = json.loads(under_torchrun(3).stdout)
     assert refused["message"] == "torchrun started 3 processes, the plan needs 4"
     assert json.loads(under_torchrun(4).stdout)["schema"] == "mmplan.run/1"
+
+
+@pytest.mark.parametrize("rest", [[], ["--json", "-"]])
+def test_a_reader_who_closes_the_pipe_early_does_not_change_the_exit_code(folder: Path, rest: list[str]) -> None:
+    plan = json.loads((folder / "best.plan.json").read_text())
+    plan["microbatches"] += 1
+    (folder / "odd.plan.json").write_text(json.dumps(plan))
+    for file, code in (("best.plan.json", 0), ("odd.plan.json", 1)):
+        command = [sys.executable, "-m", "mmplan", "check", file, *rest]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=folder) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == code
+
+
+def test_help_texts_hold_no_square_brackets() -> None:
+    """They are markup to the help printer and vanish."""
+    text = (ROOT / "mmplan" / "cli.py").read_text()
+    assert not re.search(r'help="[^"]*\[', text)
+
+
+def test_a_seed_that_no_solver_takes_is_bad_input(folder: Path) -> None:
+    assert mmplan("optimize", TINY, "--seed", 10**20, cwd=folder).returncode == 2

@@ -52,12 +52,13 @@ def _stage_depths(plan: Plan, graph: ComputationGraph) -> list[int]:
 
 def _stage_times(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> Iterator[Finding]:
     """Seconds of each stage."""
+    finish_s = _finish_s(plan, graph, costs)
     for index, stage in enumerate(plan.stages):
         layers = [graph.layer(layer) for layer in stage.layers]
         for name, recorded_s, computed_s in (
             ("forward", stage.forward_s, sum(costs.forward_s(x, loads[x.module], plan.tp) for x in layers)),
             ("backward", stage.backward_s, sum(costs.backward_s(x, loads[x.module], plan.tp) for x in layers)),
-            ("finish", stage.finish_s, _finish_s(plan, graph, costs, index)),
+            ("finish", stage.finish_s, finish_s[index]),
         ):
             if _differs(recorded_s, computed_s):
                 message = f"stage {index} records {name} {format_seconds(recorded_s)}, its layers take "
@@ -93,16 +94,16 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator
             yield Finding(rule="memory", message=message)
 
 
-def _finish_s(plan: Plan, graph: ComputationGraph, costs: CostModel, index: int) -> float:
-    """Gradient all-reduce over the replicas, then the update of one rank's parameters."""
-    layers = [graph.layer(layer) for layer in plan.stages[index].layers]
-    parameters = sum(trainable_parameters(layer) for layer in layers)
-    if parameters == 0:
-        return 0.0
-    gradient_bytes = parameters * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype] / plan.tp
+def _finish_s(plan: Plan, graph: ComputationGraph, costs: CostModel) -> list[float]:
+    """Per stage: gradient all-reduce over the replicas, then the update of one rank's parameters."""
     together = min(_most_in_one_node(plan, stage) for stage in range(plan.pp))
-    reduce_s = costs.all_reduce_s(gradient_bytes, plan.dp, together) if plan.dp > 1 else 0.0
-    return reduce_s + costs.optimizer_s(parameters // plan.tp)
+    result_s = []
+    for stage in plan.stages:
+        parameters = sum(trainable_parameters(graph.layer(layer)) for layer in stage.layers)
+        gradient_bytes = parameters * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype] / plan.tp
+        reduce_s = costs.all_reduce_s(gradient_bytes, plan.dp, together) if plan.dp > 1 else 0.0
+        result_s.append(reduce_s + costs.optimizer_s(parameters // plan.tp) if parameters else 0.0)
+    return result_s
 
 
 def _most_in_one_node(plan: Plan, stage: int) -> int:
@@ -127,8 +128,7 @@ def _objective_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: L
                 one_way_s = costs.transfer_s(edge_bytes(edge, loads, plan.scenario.precision), near)
                 lag_s = one_way_s * (2 if edge.carries_grad else 1)
                 tail_s[source] = max(tail_s[source], busy_s[source] + lag_s + tail_s[target])
-    finish_s = max(_finish_s(plan, graph, costs, index) for index in range(plan.pp))
-    return (plan.microbatches - 1) * max(busy_s) + max(tail_s) + finish_s
+    return (plan.microbatches - 1) * max(busy_s) + max(tail_s) + max(_finish_s(plan, graph, costs))
 
 
 def _certificate(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> Iterator[Finding]:
