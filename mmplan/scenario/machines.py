@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names, link_names
 from mmplan.scenario.cluster import Cluster, Device, Link, Pool
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, shown
+from mmplan.scenario.origin import assumed_origin
+from mmplan.scenario.profile import load_profile, profile_device, profile_link
 from mmplan.scenario.schema import ClusterSpec, DeviceSpec, LinkSpec
 
 
@@ -14,8 +16,17 @@ def cluster_from_spec(spec: ClusterSpec, document: Document) -> Cluster:
     Raises:
         InputError: unknown device or link, or a device of the user's own without links.
     """
-    device, default_node_link, default_network = _device(spec.device, document)
-    node_link = _link("node_link", spec.node_link, default_node_link, document)
+    if spec.profile is not None:
+        device, measured_link, default_node_link, default_network = _profiled(spec.profile, spec.device, document)
+    elif spec.device is not None:
+        device, default_node_link, default_network = _device(spec.device, document)
+        measured_link = None
+    else:
+        raise document.error(("cluster", "device"), "this key is missing, and there is no 'profile' in its place")
+    if measured_link is not None and spec.node_link is None:
+        node_link = measured_link
+    else:
+        node_link = _link("node_link", spec.node_link, default_node_link, document)
     if spec.nodes == 1 and spec.network is None and default_network is None:
         network = node_link  # never used: there is one node
     else:
@@ -23,6 +34,23 @@ def cluster_from_spec(spec: ClusterSpec, document: Document) -> Cluster:
     name = spec.name or f"{device.name}-{spec.nodes}x{spec.devices_per_node}"
     pool = Pool(device=device, nodes=spec.nodes, devices_per_node=spec.devices_per_node, node_link=node_link)
     return Cluster(name=name, pools=(pool,), network_link=network)
+
+
+def _profiled(
+    name: str, named: str | DeviceSpec | None, document: Document
+) -> tuple[Device, Link | None, str | None, str | None]:
+    """The device and link of a profile, and the links that its base device usually has."""
+    at: KeyPath = ("cluster", "profile")
+    path = document.file.parent / name
+    if not path.is_file():
+        raise document.error(at, f"no such file {shown(name)}; mmplan calibrate -o writes one")
+    profile = load_profile(path)
+    if named is not None and named != profile.base:
+        found = f"'{named}'" if isinstance(named, str) else "a device of your own"
+        raise document.error(at, f"the profile was measured on '{profile.base}', cluster.device is {found}")
+    entry = catalogue_device(profile.base)
+    source = f"profile {name}"
+    return profile_device(profile, source), profile_link(profile, source), entry.node_link, entry.network
 
 
 def _device(spec: str | DeviceSpec, document: Document) -> tuple[Device, str | None, str | None]:
@@ -44,6 +72,7 @@ def _device(spec: str | DeviceSpec, document: Document) -> tuple[Device, str | N
         launch_s=spec.launch,
         reserved_bytes=spec.reserved,
         source=spec.source or "scenario file",
+        origins=tuple(map(assumed_origin, ("gemm_fraction", "memory_fraction", "attention.flash2", "launch_s"))),
     )
     if device.reserved_bytes >= device.memory_bytes:
         message = f"reserved = {device.reserved_bytes:,} bytes leave nothing of memory = {device.memory_bytes:,} bytes"
@@ -54,7 +83,13 @@ def _device(spec: str | DeviceSpec, document: Document) -> tuple[Device, str | N
 def _link(key: str, spec: str | LinkSpec | None, default: str | None, document: Document) -> Link:
     at: KeyPath = ("cluster", key)
     if isinstance(spec, LinkSpec):
-        return Link(bytes_per_s=spec.bandwidth, latency_s=spec.latency, fraction=spec.fraction, source="scenario file")
+        return Link(
+            bytes_per_s=spec.bandwidth,
+            latency_s=spec.latency,
+            fraction=spec.fraction,
+            source="scenario file",
+            origins=(assumed_origin("fraction"), assumed_origin("latency_s")),
+        )
     name = spec or default
     if name is None:
         raise document.error(at, "a device that is not in the catalogue needs this link")

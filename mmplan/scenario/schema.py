@@ -305,7 +305,14 @@ class ClusterSpec(Strict):
     """The machines."""
 
     name: Name | None = Field(default=None, description="default: made of the device and the counts")
-    device: NamedDevice = Field(description="name in the hardware catalogue, such as h100-sxm, or a device of your own")
+    device: NamedDevice | None = Field(
+        default=None, description="name in the hardware catalogue, such as h100-sxm, or a device of your own"
+    )
+    profile: str | None = Field(
+        default=None,
+        description="instead of device: a profile that mmplan calibrate wrote, relative to this file; with a device of "
+        "the catalogue: its measured numbers replace that device's",
+    )
     nodes: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1, description="number of nodes")
     devices_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in a node")
     node_link: NamedLink | None = Field(default=None, description="catalogue link inside a node; default: the device's")
