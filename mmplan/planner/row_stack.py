@@ -29,7 +29,8 @@ _STACK_WORDS = (
 _DEVICE_WORDS = (
     (r"gb300", "gb300"),
     (r"gb200", "gb200"),
-    (r"\bb200|\bb100", "b200"),
+    (r"\bb[123]00", "b200"),
+    (r"gh200", "gh200"),
     (r"h200", "h200"),
     (r"h100.*(nvl)", "h100-nvl"),
     (r"h100.*(pcie|pci-e)", "h100-pcie"),
