@@ -128,7 +128,7 @@ def profile_device(profile: Profile, source: str) -> Device:
         if name.startswith(_ATTENTION)
     }
     origins = tuple(origin for origin in base.origins if origin.parameter not in profile.parameters)
-    return replace(  # type: ignore[type-var]
+    return replace(
         base,
         **plain,  # type: ignore[arg-type]
         attention=tuple({**dict(base.attention), **kinds}.items()),
