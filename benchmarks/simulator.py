@@ -24,7 +24,7 @@ from mmplan.planner.waves import column_waves, lowered_waves, price
 
 ROOT = Path(__file__).parents[1]
 REPEATS = 7
-SIZES = ((8, 64, 1), (16, 128, 2), (64, 128, 4), (64, 512, 4))
+SIZES = ((8, 64, 1), (16, 128, 2), (32, 256, 2), (64, 128, 4), (64, 256, 4), (64, 512, 4), (64, 1024, 4), (64, 2048, 4))
 DRAWS = 32
 
 

@@ -11,14 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import edge_bytes, trainable_parameters
+from mmplan.cost_models.counts import edge_bytes, kept_bytes, trainable_parameters
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import sample_loads
+from mmplan.cost_models.memory import state_bytes
 from mmplan.planner.columns import RECV, SEND, W
 from mmplan.planner.composition import SampleTimes, StepComposition, imbalance, step_composition
 from mmplan.planner.durations import replicas_per_node
 from mmplan.planner.lower import plan_pipeline, stage_gradient_bytes
+from mmplan.planner.memory_over_time import memory_events, peak_bytes
 from mmplan.planner.place import place
 from mmplan.planner.plan import Composition, Plan
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
@@ -33,11 +35,14 @@ _CELLS = 4_000_000  # durations priced at once: 32 MB
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
     """Simulated seconds of every drawn step; `imbalance`: by modality the largest microbatch over the mean one, on
-    average over the steps."""
+    average over the steps; `peak_memory_bytes`: of the fullest rank in the fullest step; `fits`: no rank ever passed
+    the capacity that the plan gives it."""
 
     composition: Composition
     step_s: tuple[float, ...]
     imbalance: dict[str, float]
+    peak_memory_bytes: int
+    fits: bool
 
     @property
     def mean_s(self) -> float:
@@ -65,7 +70,16 @@ def step_times(
             for modality, ratio in imbalance(one, times).items():
                 ratios.setdefault(modality, []).append(ratio)
         means = {modality: float(np.mean(values)) for modality, values in ratios.items()}
-        results.append(StepTimes(composition=composition, step_s=tuple(clock.seconds(drawn).tolist()), imbalance=means))
+        step_s, peaks = clock.seconds(drawn), clock.peak_bytes(drawn)
+        results.append(
+            StepTimes(
+                composition=composition,
+                step_s=tuple(step_s.tolist()),
+                imbalance=means,
+                peak_memory_bytes=int(peaks.max()),
+                fits=bool((peaks <= clock.capacity_bytes).all()),
+            )
+        )
     return tuple(results)
 
 
@@ -83,7 +97,14 @@ class _StepClock:
         self._rows: dict[tuple[Sample, ...], int] = {}
         self._prices: list[Floats] = []  # [stage, F B I W]
         self._sizes: list[list[int]] = []  # bytes of each cut
+        self._kept: list[list[int]] = []  # of each stage
         self._finish_s = self._finish()
+        self._events = memory_events(self._columns)
+        owner = pipeline.schedule.rank_of_stage()
+        rows = range(len(self._columns.ranks))
+        held = [[stage for stage in range(len(plan.stages)) if owner[stage] == row] for row in rows]
+        self.capacity_bytes = np.array([min(plan.stages[stage].capacity_bytes for stage in stages) for stages in held])
+        self._static_bytes = np.array([self._static(row, stages) for row, stages in enumerate(held)])
 
     def seconds(self, drawn: Sequence[StepComposition]) -> Floats:
         """`[steps]`."""
@@ -100,6 +121,20 @@ class _StepClock:
         result: Floats = (last_s + finish_s).max(axis=(1, 2))
         return result
 
+    def peak_bytes(self, drawn: Sequence[StepComposition]) -> NDArray[np.int64]:
+        """`[steps * replicas, pipeline ranks]`, as `simulate` counts it."""
+        rows = np.array([[self._row(group) for group in row] for one in drawn for row in one.samples])
+        kept = np.array(self._kept, dtype=np.int64)[rows]  # [draws, microbatch, stage]
+        peaks = peak_bytes(self._events, kept.transpose(2, 1, 0)[None], len(self._columns.ranks))
+        result: NDArray[np.int64] = peaks.T + self._static_bytes
+        return result
+
+    def _static(self, row: int, stages: Sequence[int]) -> int:
+        scenario, tp = self._plan.scenario, self._plan.tp
+        layers = [layer for stage in stages for layer in self._layers[stage]]
+        state = sum(state_bytes(layer, scenario.precision, scenario.optimizer, tp) for layer in layers)
+        return scenario.cluster.pool_of(int(self._columns.ranks[row])).device.reserved_bytes + state
+
     def _row(self, samples: tuple[Sample, ...]) -> int:
         """Number of a microbatch's prices; the order of its samples does not matter."""
         key = tuple(sorted(samples, key=lambda s: (s.text_tokens, s.images, s.audio_s, s.speech_tokens)))
@@ -107,8 +142,12 @@ class _StepClock:
             loads = sample_loads(self._plan.scenario, key)
             self._rows[key] = len(self._prices)
             self._prices.append(self._price(loads))
+            precision, tp = self._plan.scenario.precision, self._plan.tp
+            self._kept.append(
+                [sum(kept_bytes(la, loads[la.module], precision, tp) for la in layers) for layers in self._layers]
+            )
             cuts = self._stages.cuts
-            self._sizes.append([edge_bytes(cut.edge, loads, self._plan.scenario.precision) for cut in cuts])
+            self._sizes.append([edge_bytes(cut.edge, loads, precision) for cut in cuts])
         return self._rows[key]
 
     def _price(self, loads: Loads) -> Floats:

@@ -17,7 +17,7 @@ from mmplan.planner.token_counts import TokenCounts
 from mmplan.report.documents import Document, values
 from mmplan.report.tables import table
 from mmplan.scenario.scenario import Scenario
-from mmplan.units import format_seconds
+from mmplan.units import format_bytes, format_seconds
 
 _SHADES = ("#999999", "#4477AA", "#228833")
 
@@ -68,14 +68,24 @@ def token_table(scenario: Scenario, counts: Sequence[TokenCounts], microbatch_si
 def composition_table(times: Sequence[StepTimes]) -> Table:
     """One row per composition: step time over the data, and how uneven its microbatches are."""
     modalities = list(dict.fromkeys(modality for one in times for modality in one.imbalance))
-    numbers = ("mean", "± error", "P50", "P95", "P99", "against in order", *(f"largest {m}" for m in modalities))
+    numbers = (
+        "mean",
+        "± error",
+        "P50",
+        "P95",
+        "P99",
+        "against in order",
+        "peak memory",
+        *(f"largest {m}" for m in modalities),
+    )
     title = f"Step time over {len(times[0].step_s)} drawn steps; largest microbatch over the mean one"
     result = table(title, "composition", *numbers, right=numbers)
     for one in times:
         seconds = (one.mean_s, one.error_s, one.quantile_s(0.5), one.quantile_s(0.95), one.quantile_s(0.99))
         change = one.mean_s / times[0].mean_s - 1
         ratios = (f"{one.imbalance[m]:.2f}" if m in one.imbalance else "-" for m in modalities)
-        result.add_row(one.composition, *map(format_seconds, seconds), f"{change:+.1%}", *ratios)
+        memory = format_bytes(one.peak_memory_bytes) + ("" if one.fits else " (too much)")
+        result.add_row(one.composition, *map(format_seconds, seconds), f"{change:+.1%}", memory, *ratios)
     return result
 
 

@@ -101,16 +101,19 @@ def test_targets_rise_and_fall_over_four_microbatches() -> None:
 @pytest.mark.parametrize("dp", [1, 2])
 @pytest.mark.parametrize("frozen_vision", [False, True])
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_step_times_are_exactly_those_of_the_simulator(dp: int, frozen_vision: bool, schedule: str) -> None:
+def test_step_times_and_memory_are_exactly_those_of_the_simulator(dp: int, frozen_vision: bool, schedule: str) -> None:
     """Also where microbatches lack images and their tensors are neither sent nor waited for."""
     made = replace(varied(dp=dp, microbatch_size=1, frozen_vision=frozen_vision, batch=12), schedule=schedule)
     graph, costs = build_graph(made.scenario), TokenPrices(transfer=20.0, reduce=3.0, update=1.0)
     for found in step_times(made, graph, costs, steps=4, compositions=COMPOSITIONS):
-        times = SampleTimes(made, graph, costs)
+        times, peaks = SampleTimes(made, graph, costs), []
         for step, seconds in enumerate(found.step_s):
             samples = step_composition(made, step, found.composition, times).samples
             loads = [[sample_loads(made.scenario, group) for group in row] for row in samples]
-            assert seconds == pytest.approx(simulate(made, graph, costs, loads).step_time_s, rel=1e-12)
+            prediction = simulate(made, graph, costs, loads)
+            assert seconds == pytest.approx(prediction.step_time_s, rel=1e-12)
+            peaks.append(max(rank.peak_memory_bytes for rank in prediction.ranks))
+        assert found.peak_memory_bytes == max(peaks)
 
 
 def test_a_plan_that_balances_draws_its_steps_so() -> None:

@@ -45,14 +45,19 @@ def test_rates_add_up_while_transfers_overlap() -> None:
     assert rates.tolist() == [4.0, 8.0, 4.0, 0.0]
 
 
-def times(composition: Composition, *step_s: float) -> StepTimes:
-    return StepTimes(composition=composition, step_s=step_s, imbalance={})
+def times(composition: Composition, *step_s: float, fits: bool = True) -> StepTimes:
+    return StepTimes(composition=composition, step_s=step_s, imbalance={}, peak_memory_bytes=1, fits=fits)
 
 
 def test_the_quickest_composition_is_advised_with_what_it_may_cost() -> None:
     advice = advise([times("in order", 10.0, 12.0), times("reorder", 9.5, 11.5), times("balance", 9.0, 11.0)])
     assert (advice.composition, advice.break_even_s, advice.significant) == ("balance", 1.0, True)
     assert advice.gain == pytest.approx(1.0 / 11.0)
+
+
+def test_what_passes_the_memory_is_not_advised() -> None:
+    in_order, balance = times("in order", 10.0, 12.0), times("balance", 9.0, 11.0, fits=False)
+    assert advise([in_order, times("reorder", 9.5, 11.5), balance]).composition == "reorder"
 
 
 def test_a_gain_within_the_noise_is_no_reason_to_change() -> None:
