@@ -10,8 +10,7 @@ from rich.table import Table
 
 from mmplan.errors import InputError
 from mmplan.planner.backtest import Backtest, PricedRow, Scores, scores
-from mmplan.planner.estimate import StepEstimator
-from mmplan.planner.interval import step_interval
+from mmplan.planner.interval import estimate_interval
 from mmplan.planner.leave_one_out import LeftOut
 from mmplan.planner.memory_backtest import MemoryBacktest
 from mmplan.report.documents import values
@@ -99,10 +98,11 @@ def explain_table(result: Backtest, row_id: str) -> Table:
     for name, part_s in row.estimate.named().items():
         if part_s > 0:
             result_table.add_row(name, format_seconds(part_s), f"{part_s / row.estimate.step_s:.1%}")
-    interval = step_interval(StepEstimator(row.job.scenario), degrees)
+    interval = estimate_interval(row.job.scenario, degrees)
+    number = interval.influences[0].number
     seconds = f"{format_seconds(interval.p10_s)} to {format_seconds(interval.p90_s)}"
     result_table.add_section()
-    result_table.add_row("P10 to P90", seconds, f"widest by {interval.largest}" if interval.largest else "")
+    result_table.add_row("P10 to P90", seconds, f"most by {number.parameter} of {number.of}")
     for label, item in (("configuration", degrees), ("software", technique)):
         said = ", ".join(f"{name} {value}" for name, value in values(item).items() if value not in (1, None, False))
         result_table.add_row(label, said, "")
