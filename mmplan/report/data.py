@@ -49,6 +49,8 @@ def data_tables(scenario: Scenario, counts: Sequence[TokenCounts], study: DataSt
     parts: list[Table | str] = [token_table(scenario, counts, study.microbatch_size)]
     if study.advice is not None:
         parts += [composition_table(study.times), advice_text(study.advice)]
+        used = study.advice.composition
+        parts += [memory_text(one) for one in study.times if one.composition == used and not one.fits]
     return parts
 
 
@@ -76,6 +78,7 @@ def composition_table(times: Sequence[StepTimes]) -> Table:
         "P99",
         "against in order",
         "peak memory",
+        "fits",
         *(f"largest {m}" for m in modalities),
     )
     title = f"Step time over {len(times[0].step_s)} drawn steps; largest microbatch over the mean one"
@@ -84,8 +87,8 @@ def composition_table(times: Sequence[StepTimes]) -> Table:
         seconds = (one.mean_s, one.error_s, one.quantile_s(0.5), one.quantile_s(0.95), one.quantile_s(0.99))
         change = one.mean_s / times[0].mean_s - 1
         ratios = (f"{one.imbalance[m]:.2f}" if m in one.imbalance else "-" for m in modalities)
-        memory = format_bytes(one.peak_memory_bytes) + ("" if one.fits else " (too much)")
-        result.add_row(one.composition, *map(format_seconds, seconds), f"{change:+.1%}", memory, *ratios)
+        memory = (format_bytes(one.peak_memory_bytes), "yes" if one.fits else "no")
+        result.add_row(one.composition, *map(format_seconds, seconds), f"{change:+.1%}", *memory, *ratios)
     return result
 
 
@@ -97,6 +100,15 @@ def advice_text(advice: Advice) -> str:
     return (
         f"[bold]advice[/bold]: {what[advice.composition]} (composition: {advice.composition}): {advice.gain:.1%} of a "
         f"step; it pays while composing costs less than {format_seconds(advice.break_even_s)} a step"
+    )
+
+
+def memory_text(times: StepTimes) -> str:
+    """For a composition that passes the memory: the plan was made for mean microbatches."""
+    return (
+        f"[bold]memory[/bold]: in the fullest of {len(times.step_s)} steps a rank holds "
+        f"{format_bytes(times.peak_memory_bytes)}, more than it may use: the plan fits mean samples; give the scenario "
+        "more `constraints.memory_headroom` and optimize again"
     )
 
 

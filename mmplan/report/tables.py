@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
 from mmplan.planner.finding import Finding
@@ -104,7 +105,7 @@ def findings_table(plan: Plan, findings: Sequence[Finding]) -> Table | str:
         return f"[green]sound[/green]: {plan.scenario.name}, {plan.pp} stages on {plan.rank_count} devices"
     result = table(f"{len(findings)} findings", "rule", "finding")
     for finding in findings:
-        result.add_row(finding.rule, finding.message)
+        result.add_row(finding.rule, escape(finding.message))  # tensors stand in brackets
     return result
 
 

@@ -145,3 +145,36 @@ def test_a_circle_that_only_zero_buffers_show_is_printed_action_by_action() -> N
 
 def test_one_rank_that_receives_first_breaks_the_circle() -> None:
     assert check_program(circle(send_first=False)) == ()
+
+
+def replicas(first: tuple[Action, ...], second: tuple[Action, ...]) -> Program:
+    """Two replicas of one stage that end with these actions."""
+    computes = tuple(Action(kind, 0, k) for k in range(2) for kind in ("F", "B"))  # type: ignore[arg-type]
+    ranks = [
+        RankProgram(rank=index, stage=0, replica=index, actions=(*computes, *end, Action("STEP", 0)))
+        for index, end in enumerate((first, second))
+    ]
+    return Program(ranks=tuple(ranks), microbatches=2, replicas=2)
+
+
+def test_replicas_that_reduce_different_sizes_are_named() -> None:
+    """A replica that saw no image and reduces fewer gradients: ZeRO-2's mismatch."""
+    found = messages(replicas((Action("REDUCE", 0, bytes=16),), (Action("REDUCE", 0, bytes=4),)))
+    assert "gradients of stage 0 are reduced by rank 0 1 times (16 bytes), by rank 1 1 times (4 bytes)" in found
+
+
+def test_a_replica_that_does_not_reduce_is_named() -> None:
+    found = messages(replicas((Action("REDUCE", 0, bytes=16),), ()))
+    assert "by rank 0 1 times (16 bytes), by rank 1 0 times (0 bytes)" in found
+    assert messages(replicas((Action("REDUCE", 0, bytes=16),), (Action("REDUCE", 0, bytes=16),))) == ""
+
+
+def test_a_rank_with_two_stages_is_complete_when_both_are() -> None:
+    """Stages 0 and 1 on one rank, with a split backward."""
+    order = [(0, "F"), (1, "F"), (1, "I"), (0, "I"), (0, "W"), (1, "W")]
+    actions = tuple(Action(kind, stage, 0) for stage, kind in order)  # type: ignore[arg-type]
+    program = Program(ranks=(RankProgram(rank=0, stage=0, replica=0, actions=actions),), microbatches=1, replicas=1)
+    assert check_program(program) == ()
+    assert "rank 0 runs 1W0 0 times" not in messages(program)
+    late = (actions[0], actions[1], actions[5], *actions[2:5])
+    assert "order: rank 0 runs 1W0 before 1I0" in messages(changed(program, 0, list(late)))

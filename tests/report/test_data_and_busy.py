@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from mmplan.planner.advice import advise
+from mmplan.planner.finding import Finding
 from mmplan.planner.plan import Composition
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import Action
@@ -15,6 +18,7 @@ from mmplan.planner.step_times import StepTimes
 from mmplan.planner.token_counts import token_counts
 from mmplan.report.communication import rates_over_time
 from mmplan.report.sparkline import busy_parts, sparkline
+from mmplan.report.tables import findings_table
 from mmplan.scenario.load import load_scenario
 
 ROOT = Path(__file__).parents[2]
@@ -108,3 +112,10 @@ def test_a_plan_of_another_scenario_and_a_missing_plan_are_refused(tmp_path: Pat
     nothing = run("data", TINY, "-o", "q.json", cwd=tmp_path)
     assert nothing.returncode == 2
     assert "a plan is needed" in nothing.stderr
+
+
+def test_tensors_in_brackets_are_not_taken_for_markup() -> None:
+    findings = (Finding(rule="deadlock", message="0SEND1[llm.0>llm.1]@1 before 0RECV0[llm.0<llm.1]@1"),)
+    text = StringIO()
+    Console(file=text, width=200).print(findings_table(None, findings))
+    assert "0SEND1[llm.0>llm.1]@1 before 0RECV0[llm.0<llm.1]@1" in text.getvalue()
