@@ -66,6 +66,9 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.reader(io.StringIO(text, newline=""))
     try:
         header = [name.strip() for name in next(reader, [])]
+        for name in header:
+            if header.count(name) > 1:
+                raise InputError(f"the column {shown(name)} stands twice", file=path, line=1)
         for cells in reader:
             if not any(cell.strip() for cell in cells):
                 continue
@@ -101,9 +104,10 @@ def _sample(row: dict[str, Any], path: Path, line: int) -> Sample:
     if "text_tokens" not in row:
         raise InputError("this key is missing", file=path, line=line, key="text_tokens")
     images, clips = row.get("images", []), row.get("audio_seconds", [])
-    for key, value in (("images", images), ("audio_seconds", clips)):
+    for key, value, example in (("images", images, '[336, "480x640"]'), ("audio_seconds", clips, "[3.2, 30]")):
         if not isinstance(value, list):
-            raise InputError(f"expected a list, found {shown(value)}", file=path, line=line, key=key)
+            message = f"expected a list, one entry for each, such as {example}, found {shown(value)}"
+            raise InputError(message, file=path, line=line, key=key)
     try:
         sizes = parse_image_sizes(images) if images else ()
     except PydanticCustomError as error:

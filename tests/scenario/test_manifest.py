@@ -54,7 +54,12 @@ CASES = [
     ("rows.jsonl", GOOD_ROW + '{"images": []}', "rows.jsonl:2: text_tokens: this key is missing"),
     ("rows.jsonl", GOOD_ROW + "{", "rows.jsonl:2: expected a JSON object on this line"),
     ("rows.jsonl", GOOD_ROW + "7", "rows.jsonl:2: expected a JSON object, found 7"),
-    ("rows.jsonl", '{"text_tokens": 1, "images": 2}', "rows.jsonl:1: images: expected a list, found 2"),
+    (
+        "rows.jsonl",
+        '{"text_tokens": 1, "images": 2}',
+        'rows.jsonl:1: images: expected a list, one entry for each, such as [336, "480x640"], found 2',
+    ),
+    ("rows.csv", "text_tokens,images,text_tokens\n1,32,1\n", "rows.csv:1: the column 'text_tokens' stands twice"),
     (
         "rows.jsonl",
         '{"text_tokens": 1, "images": ["9by9"]}',
