@@ -17,6 +17,7 @@ import typer
 
 from mmplan.errors import CheckError, InfeasibleError, InputError, MmplanError, NoPlanFoundError, RunError
 from mmplan.files import require_folder, write_file
+from mmplan.planner.stopping import TIME_LIMIT_S
 from mmplan.runtime.thresholds import Thresholds
 from mmplan.runtime.torchrun import first_to_report, is_main_process, under_torchrun
 from mmplan.units import parse_seconds
@@ -145,15 +146,18 @@ def optimize(
     scenario: ScenarioFile,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Plan file; default: NAME.plan.json.")] = None,
     gap: Annotated[float, typer.Option(min=0.0, max=1.0, help="Stop when this gap is proven.")] = 0.01,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds after which the best plan so far is kept.")] = 60,
+    time_limit: Annotated[
+        float, typer.Option(min=0.1, help="Seconds after which the best plan so far is kept.")
+    ] = TIME_LIMIT_S,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Same input and seed, same plan.")] = 0,
     explain: Annotated[bool, typer.Option("--explain", help="Say why the runner-ups lose.")] = False,
     naive: Annotated[bool, typer.Option("--naive", help="Do not search: equal layer counts, as cut by hand.")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Find the best plan of a scenario, with a proven gap. Ctrl-C keeps the best plan so far."""
+    from mmplan.planner.naive import naive_result
     from mmplan.planner.plan import save_plan
-    from mmplan.planner.search import naive_result, optimize
+    from mmplan.planner.search import optimize
     from mmplan.report.console import emit
     from mmplan.report.documents import optimize_document
     from mmplan.report.progress import search_progress

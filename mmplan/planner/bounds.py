@@ -26,10 +26,13 @@ NEVER = 2**62
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """Per configuration: the step takes at least `step_ns`, NEVER where no cut fits into memory, and its busiest stage
-    works at least `busiest_ns` per microbatch."""
+    """Per configuration: the step takes at least `step_ns`, NEVER where no cut fits into memory.
+
+    With any memory it takes at least `roomy_ns`. The busiest stage works at least `busiest_ns` per microbatch.
+    """
 
     step_ns: IntArray
+    roomy_ns: IntArray
     busiest_ns: IntArray
 
 
@@ -55,8 +58,9 @@ def lower_bounds(prices: Prices, groups: GroupGraph, configurations: Sequence[Co
         problems.append(problem)
     for rows in by_finish.values():
         once_ns[rows] += finish_floors(build_problem(prices, groups, configurations[rows[0]]), stages[rows])
+    roomy_ns = (microbatches - 1) * busiest_ns + once_ns
     open_rows = np.flatnonzero(fits)
     left = Rows(problem=which[open_rows], stages=stages[open_rows], microbatches=microbatches[open_rows])
     busiest_ns[open_rows], fits[open_rows] = busiest_floors(problems, left, busiest_ns[open_rows])
     step_ns = np.where(fits, (microbatches - 1) * busiest_ns + once_ns, NEVER)
-    return Bounds(step_ns=step_ns, busiest_ns=busiest_ns)
+    return Bounds(step_ns=step_ns, roomy_ns=roomy_ns, busiest_ns=busiest_ns)

@@ -12,7 +12,7 @@ whose quotient is acyclic, within memory, so that the closed-form step time is l
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmplan.planner.families import in_flight
+from mmplan.planner.families import IntArray, in_flight, in_flight_counts
 from mmplan.planner.plan import ScheduleName
 
 
@@ -54,6 +54,20 @@ class CutProblem:
     @property
     def groups(self) -> int:
         return len(self.work_ns)
+
+    def in_flight(self, depths: IntArray) -> IntArray:
+        """Microbatches that stages at these depths hold at once."""
+        return in_flight_counts(self.schedule, self.microbatches, depths)
+
+    @property
+    def least_in_flight(self) -> int:
+        """Of a stage at the end of the pipeline."""
+        return in_flight(self.schedule, self.microbatches, 1)
+
+    @property
+    def most_in_flight(self) -> int:
+        """Of the first of all stages in a row."""
+        return in_flight(self.schedule, self.microbatches, self.stages)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

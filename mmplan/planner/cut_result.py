@@ -7,11 +7,10 @@ from dataclasses import dataclass
 class CutResult:
     """What a solver knows: the best cut found (None: none below the cutoff), and that no cut is below `bound_ns`.
 
-    `exhausted` tells that a budget was hit, so that the bound may lie below the best cut. `rows` counts the work.
+    `exhausted` tells that a budget was hit, so that the bound may lie below the best cut.
     """
 
     stage_of: tuple[int, ...] | None
     objective_ns: int | None
     bound_ns: int
     exhausted: bool
-    rows: int

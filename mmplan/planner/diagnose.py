@@ -15,6 +15,7 @@ from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import build_problem, machine_of
 from mmplan.planner.quantise import floor_percent
 from mmplan.planner.space import Space
+from mmplan.planner.stopping import Deadline
 from mmplan.planner.upsets import enumerate_upsets
 from mmplan.scenario.layer_ids import shorten_ids
 from mmplan.scenario.scenario import Constraints, Scenario, Training
@@ -27,7 +28,7 @@ NODE_FACTORS = (2, 4, 8)
 MEMORIES = ("40 GiB", "80 GiB", "141 GiB", "192 GiB", "288 GiB")  # A100, H100, H200, MI300X, B300: data sheets
 
 
-def explain_infeasible(space: Space) -> InfeasibleError:
+def explain_infeasible(space: Space, deadline: Deadline) -> InfeasibleError:
     """The error to raise when every configuration was proved not to fit into memory."""
     scenario = space.prices.scenario
     least = least_memory(space.prices, space.coarse, space.upsets, space.configurations)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mmplan.planner.cut_problem import CutProblem
+from mmplan.planner.families import in_flight_counts
 from mmplan.planner.stage_order import tail_start
 from mmplan.planner.upsets import BoolArray, IntArray
 
@@ -48,7 +49,7 @@ def transfer_floors(problem: CutProblem, stages: IntArray) -> IntArray:
 
 def memory_may_fit(problem: CutProblem, stages: IntArray, microbatches: IntArray) -> BoolArray:
     """[stages] False where even an even spread, with as few microbatches in flight as can be, does not fit."""
-    alive = np.ones_like(microbatches) if problem.schedule == "1f1b" else microbatches
+    alive = in_flight_counts(problem.schedule, microbatches, 1)
     state = np.array(problem.state_bytes, dtype=np.int64)
     kept = np.array(problem.kept_bytes, dtype=np.int64)
     spread = state.sum() + alive * kept.sum() <= stages * problem.capacity_bytes
@@ -65,6 +66,15 @@ def bottleneck_floor(problem: CutProblem) -> int:
 def finish_floor(problem: CutProblem) -> int:
     """`finish_floors` for the problem's own number of stages."""
     return int(finish_floors(problem, np.array([problem.stages], dtype=np.int64))[0])
+
+
+def busiest_ceiling(problem: CutProblem, cutoff_ns: int) -> int:
+    """The longest that the busiest stage of a cut below the cutoff can work."""
+    total_ns = sum(problem.work_ns)
+    if problem.microbatches == 1:
+        return total_ns
+    spare_ns = cutoff_ns - 1 - int(heaviest_paths(problem).max()) - finish_floor(problem)
+    return min(total_ns, spare_ns // (problem.microbatches - 1))
 
 
 def least_objective(problem: CutProblem) -> int:

@@ -88,7 +88,7 @@ def memory_problem(problem: CutProblem) -> CutProblem:
 
 def even_spread_bytes(problem: CutProblem) -> int:
     """No cut has a lower peak: the mean over stages, and the largest group, with as few in flight as can be."""
-    alive = 1 if problem.schedule == "1f1b" else problem.microbatches
+    alive = problem.least_in_flight
     total = sum(problem.state_bytes) + alive * sum(problem.kept_bytes)
     largest = max(s + alive * k for s, k in zip(problem.state_bytes, problem.kept_bytes, strict=True))
     return max(-(-total // problem.stages), largest)
@@ -97,8 +97,7 @@ def even_spread_bytes(problem: CutProblem) -> int:
 def _bisect(problem: CutProblem, upsets: Upsets, below_bytes: int | None) -> tuple[int, tuple[int, ...], bool] | None:
     """Capacity, cut and whether exhausted searches left no doubt; None when nothing is below `below_bytes`."""
     low = even_spread_bytes(problem)  # nothing fits below
-    depth = min(problem.stages, problem.microbatches) if problem.schedule == "1f1b" else problem.microbatches
-    ceiling = sum(problem.state_bytes) + depth * sum(problem.kept_bytes)
+    ceiling = sum(problem.state_bytes) + problem.most_in_flight * sum(problem.kept_bytes)
     high = ceiling if below_bytes is None else below_bytes
     cut: tuple[int, ...] | None = None
     proved = True

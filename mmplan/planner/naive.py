@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from time import perf_counter
 
-from mmplan.cost_models.analytic import AnalyticCostModel
-from mmplan.cost_models.build import build_graph
 from mmplan.errors import NoPlanFoundError
 from mmplan.planner.configuration import Configuration, list_configurations
-from mmplan.planner.contract import GroupGraph, contract
+from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_plan import cut_stages, plan_from_cut
 from mmplan.planner.plan import Plan
-from mmplan.planner.pricing import Prices
+from mmplan.planner.priced_groups import priced_groups
+from mmplan.planner.result import Considered, OptimizeResult
 from mmplan.scenario.scenario import Scenario
 
 
@@ -23,15 +23,30 @@ def naive_plan(scenario: Scenario) -> Plan:
     Raises:
         NoPlanFoundError: no such cut fits into memory, which proves nothing.
     """
-    graph = build_graph(scenario)
-    prices = Prices(scenario, graph, AnalyticCostModel(scenario))
-    groups = contract(graph, scenario.constraints.no_split)
+    priced = priced_groups(scenario)
+    prices, groups = priced.prices, priced.groups
     for configuration in sorted(list_configurations(scenario, len(groups.groups)), key=_by_hand):
         stages = equal_stages(groups, configuration.pp)
         built, _ = cut_stages(prices, configuration, stages)
         if all(stage.memory_bytes <= stage.capacity_bytes for stage in built):
             return plan_from_cut(prices, configuration, stages, bound_s=0.0, status="given", wall_s=0.0)
     raise NoPlanFoundError(f"no cut of {scenario.name} into equal layer counts fits into memory; try mmplan optimize")
+
+
+def naive_result(scenario: Scenario) -> OptimizeResult:
+    """`naive_plan` in the form of a search result without bound."""
+    started_s = perf_counter()
+    plan = naive_plan(scenario)
+    return OptimizeResult(
+        plan=plan,
+        bound_s=0.0,
+        gap=1.0,
+        status="given",
+        wall_s=perf_counter() - started_s,
+        considered=Considered(enumerated=1, out_of_memory=0, bounded_away=0, solved=1, infeasible=0),
+        runner_ups=(),
+        proofs=(),
+    )
 
 
 def _by_hand(configuration: Configuration) -> tuple[int, int, int, int]:

@@ -117,13 +117,12 @@ def build_problem(prices: Prices, groups: GroupGraph, configuration: Configurati
 
 def _refuse_uncountable(problem: CutProblem, scenario: Scenario) -> None:
     """Sums over all groups, edges and microbatches must stay whole numbers that arrays can hold."""
-    alive = problem.microbatches if problem.schedule == "gpipe" else min(problem.microbatches, problem.stages)
     slowest_ns = problem.microbatches * sum(problem.work_ns) + sum(edge.lag_ns for edge in problem.edges)
     slowest_ns += problem.finish_fixed_ns + sum(problem.finish_ns)
     if slowest_ns > LARGEST:
         message = f"a step of {scenario.name} could take {seconds(slowest_ns) / SECONDS_PER_YEAR:,.0f} years: "
         raise InputError(message + "check the sizes of the data and the rates and latencies of the cluster")
-    fullest_bytes = sum(problem.state_bytes) + alive * sum(problem.kept_bytes)
+    fullest_bytes = sum(problem.state_bytes) + problem.most_in_flight * sum(problem.kept_bytes)
     if fullest_bytes > LARGEST:
         message = f"{scenario.name} could keep {format_bytes(fullest_bytes)} in one stage: "
         raise InputError(message + "check the sizes of the data and of the model")

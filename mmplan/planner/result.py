@@ -16,7 +16,7 @@ class Progress:
     wall_s: float
     enumerated: int
     solved: int
-    configuration: str  # the one just solved
+    doing: str  # the configuration just solved, or what comes before the first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,11 @@
-"""`optimize`: best-first over the lower bounds of all configurations, an exact stage cut inside, a gap outside."""
+"""`optimize`: best-first over the lower bounds of all configurations, an exact stage cut inside, a gap outside.
+
+Then, among the cuts found whose closed form is within the gap, the plan is the one that is fastest in simulation.
+"""
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import perf_counter
 
 import numpy as np
 
@@ -11,15 +13,15 @@ from mmplan.errors import CheckError, NoPlanFoundError
 from mmplan.planner.bounds import NEVER
 from mmplan.planner.check import check_plan
 from mmplan.planner.configuration import Configuration
-from mmplan.planner.cut_plan import StepTime, cut_stages, plan_from_cut
+from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.diagnose import explain_infeasible
 from mmplan.planner.explain import list_runner_ups
-from mmplan.planner.naive import naive_plan
 from mmplan.planner.plan import Plan
 from mmplan.planner.quantise import floor_ns, lowered_ns, seconds
-from mmplan.planner.result import Considered, OptimizeResult, Progress, RunnerUp
+from mmplan.planner.result import Considered, OptimizeResult, Progress
+from mmplan.planner.rivals import Candidate, candidate, first_in_simulation, list_rivals
 from mmplan.planner.space import Answer, Space, build_space, confirm_by_cpsat, solve_configuration
-from mmplan.planner.stage_dp import never
+from mmplan.planner.stopping import TIME_LIMIT_S, Deadline, never
 from mmplan.scenario.scenario import Scenario
 
 logger = logging.getLogger(__name__)
@@ -27,19 +29,11 @@ logger = logging.getLogger(__name__)
 # Once the gap is proven, so many more configurations that might beat the plan by less are solved: they cost little.
 MOST_WITHIN_GAP = 8
 # CP-SAT proves a second time that the winner's configuration has no cut that is better by the gap, or by this where
-# the gap is smaller: the last tenth of a percent takes it minutes at 64 stages. In deterministic seconds:
-CONFIRM_GAP, CONFIRM_TIME = 0.001, 3.0
+# the gap is smaller: the last tenth of a percent takes it minutes at 64 stages.
+CONFIRM_GAP = 0.001
+CONFIRM_DETERMINISTIC_S = 3.0
 # Real seconds are whole nanoseconds up to 1 ns per layer: a gap below this is zero.
 ROUNDING_GAP = 1e-5
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Incumbent:
-    """The best cut so far."""
-
-    configuration: Configuration
-    stages: tuple[tuple[str, ...], ...]
-    time: StepTime
 
 
 @dataclass(slots=True)
@@ -47,7 +41,7 @@ class _Search:
     """What the loop has learned: configurations are solved in the order of their bound, `position` is the next one."""
 
     order: list[int]
-    incumbent: Incumbent | None = None
+    incumbent: Candidate | None = None
     position: int = 0
     within_gap: int = 0  # solved although the gap was proven already
     unproved_ns: int = NEVER  # least bound of what was solved
@@ -59,7 +53,7 @@ def optimize(
     scenario: Scenario,
     *,
     gap: float = 0.01,
-    time_limit_s: float = 20.0,
+    time_limit_s: float = TIME_LIMIT_S,
     seed: int = 0,
     on_improvement: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] = never,
@@ -75,39 +69,41 @@ def optimize(
         InfeasibleError: proved that no plan exists.
         NoPlanFoundError: a limit was hit before any plan was found.
     """
-    started = perf_counter()
-    space = build_space(scenario)
+    deadline = Deadline(limit_s=time_limit_s, stop=stop)
+    tell = _teller(on_improvement, deadline)
+    space = build_space(scenario, tell)
     search = _Search(order=[int(index) for index in np.argsort(space.bounds_ns, kind="stable")])
-
-    def ended() -> bool:
-        return stop() or perf_counter() - started > time_limit_s
-
     try:
-        while not ended() and _worth_more(space, search, gap):
-            _solve_next(space, search, gap, seed, ended)
+        while not deadline.passed() and _worth_more(space, search, gap):
+            _solve_next(space, search, gap, seed, deadline)
             if on_improvement is not None:
-                on_improvement(_progress(space, search, perf_counter() - started))
+                on_improvement(_progress(space, search, deadline))
     except KeyboardInterrupt:
         search.exhausted = True
     if search.incumbent is None:
-        _refuse(space, search, time_limit_s)
-    return _result(space, search, gap, seed, ended, started)
+        tell("nothing fits into memory: looking for the nearest change that would")
+        _refuse(space, search, deadline)
+    return _result(space, search, gap=gap, seed=seed, deadline=deadline)
 
 
-def naive_result(scenario: Scenario) -> OptimizeResult:
-    """The plan one would cut by hand, in the form of a search result without bound."""
-    started = perf_counter()
-    plan = naive_plan(scenario)
-    return OptimizeResult(
-        plan=plan,
-        bound_s=0.0,
-        gap=1.0,
-        status="given",
-        wall_s=perf_counter() - started,
-        considered=Considered(enumerated=1, out_of_memory=0, bounded_away=0, solved=1, infeasible=0),
-        runner_ups=(),
-        proofs=(),
-    )
+def _teller(on_improvement: Callable[[Progress], None] | None, deadline: Deadline) -> Callable[[str], None]:
+    """What tells of work before and after the solving of configurations."""
+
+    def tell(doing: str) -> None:
+        if on_improvement is not None:
+            on_improvement(
+                Progress(
+                    objective_s=None,
+                    bound_s=0.0,
+                    gap=None,
+                    wall_s=deadline.spent_s,
+                    enumerated=0,
+                    solved=0,
+                    doing=doing,
+                )
+            )
+
+    return tell
 
 
 def _worth_more(space: Space, search: _Search, gap: float) -> bool:
@@ -129,26 +125,25 @@ def _next_bound_ns(space: Space, search: _Search) -> int:
     return int(space.bounds_ns[search.order[search.position]])
 
 
-def _solve_next(space: Space, search: _Search, gap: float, seed: int, ended: Callable[[], bool]) -> None:
+def _solve_next(space: Space, search: _Search, gap: float, seed: int, deadline: Deadline) -> None:
     """Solve one configuration and keep its cut if it is the best so far."""
     index = search.order[search.position]
-    configuration = space.configurations[index]
     best_s = search.incumbent.time.objective_s if search.incumbent is not None else None
     tolerance = 0.0 if space.exact else gap  # CP-SAT alone is quick to prove the gap, slow to prove the optimum
     answer = solve_configuration(
         space,
-        configuration,
+        index,
         cutoff_ns=lowered_ns(floor_ns(best_s), tolerance) if best_s is not None else None,
         tolerance=tolerance,
         seed=seed,
-        stop=ended,
+        deadline=deadline,
     )
     search.position += 1
     search.answers[index] = answer
     if answer.stages is not None:
-        _, time = cut_stages(space.prices, configuration, answer.stages)
-        if best_s is None or time.objective_s < best_s:
-            search.incumbent = Incumbent(configuration=configuration, stages=answer.stages, time=time)
+        found = candidate(space, index, answer.stages)
+        if best_s is None or found.time.objective_s < best_s:
+            search.incumbent = found
     search.unproved_ns = min(search.unproved_ns, max(answer.bound_ns, int(space.bounds_ns[index])))
     search.exhausted |= answer.exhausted
 
@@ -160,57 +155,65 @@ def _bound_s(space: Space, search: _Search) -> float:
     return min(seconds(bound_ns), best_s)
 
 
-def _progress(space: Space, search: _Search, wall_s: float) -> Progress:
+def _progress(space: Space, search: _Search, deadline: Deadline) -> Progress:
     bound_s = _bound_s(space, search)
     best_s = search.incumbent.time.objective_s if search.incumbent is not None else None
     return Progress(
         objective_s=best_s,
         bound_s=bound_s,
         gap=(best_s - bound_s) / best_s if best_s else None,
-        wall_s=wall_s,
+        wall_s=deadline.spent_s,
         enumerated=len(search.order),
         solved=search.position,
-        configuration=str(space.configurations[search.order[search.position - 1]]),
+        doing=str(space.configurations[search.order[search.position - 1]]),
     )
 
 
-def _refuse(space: Space, search: _Search, time_limit_s: float) -> None:
+def _refuse(space: Space, search: _Search, deadline: Deadline) -> None:
     """No plan: proved, or not found in time."""
     if search.exhausted or _next_bound_ns(space, search) != NEVER:
         raise NoPlanFoundError(
             f"no plan of {space.prices.scenario.name} found: {search.position} of {len(search.order)} configurations "
-            f"tried when the search ended (limit {time_limit_s:g} s); give it more time or fewer degrees to try"
+            f"tried when the search ended (limit {deadline.limit_s:g} s); give it more time or fewer degrees to try"
         )
-    raise explain_infeasible(space)
+    raise explain_infeasible(space, deadline)
 
 
-def _result(
-    space: Space, search: _Search, gap: float, seed: int, ended: Callable[[], bool], started: float
-) -> OptimizeResult:
-    """Second proof, runner-ups, check and certificate of the best cut."""
-    best = search.incumbent
-    assert best is not None
+def _result(space: Space, search: _Search, *, gap: float, seed: int, deadline: Deadline) -> OptimizeResult:
+    """Choice among the leaders, second proof, runner-ups, check and certificate."""
+    first = search.incumbent
+    assert first is not None
     bound_s = _bound_s(space, search)
-    achieved = (best.time.objective_s - bound_s) / best.time.objective_s
-    proved = achieved <= gap + ROUNDING_GAP
-    target_ns = lowered_ns(floor_ns(best.time.objective_s), max(gap, CONFIRM_GAP))
-    proofs = ("dynamic program",) if proved and space.exact else ()
-    runner_ups: tuple[RunnerUp, ...] = ()
+    proved = first.time.objective_s - bound_s <= (gap + ROUNDING_GAP) * first.time.objective_s
+    rivals: dict[Configuration, Candidate | None] = {}
+    best, proofs = first, ("dynamic program",) if proved and space.exact else ()
     try:
-        if not ended() and confirm_by_cpsat(
-            space, best.configuration, target_ns=target_ns, max_deterministic_time=CONFIRM_TIME, seed=seed
+        rivals = list_rivals(space, first.configuration, search.answers, deadline)
+        if proved:
+            within_s = bound_s / (1 - gap) if gap < 1 else float("inf")
+            cuts = [rival for rival in rivals.values() if rival is not None]
+            best = first_in_simulation(space, first, cuts, within_s, deadline)
+        target_ns = lowered_ns(floor_ns(best.time.objective_s), max(gap, CONFIRM_GAP))
+        if not deadline.passed() and confirm_by_cpsat(
+            space,
+            best.configuration,
+            target_ns=target_ns,
+            max_deterministic_time=CONFIRM_DETERMINISTIC_S,
+            seed=seed,
+            deadline=deadline,
         ):
             proofs = (*proofs, "CP-SAT")
-        runner_ups = list_runner_ups(space, best.configuration, best.time, search.answers, ended)
     except KeyboardInterrupt:
         logger.info("interrupted while comparing runner-ups; the plan stands")
+    others = {**rivals, first.configuration: first}
+    others.pop(best.configuration)
     plan = plan_from_cut(
         space.prices,
         best.configuration,
         best.stages,
         bound_s=bound_s,
         status="optimal" if proved else "feasible",
-        wall_s=perf_counter() - started,
+        wall_s=deadline.spent_s,
     )
     _refuse_unsound(plan)
     return OptimizeResult(
@@ -220,7 +223,7 @@ def _result(
         status=plan.certificate.status,
         wall_s=plan.certificate.wall_s,
         considered=_considered(space, search),
-        runner_ups=runner_ups,
+        runner_ups=list_runner_ups(best.time, others),
         proofs=proofs,
     )
 

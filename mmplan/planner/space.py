@@ -1,25 +1,25 @@
-"""The search space of a scenario: layer groups, upsets, configurations and their lower bounds, made once."""
+"""The search space of a scenario: groups, upsets, configurations and their bounds, made once; and how one is solved."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mmplan.cost_models.analytic import AnalyticCostModel
-from mmplan.cost_models.build import build_graph
 from mmplan.planner.bounds import NEVER, Bounds, lower_bounds
 from mmplan.planner.configuration import Configuration, list_configurations
-from mmplan.planner.contract import GroupGraph, coarsen, contract
+from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_result import CutResult
+from mmplan.planner.priced_groups import coarse_enough, priced_groups
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import build_problem
 from mmplan.planner.quantise import lowered_ns
 from mmplan.planner.stage_cpsat import cut_by_cpsat
-from mmplan.planner.stage_dp import never
-from mmplan.planner.stage_solver import solve_cut, value_ceiling
-from mmplan.planner.upsets import IntArray, Upsets, enumerate_upsets
+from mmplan.planner.stage_solver import quick_cut, solve_cut, value_ceiling
+from mmplan.planner.stopping import Deadline
+from mmplan.planner.upsets import IntArray, Upsets
 from mmplan.scenario.scenario import Scenario
 
-# CP-SAT's deterministic seconds for a configuration that the dynamic program could not finish
-CPSAT_TIME = 10.0
+# CP-SAT's deterministic seconds for a configuration that the dynamic program could not finish: given an upper bound, 62
+# of 64 cuts of up to 128 layers into 64 stages were proven within 6.
+CPSAT_DETERMINISTIC_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,59 +55,71 @@ class Answer:
     unfit: bool = False
 
 
-def build_space(scenario: Scenario) -> Space:
-    """Raises InfeasibleError when the constraints leave no configuration."""
-    graph = build_graph(scenario)
-    prices = Prices(scenario, graph, AnalyticCostModel(scenario))
-    groups = coarse = contract(graph, scenario.constraints.no_split)
-    upsets = enumerate_upsets(len(groups.groups), groups.pairs)
-    while upsets is None:
-        coarse = coarsen(graph, coarse)
-        upsets = enumerate_upsets(len(coarse.groups), coarse.pairs)
-    configurations = list_configurations(scenario, len(groups.groups))
+def build_space(scenario: Scenario, tell: Callable[[str], None] = lambda _: None) -> Space:
+    """All configurations and what bounds them; `tell` hears what is being done.
+
+    Raises:
+        InfeasibleError: the constraints leave no configuration.
+    """
+    tell("reading model and data")
+    priced = priced_groups(scenario)
+    coarse, upsets = coarse_enough(priced)
+    configurations = list_configurations(scenario, len(priced.groups.groups))
+    tell(f"bounding {len(configurations):,} configurations")
     return Space(
-        prices=prices,
-        groups=groups,
+        prices=priced.prices,
+        groups=priced.groups,
         coarse=coarse,
         upsets=upsets,
         configurations=configurations,
-        bounds=lower_bounds(prices, groups, configurations),
+        bounds=lower_bounds(priced.prices, priced.groups, configurations),
     )
 
 
 def solve_configuration(
-    space: Space,
-    configuration: Configuration,
-    *,
-    cutoff_ns: int | None,
-    tolerance: float,
-    cpsat_time: float = CPSAT_TIME,
-    seed: int = 0,
-    stop: Callable[[], bool] = never,
+    space: Space, index: int, *, cutoff_ns: int | None, tolerance: float, seed: int, deadline: Deadline
 ) -> Answer:
-    """The best cut of a configuration below the cutoff: by the dynamic program, and where it cannot end by CP-SAT.
-
-    `cpsat_time` is CP-SAT's limit in deterministic seconds; 0 leaves it out.
-    """
+    """The best cut of a configuration below the cutoff: by the dynamic program, and where it cannot end by CP-SAT."""
+    configuration = space.configurations[index]
     found = solve_cut(
         build_problem(space.prices, space.coarse, configuration),
         space.upsets,
         cutoff_ns=cutoff_ns,
         tolerance=tolerance,
-        stop=stop,
+        busiest_ns=int(space.bounds.busiest_ns[index]),
+        stop=deadline.passed,
     )
     stages = _stages(space.coarse, found, configuration.pp)
-    if (space.exact and not found.exhausted) or cpsat_time == 0 or stop():
+    if (space.exact and not found.exhausted) or deadline.passed():
         return _answer(stages, found.bound_ns if space.exact else 0, found.exhausted or not space.exact, cutoff_ns)
     problem = build_problem(space.prices, space.groups, configuration)
     if found.objective_ns is None:
         target_ns = cutoff_ns if cutoff_ns is not None else value_ceiling(problem)
     else:
         target_ns = lowered_ns(found.objective_ns, tolerance)
-    better = cut_by_cpsat(problem, cutoff_ns=target_ns, max_deterministic_time=cpsat_time, seed=seed)
+    better = cut_by_cpsat(
+        problem,
+        cutoff_ns=target_ns,
+        max_deterministic_time=CPSAT_DETERMINISTIC_S,
+        max_wall_s=deadline.left_s,
+        seed=seed,
+    )
     bound_ns = max(better.bound_ns, found.bound_ns if space.exact else 0)
     better_stages = _stages(space.groups, better, configuration.pp)
     return _answer(stages if better_stages is None else better_stages, bound_ns, better.exhausted, cutoff_ns)
+
+
+def sketch_configuration(space: Space, index: int, deadline: Deadline) -> Answer:
+    """Some good cut of a configuration, soon: for comparing, not for proving."""
+    configuration = space.configurations[index]
+    found = quick_cut(
+        build_problem(space.prices, space.coarse, configuration),
+        space.upsets,
+        busiest_ns=int(space.bounds.busiest_ns[index]),
+        stop=deadline.passed,
+    )
+    stages = _stages(space.coarse, found, configuration.pp)
+    return _answer(stages, found.bound_ns if space.exact else 0, found.exhausted or not space.exact, None)
 
 
 def _answer(
@@ -118,11 +130,23 @@ def _answer(
 
 
 def confirm_by_cpsat(
-    space: Space, configuration: Configuration, *, target_ns: int, max_deterministic_time: float, seed: int
+    space: Space,
+    configuration: Configuration,
+    *,
+    target_ns: int,
+    max_deterministic_time: float,
+    seed: int,
+    deadline: Deadline,
 ) -> bool:
     """Whether CP-SAT, too, proves that no cut of the configuration is faster than `target_ns`."""
     problem = build_problem(space.prices, space.groups, configuration)
-    proof = cut_by_cpsat(problem, cutoff_ns=target_ns, max_deterministic_time=max_deterministic_time, seed=seed)
+    proof = cut_by_cpsat(
+        problem,
+        cutoff_ns=target_ns,
+        max_deterministic_time=max_deterministic_time,
+        max_wall_s=deadline.left_s,
+        seed=seed,
+    )
     return proof.stage_of is None and not proof.exhausted
 
 

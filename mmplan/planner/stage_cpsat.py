@@ -13,7 +13,7 @@ from ortools.sat.python import cp_model
 
 from mmplan.planner.cut_problem import CutProblem, evaluate_cut
 from mmplan.planner.cut_result import CutResult
-from mmplan.planner.floors import bottleneck_floor, finish_floor, heaviest_paths, least_objective
+from mmplan.planner.floors import bottleneck_floor, busiest_ceiling, finish_floor, heaviest_paths, least_objective
 from mmplan.planner.quantise import floor_ns_of_bound
 from mmplan.planner.runs import Run, RunEdge, find_runs
 
@@ -36,9 +36,9 @@ class _Data:
         return range(self.problem.stages)
 
     @property
-    def deepest(self) -> int:
-        """Depths beyond this hold no more microbatches."""
-        return min(self.problem.stages, self.problem.microbatches)
+    def depths(self) -> range:
+        """Depths at which a stage holds more microbatches than the one before."""
+        return range(self.problem.least_in_flight + 1, self.problem.most_in_flight + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +70,7 @@ def cut_by_cpsat(
     cutoff_ns: int,
     hint: Sequence[int] | None = None,
     max_deterministic_time: float = 10.0,
+    max_wall_s: float = 3600.0,
     seed: int = 0,
 ) -> CutResult:
     """The best cut below `cutoff_ns`, or a proof that there is none.
@@ -77,10 +78,11 @@ def cut_by_cpsat(
     Args:
         hint: stage of each group in a known cut; it need not be below the cutoff.
         max_deterministic_time: CP-SAT's own unit, about a second; at the limit the bound stays below the cut.
+        max_wall_s: a second limit, for callers who may not wait; when it is what ends the search, answers may differ.
     """
     data = _data(problem, cutoff_ns)
     if problem.stages > problem.groups or least_objective(problem) >= cutoff_ns:
-        return CutResult(stage_of=None, objective_ns=None, bound_ns=cutoff_ns, exhausted=False, rows=0)
+        return CutResult(stage_of=None, objective_ns=None, bound_ns=cutoff_ns, exhausted=False)
     model = cp_model.CpModel()
     variables = _variables(model, data)
     _counts_and_order(model, data, variables)
@@ -98,15 +100,13 @@ def cut_by_cpsat(
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = max_deterministic_time
+    solver.parameters.max_time_in_seconds = max_wall_s
     return _extract(data, variables, solver, solver.solve(model))
 
 
 def _data(problem: CutProblem, cutoff_ns: int) -> _Data:
     runs, edges = find_runs(problem)
-    cap_ns = sum(problem.work_ns)
-    if problem.microbatches > 1:
-        spare_ns = cutoff_ns - 1 - max(heaviest_paths(problem).tolist()) - finish_floor(problem)
-        cap_ns = min(cap_ns, spare_ns // (problem.microbatches - 1))
+    cap_ns = busiest_ceiling(problem, cutoff_ns)
     return _Data(problem=problem, runs=runs, edges=edges, cutoff_ns=cutoff_ns, cap_ns=cap_ns)
 
 
@@ -131,7 +131,7 @@ def _variables(model: cp_model.CpModel, data: _Data) -> _Variables:
         depth_from={key: model.new_int_var(0, problem.stages, f"depth_from{key}") for key in keys},
         tail={stage: model.new_int_var(0, data.cutoff_ns, f"tail{stage}") for stage in stages},
         depth={stage: model.new_int_var(1, problem.stages - stage, f"depth{stage}") for stage in stages},
-        deep={(s, d): model.new_bool_var(f"deep{s, d}") for s in stages for d in range(2, data.deepest + 1)},
+        deep={(s, d): model.new_bool_var(f"deep{s, d}") for s in stages for d in data.depths},
         bottleneck=model.new_int_var(bottleneck_floor(problem), data.cap_ns, "bottleneck"),
         path=model.new_int_var(max(heaviest_paths(problem).tolist()), data.cutoff_ns, "path"),
         finish=model.new_int_var(finish_floor(problem), data.cutoff_ns, "finish"),
@@ -194,7 +194,7 @@ def _critical_path(model: cp_model.CpModel, data: _Data, variables: _Variables) 
 
 def _depths(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
     """depth_s >= 1 + largest depth where a cut tensor is read next; deep[s, d] = (depth_s >= d)."""
-    if data.problem.schedule != "1f1b":
+    if not data.depths:
         return
     for stage in data.stages:
         for run in range(len(data.runs)):
@@ -204,7 +204,7 @@ def _depths(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None
             later = variables.depth_from[reader, stage + 1]
             model.add(variables.depth[stage] >= 1 + later).only_enforce_if(cut)
             model.add(variables.depth_from[reader, stage] >= later)
-        for depth in range(2, data.deepest + 1):
+        for depth in data.depths:
             model.add(variables.depth[stage] <= depth - 1).only_enforce_if(~variables.deep[stage, depth])
 
 
@@ -233,12 +233,10 @@ def _memory(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None
     for stage in data.stages:
         state = _sum(data, variables, stage, problem.state_bytes)
         kept = _sum(data, variables, stage, problem.kept_bytes)
-        least = 1 if problem.schedule == "1f1b" else problem.microbatches
-        model.add(state + least * kept <= problem.capacity_bytes)
-        if problem.schedule == "1f1b":
-            for depth in range(2, data.deepest + 1):
-                deep = variables.deep[stage, depth]
-                model.add(state + depth * kept <= problem.capacity_bytes).only_enforce_if(deep)
+        model.add(state + problem.least_in_flight * kept <= problem.capacity_bytes)
+        for depth in data.depths:
+            deep = variables.deep[stage, depth]
+            model.add(state + depth * kept <= problem.capacity_bytes).only_enforce_if(deep)
 
 
 def _finish(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
@@ -262,14 +260,12 @@ def _hint(model: cp_model.CpModel, data: _Data, variables: _Variables, stage_of:
 def _extract(data: _Data, variables: _Variables, solver: cp_model.CpSolver, status: object) -> CutResult:
     """The cut behind the counts, scored from the definition; a limit leaves CP-SAT's own bound."""
     if status == cp_model.INFEASIBLE:
-        return CutResult(stage_of=None, objective_ns=None, bound_ns=data.cutoff_ns, exhausted=False, rows=0)
+        return CutResult(stage_of=None, objective_ns=None, bound_ns=data.cutoff_ns, exhausted=False)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN):
         raise ValueError(f"CP-SAT calls the stage-cut model {solver.status_name(status)}")
     proven_ns = floor_ns_of_bound(solver.best_objective_bound)
     if status == cp_model.UNKNOWN:
-        return CutResult(
-            stage_of=None, objective_ns=None, bound_ns=min(proven_ns, data.cutoff_ns), exhausted=True, rows=0
-        )
+        return CutResult(stage_of=None, objective_ns=None, bound_ns=min(proven_ns, data.cutoff_ns), exhausted=True)
     stage_of = [0] * data.problem.groups
     for run, members in enumerate(data.runs):
         counts = [int(solver.value(variables.count[run, stage])) for stage in data.stages]
@@ -283,5 +279,4 @@ def _extract(data: _Data, variables: _Variables, solver: cp_model.CpSolver, stat
         objective_ns=objective_ns,
         bound_ns=objective_ns if optimal else min(proven_ns, objective_ns),
         exhausted=not optimal,
-        rows=0,
     )

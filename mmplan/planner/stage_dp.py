@@ -13,19 +13,16 @@ import numpy as np
 
 from mmplan.planner.cut_problem import CutProblem, evaluate_cut
 from mmplan.planner.cut_result import CutResult
+from mmplan.planner.floors import busiest_ceiling
 from mmplan.planner.pareto import pareto_rows
 from mmplan.planner.stage_moves import Moves, list_moves
 from mmplan.planner.stage_rest import Rest, measure_rest
+from mmplan.planner.stopping import never
 from mmplan.planner.upsets import BoolArray, IntArray, Upsets
 
 CHUNK_ROWS = 400_000  # successors made at once: 100 MB
 MAX_ROWS = 20_000_000  # successors in all: 20 to 40 s, after which the answer is a bound, not a proof
 MAX_WIDTH = 2_000  # labels kept per upset
-
-
-def never() -> bool:
-    """The `stop` of a caller who waits for the end."""
-    return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +75,7 @@ def cut_by_dp(
     *,
     cutoff_ns: int,
     cap_ns: int | None = None,
+    busiest_ns: int = 0,
     width: int = MAX_WIDTH,
     max_rows: int = MAX_ROWS,
     stop: Callable[[], bool] = never,
@@ -87,12 +85,13 @@ def cut_by_dp(
     Args:
         upsets: those of the problem's DAG.
         cap_ns: no stage may work longer, and the bound speaks of cuts within the cap only; None: as the cutoff allows.
+        busiest_ns: a proven floor of the busiest stage.
         width: labels kept per upset and level; small widths make a heuristic whose bound is still valid.
         max_rows: budget of label extensions.
-        stop: asked before each level; True ends the run as a spent budget does.
+        stop: asked before each level and each chunk of it; True ends the run as a spent budget does.
     """
-    rest = measure_rest(problem, upsets)
-    allowed_ns = cap_below(problem, rest, cutoff_ns)
+    rest = measure_rest(problem, upsets, busiest_ns)
+    allowed_ns = busiest_ceiling(problem, cutoff_ns)
     cap_ns = allowed_ns if cap_ns is None else min(cap_ns, allowed_ns)
     tally = _Tally(given_up_ns=cutoff_ns)
     if cap_ns < rest.floor_bottleneck_ns or problem.stages > problem.groups:
@@ -108,10 +107,11 @@ def cut_by_dp(
     )
     levels = [_start(tables)]
     for stages_left in range(problem.stages - 1, -1, -1):
-        if tally.rows > max_rows or stop():
+        level = None if tally.rows > max_rows else _next_level(tables, levels[-1], stages_left, tally, stop)
+        if level is None:
             tally.give_up(int(levels[-1].bound_ns.min()))
             return _nothing(tally)
-        levels.append(_next_level(tables, levels[-1], stages_left, tally))
+        levels.append(level)
         if not len(levels[-1].upset):
             return _nothing(tally)
     stage_of = _trace(tables, levels)
@@ -122,17 +122,7 @@ def cut_by_dp(
         objective_ns=objective_ns,
         bound_ns=bound_ns,
         exhausted=bound_ns < objective_ns,
-        rows=tally.rows,
     )
-
-
-def cap_below(problem: CutProblem, rest: Rest, cutoff_ns: int) -> int:
-    """The longest that the busiest stage of a cut below the cutoff can work."""
-    total_ns = sum(problem.work_ns)
-    if problem.microbatches == 1:
-        return total_ns
-    spare_ns = cutoff_ns - 1 - rest.floor_path_ns - rest.floor_finish_ns
-    return min(total_ns, spare_ns // (problem.microbatches - 1))
 
 
 def _nothing(tally: _Tally) -> CutResult:
@@ -141,7 +131,6 @@ def _nothing(tally: _Tally) -> CutResult:
         objective_ns=None,
         bound_ns=tally.given_up_ns,
         exhausted=tally.exhausted,
-        rows=tally.rows,
     )
 
 
@@ -161,12 +150,16 @@ def _start(tables: _Tables) -> _Labels:
     )
 
 
-def _next_level(tables: _Tables, labels: _Labels, stages_left: int, tally: _Tally) -> _Labels:
-    """All labels with one more stage that may still lead to a cut below the cutoff."""
+def _next_level(
+    tables: _Tables, labels: _Labels, stages_left: int, tally: _Tally, ended: Callable[[], bool]
+) -> _Labels | None:
+    """All labels with one more stage that may still lead to a cut below the cutoff; None when it was ended."""
     total = np.cumsum(tables.moves.count[labels.upset])
     parts: list[_Labels] = []
     start = 0
     while start < len(total):
+        if ended():
+            return None
         done = int(total[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(total, done + CHUNK_ROWS, side="right")))
         tally.rows += int(total[stop - 1]) - done
@@ -199,17 +192,12 @@ def _extend(tables: _Tables, labels: _Labels, chosen: IntArray, stages_left: int
     fits &= rest.work_ns[moves.above[move]] <= stages_left * tables.cap_ns
     parent, move = parent[fits], move[fits]
     depth = 1 + np.where(moves.takes[move], labels.depth[parent], 0).max(axis=1)
-    fits = moves.state_bytes[move] + _alive(problem, depth) * moves.kept_bytes[move] <= problem.capacity_bytes
+    fits = moves.state_bytes[move] + problem.in_flight(depth) * moves.kept_bytes[move] <= problem.capacity_bytes
     parent, move, depth = parent[fits], move[fits], depth[fits]
     child = _children(tables, labels, parent, move, depth)
     child = child.take(np.flatnonzero(_rest_fits(tables, child, stages_left)))
     bound_ns = _completion_bound(tables, child, stages_left)
     return replace(child, bound_ns=bound_ns).take(np.flatnonzero(bound_ns < tables.cutoff_ns))
-
-
-def _alive(problem: CutProblem, depth: IntArray) -> IntArray:
-    """Microbatches in flight at these depths."""
-    return np.minimum(depth, problem.microbatches) if problem.schedule == "1f1b" else depth * 0 + problem.microbatches
 
 
 def _children(tables: _Tables, labels: _Labels, parent: IntArray, move: IntArray, depth: IntArray) -> _Labels:
@@ -220,8 +208,8 @@ def _children(tables: _Tables, labels: _Labels, parent: IntArray, move: IntArray
     slot, stays, feeds = np.maximum(carried, 0), carried >= 0, lag_ns >= 0
     old_tail_ns = np.where(stays, np.take_along_axis(labels.tail_ns[parent], slot, axis=1), 0)
     old_depth = np.where(stays, np.take_along_axis(labels.depth[parent], slot, axis=1), 0)
-    # deeper than m is as deep as m, and with GPipe depth does not matter: labels that differ there are equal
-    counted = np.minimum(depth, tables.problem.microbatches) * (tables.problem.schedule == "1f1b")
+    # a stage deeper than m holds as much as one at m, with GPipe all hold m: labels that differ only there are equal
+    counted = tables.problem.in_flight(depth)
     return _Labels(
         upset=moves.above[move],
         parent=parent,
@@ -239,9 +227,9 @@ def _rest_fits(tables: _Tables, labels: _Labels, stages_left: int) -> BoolArray:
     problem, rest = tables.problem, tables.rest
     producer = tables.upsets.frontier[labels.upset]
     kept_bytes = rest.kept_bytes[labels.upset]
-    deeper = np.where(producer >= 0, rest.path_kept_bytes[producer] * (_alive(problem, labels.depth + 1) - 1), 0)
-    least = 1 if problem.schedule == "1f1b" else problem.microbatches
-    more_bytes = deeper.max(axis=1) if problem.schedule == "1f1b" else 0
+    least = problem.least_in_flight
+    more = problem.in_flight(labels.depth + 1) - least
+    more_bytes = np.where(producer >= 0, rest.path_kept_bytes[producer] * more, 0).max(axis=1)
     need_bytes = rest.state_bytes[labels.upset] + least * kept_bytes + more_bytes
     fits: BoolArray = need_bytes <= stages_left * problem.capacity_bytes
     return fits

@@ -36,10 +36,9 @@ class Moves:
 
 def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
     """All stages with work of at most `cap_ns`."""
-    least_in_flight = 1 if problem.schedule == "1f1b" else problem.microbatches
     values = (problem.work_ns, problem.state_bytes, problem.kept_bytes, problem.finish_ns, problem.trainable)
     work, state, kept, finish, trainable = (sums_over(upsets.member, of_group) for of_group in values)
-    memory = state + least_in_flight * kept
+    memory = state + problem.least_in_flight * kept
     below, above = upsets.below, upsets.above
     least_ns = int(work[-1]) - (problem.stages - 1) * cap_ns  # what the other stages cannot hold
     stage_ns = work[above] - work[below]

@@ -34,7 +34,7 @@ class Rest:
     floor_finish_ns: int
 
 
-def measure_rest(problem: CutProblem, upsets: Upsets) -> Rest:
+def measure_rest(problem: CutProblem, upsets: Upsets, busiest_ns: int = 0) -> Rest:
     """Tables for one problem over its upsets."""
     outside = ~upsets.member
     ancestors = _ancestors(problem)
@@ -52,7 +52,7 @@ def measure_rest(problem: CutProblem, upsets: Upsets) -> Rest:
         path_ns=path_ns,
         hop_ns=hop_ns,
         path_kept_bytes=ancestors @ kept,
-        floor_bottleneck_ns=bottleneck_floor(problem),
+        floor_bottleneck_ns=max(busiest_ns, bottleneck_floor(problem)),
         floor_path_ns=int(path_ns.max()),
         floor_finish_ns=finish_floor(problem),
     )

@@ -6,9 +6,10 @@ from functools import partial
 
 from mmplan.planner.cut_problem import CutProblem
 from mmplan.planner.cut_result import CutResult
+from mmplan.planner.floors import bottleneck_floor, busiest_ceiling
 from mmplan.planner.quantise import lowered_ns, scaled_ns
-from mmplan.planner.stage_dp import MAX_ROWS, cap_below, cut_by_dp, never
-from mmplan.planner.stage_rest import measure_rest
+from mmplan.planner.stage_dp import MAX_ROWS, cut_by_dp
+from mmplan.planner.stopping import never
 from mmplan.planner.upsets import Upsets
 
 # Caps on the busiest stage, over its lower bound, tried until one gives a cut. A tight cap keeps the run short.
@@ -22,6 +23,7 @@ def solve_cut(
     *,
     cutoff_ns: int | None = None,
     tolerance: float = 0.0,
+    busiest_ns: int = 0,
     max_rows: int = MAX_ROWS,
     stop: Callable[[], bool] = never,
 ) -> CutResult:
@@ -29,25 +31,27 @@ def solve_cut(
 
     With no cut in the result, no cut is below `bound_ns`: the cutoff, or, exhausted, something lower. Without a cutoff
     and not exhausted that means that no cut fits into memory.
+
+    Args:
+        busiest_ns: a proven floor of the busiest stage.
     """
     limit_ns = value_ceiling(problem) if cutoff_ns is None else cutoff_ns
-    run = partial(cut_by_dp, problem, upsets, max_rows=max_rows, stop=stop)
+    run = partial(cut_by_dp, problem, upsets, busiest_ns=busiest_ns, max_rows=max_rows, stop=stop)
     if cutoff_ns is not None:
         # a cutoff from a good plan kills most configurations at once
         direct = run(cutoff_ns=cutoff_ns, max_rows=min(max_rows, DIRECT_ROWS))
         if not direct.exhausted:
             return direct
-    found = _quick_cut(problem, upsets, limit_ns, run)
+    found = _narrow(problem, limit_ns, busiest_ns, run)
     if found.stage_of is None and not found.exhausted:
         return found
     target_ns = limit_ns if found.objective_ns is None else lowered_ns(found.objective_ns, tolerance)
     if found.bound_ns >= target_ns:
         return found
     proof = run(cutoff_ns=target_ns)
-    rows = found.rows + proof.rows
     if proof.stage_of is not None or found.stage_of is None:
-        return replace(proof, rows=rows)
-    return replace(found, bound_ns=proof.bound_ns, exhausted=proof.exhausted, rows=rows)
+        return proof
+    return replace(found, bound_ns=proof.bound_ns, exhausted=proof.exhausted)
 
 
 def value_ceiling(problem: CutProblem) -> int:
@@ -56,16 +60,21 @@ def value_ceiling(problem: CutProblem) -> int:
     return 1 + problem.microbatches * work_ns + sum(edge.lag_ns for edge in problem.edges) + finish_ns
 
 
-def _quick_cut(problem: CutProblem, upsets: Upsets, limit_ns: int, run: Callable[..., CutResult]) -> CutResult:
+def quick_cut(
+    problem: CutProblem, upsets: Upsets, *, busiest_ns: int = 0, stop: Callable[[], bool] = never
+) -> CutResult:
+    """Some good cut, without a proof unless there is none: narrow runs only."""
+    run = partial(cut_by_dp, problem, upsets, busiest_ns=busiest_ns, max_rows=MAX_ROWS, stop=stop)
+    return _narrow(problem, value_ceiling(problem), busiest_ns, run)
+
+
+def _narrow(problem: CutProblem, limit_ns: int, busiest_ns: int, run: Callable[..., CutResult]) -> CutResult:
     """One label per upset, under growing caps. What is found under a cap has no bound: zero."""
-    rest = measure_rest(problem, upsets)
-    rows = 0
+    floor_ns = max(busiest_ns, bottleneck_floor(problem))
     for factor in CAPS:
-        cap_ns = scaled_ns(rest.floor_bottleneck_ns, factor)
-        if cap_ns < cap_below(problem, rest, limit_ns):
+        cap_ns = scaled_ns(floor_ns, factor)
+        if cap_ns < busiest_ceiling(problem, limit_ns):
             result = run(cutoff_ns=limit_ns, cap_ns=cap_ns, width=1)
-            rows += result.rows
             if result.objective_ns is not None:
-                return replace(result, bound_ns=0, rows=rows)
-    result = run(cutoff_ns=limit_ns, width=1)
-    return replace(result, rows=rows + result.rows)
+                return replace(result, bound_ns=0)
+    return run(cutoff_ns=limit_ns, width=1)

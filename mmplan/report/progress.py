@@ -17,12 +17,15 @@ def search_progress(name: str) -> Iterator[Callable[[Progress], None]]:
     with stderr_console().status(f"planning {name}") as status:
 
         def show(state: Progress) -> None:
+            if not state.enumerated:
+                status.update(f"planning {name}: {state.doing}; {state.wall_s:.1f} s")
+                return
             best = "no plan yet" if state.objective_s is None else f"best {format_seconds(state.objective_s)}"
             gap = "" if state.gap is None else f", gap {state.gap:.2%}"
             counts = f"{state.solved} of {state.enumerated} solved"
             status.update(
                 f"planning {name}: {best}, bound {format_seconds(state.bound_s)}{gap}; {counts}; "
-                f"{state.configuration}; {state.wall_s:.1f} s"
+                f"{state.doing}; {state.wall_s:.1f} s"
             )
 
         yield show

@@ -1,0 +1,89 @@
+"""Cuts beside the best one found: for choosing among equals by simulation, and for saying why others lose."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmplan.planner.bounds import NEVER
+from mmplan.planner.configuration import Configuration
+from mmplan.planner.cut_plan import StepTime, cut_stages, plan_from_cut
+from mmplan.planner.simulate import simulate
+from mmplan.planner.space import Answer, Space, sketch_configuration
+from mmplan.planner.stopping import Deadline
+
+# As many lines as a reader of `--explain` takes in.
+MOST_RIVALS = 8
+MOST_UNFIT = 2  # that would be fast if memory did not forbid them: tells what more memory could buy
+# Forwards (stages x microbatches) simulated in all when leaders are compared: 30 to 45 us each, 1.5 s in all.
+MOST_FORWARDS = 40_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A cut of a configuration with its closed-form step time."""
+
+    configuration: Configuration
+    stages: tuple[tuple[str, ...], ...]
+    time: StepTime
+
+
+def candidate(space: Space, index: int, stages: tuple[tuple[str, ...], ...]) -> Candidate:
+    configuration = space.configurations[index]
+    _, time = cut_stages(space.prices, configuration, stages)
+    return Candidate(configuration=configuration, stages=stages, time=time)
+
+
+def list_rivals(
+    space: Space, best: Configuration, answers: Mapping[int, Answer], deadline: Deadline
+) -> dict[Configuration, Candidate | None]:
+    """The configurations with the least bounds besides the best one, each with a good cut; fewer when time runs out.
+
+    None where nothing fits: among these the ones whose bound would be the least with any memory.
+    """
+    roomy_ns = space.bounds.roomy_ns
+    unfit = np.flatnonzero(space.bounds_ns == NEVER)
+    unfit = unfit[np.argsort(roomy_ns[unfit], kind="stable")][:MOST_UNFIT]
+    promise = {
+        index: max(int(space.bounds_ns[index]), answers[index].bound_ns if index in answers else 0)
+        for index in range(len(space.configurations))
+        if space.configurations[index] != best and space.bounds_ns[index] != NEVER
+    }
+    rivals: dict[Configuration, Candidate | None] = {space.configurations[index]: None for index in unfit}
+    for index in sorted(promise, key=lambda index: (promise[index], index))[:MOST_RIVALS]:
+        if deadline.passed():
+            break
+        answer = answers.get(index)
+        if answer is None or (answer.stages is None and not answer.unfit):
+            answer = sketch_configuration(space, index, deadline)
+        if answer.stages is not None:
+            rivals[space.configurations[index]] = candidate(space, index, answer.stages)
+        elif answer.unfit:
+            rivals[space.configurations[index]] = None
+    return rivals
+
+
+def first_in_simulation(
+    space: Space, best: Candidate, rivals: Iterable[Candidate], most_s: float, deadline: Deadline
+) -> Candidate:
+    """Among the best and the rivals with a closed form of at most `most_s`, the one whose simulated step is shortest.
+
+    The closed form knows one link and no queue: cuts that are equal in it may differ by some percent in simulation.
+    """
+    leaders = sorted((one for one in rivals if one.time.objective_s <= most_s), key=lambda one: one.time.objective_s)
+    forwards = 0
+    chosen, least_s = best, float("inf")
+    for one in (best, *leaders):
+        forwards += one.configuration.pp * one.configuration.microbatches
+        if forwards > MOST_FORWARDS or not leaders or deadline.passed():
+            break
+        step_s = simulated_s(space, one)
+        if step_s < least_s:
+            chosen, least_s = one, step_s
+    return chosen
+
+
+def simulated_s(space: Space, one: Candidate) -> float:
+    """The step time of a cut in simulation, every microbatch mean."""
+    plan = plan_from_cut(space.prices, one.configuration, one.stages, bound_s=0.0, status="feasible", wall_s=0.0)
+    return simulate(plan, space.prices.graph, space.prices.costs).step_time_s
