@@ -3,7 +3,8 @@
 A schedule gets shorter only if every longest path does. Of moves of critical actions the new length is estimated from
 old heads and tails outside the moved stretch (Balas & Vazacopoulos, Management Science 1998), the best estimates are
 computed exactly, and a pair of actions that has just been swapped stays so for a while. Memory of a rank depends on its
-own order alone, so a move that would exceed it is never made.
+own order alone; orders that exceed it are visited at a price per unit, which rises while they are and falls while they
+are not (strategic oscillation), because often only two moves together are within memory.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,9 @@ _EXACT = 8  # moves computed exactly in an iteration
 _TENURE = 20  # iterations for which swapped pairs are kept, and up to half as many more
 _STALE = 400  # iterations without a new best after which the best is taken up again
 
-_Move = tuple[float, float, int, int, int]  # estimated length, tie-breaker, rank, from, to
+_PATIENCE, _REPRICE = 8, 1.4  # iterations beyond (within) memory after which the price rises (falls), and by how much
+
+_Move = tuple[float, float, int, int, int, float]  # estimated length and fee, tie-breaker, rank, from, to, fee
 
 
 @dataclass(slots=True)
@@ -32,6 +35,8 @@ class TabuSearch:
     nodes: Nodes
     random: Random
     slack_s: float
+    price_s: float = 0.0  # of a unit of memory beyond capacity
+    outside: int = 0  # iterations in a row beyond memory; negative: within
     follow: list[frozenset[int]] = field(default_factory=list)
     lead: list[frozenset[int]] = field(default_factory=list)
     capacity: list[float] = field(default_factory=list)
@@ -42,6 +47,8 @@ class TabuSearch:
         for arcs, sets in both:
             sets += [frozenset(o for o, _ in row if rank[o] == rank[x]) for x, row in enumerate(arcs)]
         self.capacity = [capacity * (1 + 1e-9) for capacity in self.nodes.problem.capacity]
+        taken = [change for change in self.nodes.memory if change > 0]
+        self.price_s = sum(self.nodes.seconds) / len(self.nodes.seconds) / (sum(taken) / len(taken)) if taken else 0.0
 
     def run(self, rows: list[list[int]], *, iterations: int, floor_s: float, stop: Callable[[], bool]) -> list[list[int]]:
         """The best rows found; ends early when `floor_s` is reached or `stop` says so."""
@@ -55,7 +62,7 @@ class TabuSearch:
                 break
             self._step(orders, best_s, iteration, kept_until)
             stale += 1
-            if orders.makespan_s < best_s * (1 - 1e-12):
+            if orders.makespan_s < best_s * (1 - 1e-12) and self._excess(orders) == 0.0:
                 best_s, best, stale = orders.makespan_s, orders.copied(), 0
             elif stale == _STALE:
                 orders.replace([list(row) for row in best])
@@ -64,27 +71,44 @@ class TabuSearch:
 
     def _step(self, orders: Orders, best_s: float, iteration: int, kept_until: dict[tuple[int, int], int]) -> None:
         """Make the first move that is allowed and not too bad, best estimates first."""
-        present_s = orders.makespan_s
+        excess = self._excess(orders)
+        self._reprice(excess > 0)
         random = self.random
-        limit_s = present_s + self.slack_s
-        moves = self._moves(orders, limit_s)
-        for estimate_s, _, rank, source, target in sorted(moves)[:_EXACT]:
+        limit_s = orders.makespan_s + self.price_s * excess + self.slack_s
+        moves = self._moves(orders, limit_s, self.price_s * excess)
+        for estimate_s, _, rank, source, target, fee_s in sorted(moves)[:_EXACT]:
             row = orders.rows[rank]
             number = row[source]
-            if kept_until.get((number, row[target]), -1) > iteration and estimate_s >= best_s * (1 - 1e-12):
+            if kept_until.get((number, row[target]), -1) > iteration and (estimate_s >= best_s * (1 - 1e-12) or fee_s):
                 continue
             row.insert(target, row.pop(source))
-            if orders.evaluate() and orders.makespan_s <= limit_s:
-                orders.index(rank)
-                low, high = min(source, target), max(source, target)
-                until = iteration + _TENURE + random.randrange(_TENURE // 2)
-                for other in row[low : high + 1]:
-                    kept_until[number, other] = kept_until[other, number] = until
-                return
-            row.insert(source, row.pop(target))
-        orders.evaluate()
+            if orders.evaluate():
+                if orders.makespan_s + fee_s <= limit_s:
+                    orders.index(rank)
+                    low, high = min(source, target), max(source, target)
+                    until = iteration + _TENURE + random.randrange(_TENURE // 2)
+                    for other in row[low : high + 1]:
+                        kept_until[number, other] = kept_until[other, number] = until
+                    return
+                row.insert(source, row.pop(target))
+                orders.evaluate()
+            else:
+                row.insert(source, row.pop(target))
 
-    def _moves(self, orders: Orders, limit_s: float) -> list[_Move]:
+    def _excess(self, orders: Orders) -> float:
+        """Memory beyond capacity, summed over the actions of all ranks."""
+        return sum(
+            sum(held - capacity for held in row if held > capacity)
+            for row, capacity in zip(orders.held, self.capacity, strict=True)
+        )
+
+    def _reprice(self, beyond: bool) -> None:
+        self.outside = max(1, self.outside + 1) if beyond else min(-1, self.outside - 1)
+        if abs(self.outside) >= _PATIENCE:
+            self.price_s *= _REPRICE if beyond else 1 / _REPRICE
+            self.outside = 0
+
+    def _moves(self, orders: Orders, limit_s: float, paid_s: float) -> list[_Move]:
         present_s = orders.makespan_s * (1 - 1e-12)
         start_s, tail_s = orders.start_s, orders.tail_s
         critical = [x for x, (start, tail) in enumerate(zip(start_s, tail_s, strict=True)) if start + tail >= present_s]
@@ -92,18 +116,20 @@ class TabuSearch:
         for _ in range(_SAMPLES):
             number = self.random.choice(critical)
             if self.random.random() < 0.5:
-                self._later(orders, number, limit_s, moves)
+                self._later(orders, number, limit_s, paid_s, moves)
             else:
-                self._earlier(orders, number, limit_s, moves)
+                self._earlier(orders, number, limit_s, paid_s, moves)
         return moves
 
-    def _later(self, orders: Orders, number: int, limit_s: float, moves: list[_Move]) -> None:
+    def _later(self, orders: Orders, number: int, limit_s: float, paid_s: float, moves: list[_Move]) -> None:
         """Estimates of moving an action behind each of the next ones on its rank."""
         seconds, end_s, tail_s = self.nodes.seconds, orders.end_s, orders.tail_s
         before, after, follow = orders.before, orders.after, self.follow[number]
         rank = self.nodes.rank[number]
         row, held, first = orders.rows[rank], orders.held[rank], orders.position[number]
-        most = self.capacity[rank] + self.nodes.memory[number]
+        capacity, change, price_s = self.capacity[rank], self.nodes.memory[number], self.price_s
+        over = held[first] - capacity
+        more = -over if over > 0 else 0.0  # memory beyond capacity, of the places passed so far
         delivery_s = self.nodes.delivery_s[rank]
         ready_s = max([end_s[other] + lag for other, lag in before[number]], default=0.0)
         own_tail = max([tail_s[other] + lag for other, lag in after[number]], default=0.0)
@@ -111,8 +137,14 @@ class TabuSearch:
         passed: list[tuple[int, float]] = []  # actions that come before now, with their new starts
         for place in range(first + 1, min(len(row), first + 1 + _DISTANCE)):
             other = row[place]
-            if other in follow or held[place] > most:
+            if other in follow:
                 return
+            over = here = held[place] - capacity
+            if over > 0:
+                more -= over
+            over -= change
+            if over > 0:
+                more += over
             for source, lag in before[other]:
                 if end_s[source] + lag > clock:
                     clock = end_s[source] + lag
@@ -128,16 +160,19 @@ class TabuSearch:
                 tail += seconds[moved]
                 if begin + tail > longest:
                     longest = begin + tail
-            if longest <= limit_s:
-                moves.append((longest, self.random.random(), rank, first, place))
+            fee_s = paid_s + price_s * (more + here if here > 0 else more)
+            if longest + fee_s <= limit_s:
+                moves.append((longest + fee_s, self.random.random(), rank, first, place, fee_s))
 
-    def _earlier(self, orders: Orders, number: int, limit_s: float, moves: list[_Move]) -> None:
+    def _earlier(self, orders: Orders, number: int, limit_s: float, paid_s: float, moves: list[_Move]) -> None:
         """Estimates of moving an action before each of the previous ones on its rank."""
         seconds, end_s, tail_s = self.nodes.seconds, orders.end_s, orders.tail_s
         before, after, lead = orders.before, orders.after, self.lead[number]
         rank = self.nodes.rank[number]
         row, held, first = orders.rows[rank], orders.held[rank], orders.position[number]
-        most = self.capacity[rank] - self.nodes.memory[number]
+        capacity, change, price_s = self.capacity[rank], self.nodes.memory[number], self.price_s
+        over = held[first] - capacity
+        more = -over if over > 0 else 0.0  # memory beyond capacity, of the places passed so far
         delivery_s = self.nodes.delivery_s[rank]
         ready_s = max([end_s[other] + lag for other, lag in before[number]], default=0.0)
         own_tail = max([tail_s[other] + lag for other, lag in after[number]], default=0.0)
@@ -145,15 +180,20 @@ class TabuSearch:
         passed: list[tuple[int, float]] = []  # actions that come after now, with their new tails
         for place in range(first - 1, max(-1, first - 1 - _DISTANCE), -1):
             other = row[place]
-            if other in lead or held[place] > most:
+            if other in lead:
                 return
+            over = held[place] - capacity
+            if over > 0:
+                more -= over
+            over += change
+            if over > 0:
+                more += over
+            here = (held[place - 1] if place else 0.0) + change - capacity
             for target, lag in after[other]:
                 if tail_s[target] + lag > tail:
                     tail = tail_s[target] + lag
             tail += seconds[other]
             passed.append((other, tail))
-            if place and held[place - 1] > most:
-                continue  # no room right here, before what frees some
             clock = end_s[row[place - 1]] if place else 0.0
             clock = ready_s if ready_s > clock else clock
             clock += seconds[number]
@@ -165,5 +205,6 @@ class TabuSearch:
                 if clock + later > longest:
                     longest = clock + later
                 clock += seconds[moved]
-            if longest <= limit_s:
-                moves.append((longest, self.random.random(), rank, first, place))
+            fee_s = paid_s + price_s * (more + here if here > 0 else more)
+            if longest + fee_s <= limit_s:
+                moves.append((longest + fee_s, self.random.random(), rank, first, place, fee_s))

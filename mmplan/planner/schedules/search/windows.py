@@ -39,13 +39,21 @@ class _Model:
 
 
 def solve_window(
-    orders: Orders, low_s: float, high_s: float, *, effort: float, floor_s: float = 0.0, seed: int = 0
+    orders: Orders,
+    low_s: float,
+    high_s: float,
+    *,
+    effort: float,
+    floor_s: float = 0.0,
+    seed: int = 0,
+    kept: frozenset[int] = frozenset(),
 ) -> WindowAnswer:
     """The best order of the actions that run between `low_s` and `high_s`.
 
     Args:
         effort: limit in deterministic seconds of CP-SAT.
         floor_s: known bound on the makespan.
+        kept: actions that keep their order among each other on each rank, so that larger windows stay easy.
     """
     ranges = [_inside(orders, row, low_s, high_s) for row in orders.rows]
     free = [number for row, (low, high) in zip(orders.rows, ranges, strict=True) for number in row[low:high]]
@@ -59,7 +67,7 @@ def solve_window(
     length = made.model.new_int_var(made.down(floor_s), made.horizon, "")
     for rank, (low, high) in enumerate(ranges):
         if low < high:
-            _order_rank(made, rank, low, high, length)
+            _order_rank(made, rank, low, high, length, kept)
             _limit_memory(made, rank, low, high)
     made.model.minimize(length)
     solver = cp_model.CpSolver()
@@ -81,7 +89,9 @@ def _inside(orders: Orders, row: list[int], low_s: float, high_s: float) -> tupl
     return low, high
 
 
-def _order_rank(made: _Model, rank: int, low: int, high: int, length: cp_model.IntVar) -> None:
+def _order_rank(
+    made: _Model, rank: int, low: int, high: int, length: cp_model.IntVar, kept: frozenset[int]
+) -> None:
     """One action at a time; after their inputs; the makespan is at least end + tail of each."""
     orders, model, start = made.orders, made.model, made.start
     seconds, row = orders.nodes.seconds, orders.rows[rank]
@@ -90,6 +100,9 @@ def _order_rank(made: _Model, rank: int, low: int, high: int, length: cp_model.I
     model.add_no_overlap(
         [model.new_fixed_size_interval_var(start[x], made.down(seconds[x]), "") for x in row[low:high]]
     )
+    chain = [number for number in row[low:high] if number in kept]
+    for early, late in zip(chain, chain[1:], strict=False):
+        model.add(start[late] >= start[early] + made.down(seconds[early]))
     for number in row[low:high]:
         first_s, last_s = release_s, tail_s
         for other, lag_s in orders.nodes.before[number]:
