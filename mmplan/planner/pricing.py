@@ -1,5 +1,6 @@
 """Prices of all layers for one tensor-parallel degree and microbatch size; equal layers are priced once."""
 
+from copy import copy
 from dataclasses import dataclass
 
 from mmplan.cost_models.cost_model import CostModel
@@ -40,6 +41,12 @@ class Prices:
         }
         self._distinct = tuple(kinds.values())
         self.trainable = {layer.id: trainable_parameters(layer) for layer in graph.layers()}
+
+    def with_costs(self, costs: CostModel) -> "Prices":
+        """The same scenario, graph and loads under another cost model."""
+        other = copy(self)
+        other.costs, other._priced = costs, {}
+        return other
 
     def loads(self, microbatch_size: int) -> dict[str, Load]:
         """Mean load of each module."""

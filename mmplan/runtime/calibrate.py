@@ -1,0 +1,129 @@
+"""`mmplan calibrate`: measure the device at hand and write down what it reaches, with ranges and residuals."""
+
+import os
+import platform
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from mmplan import __version__
+from mmplan.cost_models.calibration import fit_device, fit_link
+from mmplan.errors import InputError
+from mmplan.runtime.link_benchmark import measure_links
+from mmplan.runtime.microbenchmarks import OnProgress, extent, measure
+from mmplan.scenario.catalogue import catalogue_device, device_names
+from mmplan.scenario.document import did_you_mean, listed
+from mmplan.scenario.profile import Profile
+
+# What CUDA and HIP drivers call the devices of the catalogue.
+_DRIVER_NAMES = (
+    (r"GB300", "gb300"),
+    (r"GB200", "gb200"),
+    (r"B200", "b200"),
+    (r"H200", "h200"),
+    (r"H100 PCIe", "h100-pcie"),
+    (r"H100 NVL", "h100-nvl"),
+    (r"H100", "h100-sxm"),
+    (r"H800", "h800-sxm"),
+    (r"H20\b", "h20"),
+    (r"A100-SXM4-80GB", "a100-sxm-80"),
+    (r"A100-SXM4-40GB", "a100-sxm-40"),
+    (r"A100 80GB PCIe", "a100-pcie-80"),
+    (r"A100-PCIE-40GB", "a100-pcie-40"),
+    (r"A800", "a800-sxm-80"),
+    (r"A40\b", "a40"),
+    (r"A10\b", "a10"),
+    (r"V100-SXM2-16GB", "v100-sxm2-16"),
+    (r"V100-SXM[23]-32GB", "v100-sxm2-32"),
+    (r"L40S", "l40s"),
+    (r"RTX 4090", "rtx-4090"),
+    (r"RTX 3090", "rtx-3090"),
+    (r"MI300X", "mi300x"),
+    (r"MI325X", "mi325x"),
+    (r"MI250X", "mi250x"),
+)
+
+
+def calibrate(
+    *,
+    device: str | None = None,
+    base: str | None = None,
+    quick: bool = False,
+    local: int | None = None,
+    on_progress: OnProgress = lambda text: None,
+) -> Profile:
+    """The profile of a device; on a CPU of one core, as a process of a run has it.
+
+    Args:
+        device: `cpu` or `cuda`; None: CUDA where there is one.
+        base: catalogue device whose peaks apply; None: by the name the driver gives.
+        local: also time messages and all-reduces between so many processes on this machine.
+
+    Raises:
+        InputError: no such device here, or none in the catalogue by its name.
+        RunError: a process of the link measurement failed.
+    """
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if kind not in ("cpu", "cuda"):
+        raise InputError(f"--device: expected 'cpu' or 'cuda', found '{device}'")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch sees no CUDA device here")
+    if local is not None and local < 2:
+        raise InputError(f"--local needs at least 2 processes to measure between, found {local}")
+    where = torch.device(kind)
+    name = torch.cuda.get_device_name(where) if kind == "cuda" else _processor()
+    entry = catalogue_device(base or _base(kind, name)) if base is None or base in device_names() else None
+    if entry is None:
+        hint = did_you_mean(str(base), device_names()) or f"; known: {listed(device_names(), 40)}"
+        raise InputError(f"--base: unknown device '{base}'{hint}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        samples = measure(where, extent(where, quick), on_progress)
+    finally:
+        torch.set_num_threads(threads)
+    dtype = "bf16" if kind == "cuda" else "fp32"
+    parameters = fit_device(samples, entry.device, dtype, known_peaks=kind == "cuda")
+    link = {}
+    if local is not None:
+        on_progress(f"messages and all-reduces between {local} processes")
+        link = fit_link(measure_links(local, kind, quick=quick))
+    return Profile(
+        base=entry.device.name,
+        device=name,
+        kind="cuda" if kind == "cuda" else "cpu",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        quick=quick,
+        software=_software(kind),
+        parameters=parameters,
+        link=link,
+    )
+
+
+def _base(kind: str, name: str) -> str:
+    if kind == "cpu":
+        return "cpu-core"
+    for pattern, device in _DRIVER_NAMES:
+        if re.search(pattern, name):
+            return device
+    raise InputError(f"the catalogue has no '{name}': name a device with its data-sheet peaks by --base")
+
+
+def _software(kind: str) -> dict[str, str]:
+    known = {"mmplan": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    if kind == "cuda":
+        known["cuda"] = str(torch.version.cuda or torch.version.hip)
+    return known
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it, and how many cores there are."""
+    cores = os.cpu_count() or 1
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()}, one of {cores} cores"
