@@ -119,7 +119,10 @@ def read_document(path: Path) -> Document:
         InputError: unreadable, not UTF-8, not YAML, empty, not a mapping, a key given twice, too deep or too large.
     """
     text = read_text(path)
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.YAMLError as error:  # a character that YAML does not allow
+        raise InputError(f"not valid YAML: {' '.join(str(error).split())}", file=path) from error
     try:
         node = loader.get_single_node()
         if node is None:
