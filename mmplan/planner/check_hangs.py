@@ -68,8 +68,10 @@ def _layouts(plan: Plan, whole: Loads, lacking: Loads) -> list[tuple[str, list[l
 
 
 def _shortened(plan: Plan) -> Plan:
-    """The plan with as few replicas and microbatches as show every order of transfers: the rest repeats."""
-    dp, m = min(plan.dp, 2), min(plan.microbatches, 2 * plan.pp + 2)
+    """The plan with as few replicas and microbatches as show every order of transfers: in 1F1B and GPipe the rest
+    repeats."""
+    repeats = plan.schedule in ("1f1b", "gpipe")
+    dp, m = min(plan.dp, 2), min(plan.microbatches, 2 * plan.pp + 2) if repeats else plan.microbatches
     scenario = replace(plan.scenario, global_batch=dp * m * plan.microbatch_size)
     return replace(plan, scenario=scenario, dp=dp, microbatches=m)
 
