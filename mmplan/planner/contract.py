@@ -4,6 +4,7 @@ Every edge that touches a layer of a zone stays inside one stage, so the layer a
 that then lie on a common cycle must share a stage too, or stages would wait for each other.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -39,20 +40,20 @@ def contract(graph: ComputationGraph, no_split: tuple[str, ...]) -> GroupGraph:
     return _grouped(graph, together)
 
 
-def coarsen(graph: ComputationGraph, groups: GroupGraph) -> GroupGraph:
-    """Neighbours in a row merged two by two: fewer groups, fewer upsets, and every cut is a cut of `groups` as well."""
-    consumers: dict[int, list[int]] = {group: [] for group in range(len(groups.groups))}
-    producers: dict[int, list[int]] = {group: [] for group in range(len(groups.groups))}
-    for producer, consumer in groups.pairs:
-        consumers[producer].append(consumer)
-        producers[consumer].append(producer)
+def merge_chains(
+    graph: ComputationGraph, groups: GroupGraph, chains: Sequence[Sequence[int]], kept: Sequence[Collection[int]]
+) -> GroupGraph:
+    """Neighbours in chains merged: fewer groups, fewer upsets, and every cut is a cut of `groups` as well.
+
+    Args:
+        chains: groups in rows, see `stage_order.chains`.
+        kept: per chain, the positions in front of which it may still be cut.
+    """
     together = [(members[0], layer) for members in groups.groups for layer in members[1:]]
-    merged: set[int] = set()
-    for producer, consumer in groups.pairs:
-        alone = len(consumers[producer]) == 1 and len(producers[consumer]) == 1
-        if alone and not {producer, consumer} & merged:
-            merged |= {producer, consumer}
-            together.append((groups.groups[producer][0], groups.groups[consumer][0]))
+    for chain, places in zip(chains, kept, strict=True):
+        for place in range(1, len(chain)):
+            if place not in places:
+                together.append((groups.groups[chain[place - 1]][0], groups.groups[chain[place]][0]))
     return _grouped(graph, together)
 
 

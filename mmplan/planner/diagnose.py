@@ -4,19 +4,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
-from mmplan.cost_models.analytic import AnalyticCostModel
-from mmplan.cost_models.build import build_graph
 from mmplan.errors import InfeasibleError
+from mmplan.planner.coarse import coarse_enough
 from mmplan.planner.configuration import list_configurations
-from mmplan.planner.contract import coarsen, contract
 from mmplan.planner.cut_plan import cut_stages
 from mmplan.planner.least_memory import LeastMemory, even_spread_bytes, fits, leanest, least_memory, memory_problem
-from mmplan.planner.pricing import Prices
+from mmplan.planner.priced_groups import priced_groups
 from mmplan.planner.problem import build_problem, machine_of
 from mmplan.planner.quantise import floor_percent
 from mmplan.planner.space import Space
 from mmplan.planner.stopping import Deadline
-from mmplan.planner.upsets import enumerate_upsets
 from mmplan.scenario.layer_ids import shorten_ids
 from mmplan.scenario.scenario import Constraints, Scenario, Training
 from mmplan.units import format_bytes, parse_bytes
@@ -31,7 +28,7 @@ MEMORIES = ("40 GiB", "80 GiB", "141 GiB", "192 GiB", "288 GiB")  # A100, H100, 
 def explain_infeasible(space: Space, deadline: Deadline) -> InfeasibleError:
     """The error to raise when every configuration was proved not to fit into memory."""
     scenario = space.prices.scenario
-    least = least_memory(space.prices, space.coarse, space.upsets, space.configurations)
+    least = least_memory(space.prices, space.coarse.groups, space.coarse.upsets, space.configurations)
     changes: list[str] = []
     for family in _changes(scenario, least):
         if len(changes) < MOST_CHANGES:
@@ -118,13 +115,9 @@ def _module_frozen(scenario: Scenario) -> Changes:
 
 def can_fit(scenario: Scenario) -> bool:
     """Whether a cut that fits into memory is found among the configurations with the leanest even spread."""
-    graph = build_graph(scenario)
-    prices = Prices(scenario, graph, AnalyticCostModel(scenario))
-    groups = contract(graph, scenario.constraints.no_split)
-    upsets = enumerate_upsets(len(groups.groups), groups.pairs)
-    while upsets is None:
-        groups = coarsen(graph, groups)
-        upsets = enumerate_upsets(len(groups.groups), groups.pairs)
+    priced = priced_groups(scenario)
+    coarse = coarse_enough(priced)
+    prices, groups, upsets = priced.prices, coarse.groups, coarse.upsets
     try:
         configurations = list_configurations(scenario, len(groups.groups))
     except InfeasibleError:

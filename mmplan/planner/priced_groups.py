@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
-from mmplan.planner.contract import GroupGraph, coarsen, contract
+from mmplan.planner.contract import GroupGraph, contract
 from mmplan.planner.pricing import Prices
-from mmplan.planner.upsets import Upsets, enumerate_upsets
 from mmplan.scenario.scenario import Scenario
 
 
@@ -23,13 +22,3 @@ def priced_groups(scenario: Scenario) -> PricedGroups:
     graph = build_graph(scenario)
     prices = Prices(scenario, graph, AnalyticCostModel(scenario))
     return PricedGroups(prices=prices, groups=contract(graph, scenario.constraints.no_split))
-
-
-def coarse_enough(priced: PricedGroups) -> tuple[GroupGraph, Upsets]:
-    """Neighbours merged until the dynamic program can list all upsets; the groups themselves where it can at once."""
-    groups = priced.groups
-    upsets = enumerate_upsets(len(groups.groups), groups.pairs)
-    while upsets is None:
-        groups = coarsen(priced.prices.graph, groups)
-        upsets = enumerate_upsets(len(groups.groups), groups.pairs)
-    return groups, upsets

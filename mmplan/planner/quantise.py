@@ -35,6 +35,11 @@ def lowered_ns(objective_ns: int, tolerance: float) -> int:
     return max(1, math.ceil(objective_ns * (1 - tolerance)))
 
 
+def raised_ns(bound_ns: int, tolerance: float) -> int:
+    """The largest whole objective whose distance to the bound is within `tolerance` of it."""
+    return math.floor(bound_ns / (1 - tolerance)) if tolerance < 1 else bound_ns
+
+
 def scaled_ns(duration_ns: int, factor: float) -> int:
     return math.ceil(duration_ns * factor)
 

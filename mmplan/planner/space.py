@@ -4,17 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mmplan.planner.bounds import NEVER, Bounds, lower_bounds
+from mmplan.planner.coarse import Coarse, coarse_enough, refined, spread
 from mmplan.planner.configuration import Configuration, list_configurations
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_result import CutResult
-from mmplan.planner.priced_groups import coarse_enough, priced_groups
+from mmplan.planner.priced_groups import PricedGroups, priced_groups
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import build_problem
-from mmplan.planner.quantise import lowered_ns
+from mmplan.planner.quantise import lowered_ns, raised_ns
 from mmplan.planner.stage_cpsat import cut_by_cpsat
 from mmplan.planner.stage_solver import quick_cut, solve_cut, value_ceiling
 from mmplan.planner.stopping import Deadline
-from mmplan.planner.upsets import IntArray, Upsets
+from mmplan.planner.upsets import IntArray
 from mmplan.scenario.scenario import Scenario
 
 # CP-SAT's deterministic seconds for a configuration that the dynamic program could not finish: given an upper bound, 62
@@ -24,14 +25,20 @@ CPSAT_DETERMINISTIC_S = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Space:
-    """`coarse` equals `groups` unless these have too many upsets for the dynamic program, which then cuts `coarse`."""
+    """`coarse` holds `priced.groups` unless these have too many upsets for the dynamic program."""
 
-    prices: Prices
-    groups: GroupGraph
-    coarse: GroupGraph
-    upsets: Upsets  # of `coarse`
+    priced: PricedGroups
+    coarse: Coarse
     configurations: tuple[Configuration, ...]
     bounds: Bounds
+
+    @property
+    def prices(self) -> Prices:
+        return self.priced.prices
+
+    @property
+    def groups(self) -> GroupGraph:
+        return self.priced.groups
 
     @property
     def bounds_ns(self) -> IntArray:
@@ -39,7 +46,7 @@ class Space:
 
     @property
     def exact(self) -> bool:
-        return self.coarse == self.groups
+        return self.coarse.groups == self.groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,14 +70,12 @@ def build_space(scenario: Scenario, tell: Callable[[str], None] = lambda _: None
     """
     tell("reading model and data")
     priced = priced_groups(scenario)
-    coarse, upsets = coarse_enough(priced)
+    coarse = coarse_enough(priced)
     configurations = list_configurations(scenario, len(priced.groups.groups))
     tell(f"bounding {len(configurations):,} configurations")
     return Space(
-        prices=priced.prices,
-        groups=priced.groups,
+        priced=priced,
         coarse=coarse,
-        upsets=upsets,
         configurations=configurations,
         bounds=lower_bounds(priced.prices, priced.groups, configurations),
     )
@@ -82,21 +87,24 @@ def solve_configuration(
     """The best cut of a configuration below the cutoff: by the dynamic program, and where it cannot end by CP-SAT."""
     configuration = space.configurations[index]
     found = solve_cut(
-        build_problem(space.prices, space.coarse, configuration),
-        space.upsets,
+        build_problem(space.prices, space.coarse.groups, configuration),
+        space.coarse.upsets,
         cutoff_ns=cutoff_ns,
         tolerance=tolerance,
         busiest_ns=int(space.bounds.busiest_ns[index]),
         stop=deadline.passed,
     )
-    stages = _stages(space.coarse, found, configuration.pp)
+    stages = _stages(space.coarse.groups, found, configuration.pp)
     if (space.exact and not found.exhausted) or deadline.passed():
         return _answer(stages, found.bound_ns if space.exact else 0, found.exhausted or not space.exact, cutoff_ns)
     problem = build_problem(space.prices, space.groups, configuration)
-    if found.objective_ns is None:
-        target_ns = cutoff_ns if cutoff_ns is not None else value_ceiling(problem)
-    else:
-        target_ns = lowered_ns(found.objective_ns, tolerance)
+    target_ns = cutoff_ns if cutoff_ns is not None else value_ceiling(problem)
+    if found.objective_ns is not None and found.stage_of is not None:
+        stage_of, objective_ns = _finer(space, index, found.stage_of, found.objective_ns, tolerance, deadline)
+        stages = stage_layers(space.groups, stage_of, configuration.pp)
+        target_ns = lowered_ns(objective_ns, tolerance)
+        if target_ns <= space.bounds_ns[index] or deadline.passed():
+            return _answer(stages, int(space.bounds_ns[index]), objective_ns > space.bounds_ns[index], cutoff_ns)
     better = cut_by_cpsat(
         problem,
         cutoff_ns=target_ns,
@@ -109,16 +117,36 @@ def solve_configuration(
     return _answer(stages if better_stages is None else better_stages, bound_ns, better.exhausted, cutoff_ns)
 
 
+def _finer(
+    space: Space, index: int, stage_of: tuple[int, ...], objective_ns: int, tolerance: float, deadline: Deadline
+) -> tuple[tuple[int, ...], int]:
+    """A cut of coarse groups as one of the finest ones, improved where it is not within the tolerance of its bound."""
+    fine = spread(space.groups, space.coarse.groups, stage_of)
+    if space.exact:
+        return fine, objective_ns
+    bound_ns = int(space.bounds_ns[index])
+    return refined(
+        space.priced,
+        space.coarse,
+        space.configurations[index],
+        fine,
+        objective_ns,
+        enough_ns=raised_ns(bound_ns, tolerance),
+        busiest_ns=int(space.bounds.busiest_ns[index]),
+        stop=deadline.passed,
+    )
+
+
 def sketch_configuration(space: Space, index: int, deadline: Deadline) -> Answer:
     """Some good cut of a configuration, soon: for comparing, not for proving."""
     configuration = space.configurations[index]
     found = quick_cut(
-        build_problem(space.prices, space.coarse, configuration),
-        space.upsets,
+        build_problem(space.prices, space.coarse.groups, configuration),
+        space.coarse.upsets,
         busiest_ns=int(space.bounds.busiest_ns[index]),
         stop=deadline.passed,
     )
-    stages = _stages(space.coarse, found, configuration.pp)
+    stages = _stages(space.coarse.groups, found, configuration.pp)
     return _answer(stages, found.bound_ns if space.exact else 0, found.exhausted or not space.exact, None)
 
 

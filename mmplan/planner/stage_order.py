@@ -42,3 +42,24 @@ def chain_cover(groups: int, pairs: Sequence[tuple[int, int]]) -> int:
         else:
             ends[before] = group
     return max(1, len(ends))
+
+
+def chains(groups: int, pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """The longest rows of groups that feed only the next and are fed only by the one before.
+
+    >>> chains(5, [(0, 1), (1, 3), (2, 3), (3, 4)])
+    ((0, 1), (2,), (3, 4))
+    """
+    consumers: list[list[int]] = [[] for _ in range(groups)]
+    producers: list[list[int]] = [[] for _ in range(groups)]
+    for producer, consumer in pairs:
+        consumers[producer].append(consumer)
+        producers[consumer].append(producer)
+    rows: dict[int, list[int]] = {}
+    row_of: dict[int, int] = {}
+    for group in range(groups):
+        before = producers[group]
+        joins = len(before) == 1 and len(consumers[before[0]]) == 1
+        row_of[group] = row_of[before[0]] if joins else group
+        rows.setdefault(row_of[group], []).append(group)
+    return tuple(tuple(row) for row in rows.values())

@@ -36,7 +36,7 @@ def test_the_bound_of_every_configuration_is_below_its_best_cut(name: str) -> No
     tight = 0
     for configuration, bound_ns in zip(space.configurations, space.bounds_ns, strict=True):
         problem = build_problem(space.prices, space.groups, configuration)
-        best = solve_cut(problem, space.upsets)
+        best = solve_cut(problem, space.coarse.upsets)
         assert not best.exhausted
         if best.objective_ns is not None:
             assert bound_ns <= best.objective_ns

@@ -4,8 +4,7 @@ import pytest
 
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.planner.contract import GroupGraph, coarsen, contract
-from mmplan.planner.upsets import enumerate_upsets
+from mmplan.planner.contract import GroupGraph, contract
 from mmplan.scenario.load import load_scenario
 
 
@@ -41,15 +40,3 @@ def test_groups_are_numbered_along_their_edges(graph: ComputationGraph) -> None:
     for zones in ((), ("vision.1",), ("llm.embed", "llm.4")):
         groups = contract(graph, zones)
         assert all(producer < consumer for producer, consumer in groups.pairs)
-
-
-def test_coarse_groups_are_unions_of_fine_ones(graph: ComputationGraph) -> None:
-    fine = contract(graph, ())
-    coarse = coarsen(graph, fine)
-    assert len(coarse.groups) < len(fine.groups)
-    for members in fine.groups:
-        assert len({group_of(coarse, layer) for layer in members}) == 1
-    fewer, more = (enumerate_upsets(len(g.groups), g.pairs) for g in (coarse, fine))
-    assert fewer is not None
-    assert more is not None
-    assert fewer.count < more.count

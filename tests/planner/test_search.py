@@ -1,12 +1,11 @@
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from mmplan.errors import InfeasibleError, InputError, NoPlanFoundError
-from mmplan.planner import priced_groups as groups_module
+from mmplan.planner import coarse as coarse_module
 from mmplan.planner import rivals as rivals_module
 from mmplan.planner import search as search_module
 from mmplan.planner.check import check_plan
@@ -62,7 +61,9 @@ def peak_bytes(plan: Plan) -> int:
 def test_with_no_gap_the_best_of_all_configurations_is_found() -> None:
     scenario = shipped("tiny")
     space = build_space(scenario)
-    every = [solve_cut(build_problem(space.prices, space.groups, one), space.upsets) for one in space.configurations]
+    every = [
+        solve_cut(build_problem(space.prices, space.groups, one), space.coarse.upsets) for one in space.configurations
+    ]
     best_ns = min(result.objective_ns for result in every if result.objective_ns is not None)
     result = optimize(scenario, gap=0.0)
     # integers round down by 1 ns per layer and microbatch
@@ -237,7 +238,7 @@ def test_ctrl_c_keeps_the_best_plan(tiny: Scenario, monkeypatch: pytest.MonkeyPa
 
 def test_with_too_many_upsets_cpsat_takes_over(tiny: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = optimize(tiny, gap=0.0)
-    monkeypatch.setattr(groups_module, "enumerate_upsets", partial(enumerate_upsets, limit=30))
+    monkeypatch.setattr(coarse_module, "enumerate_upsets", lambda n, pairs, _=0: enumerate_upsets(n, pairs, 30))
     assert not build_space(tiny).exact
     result = optimize(tiny, gap=0.0)
     assert result.proofs == ("CP-SAT",)
