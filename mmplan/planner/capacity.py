@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mmplan.planner.cut_problem import CutProblem
-from mmplan.planner.families import in_flight_counts
-from mmplan.planner.plan import ScheduleName
 from mmplan.planner.quantise import above_ns
+from mmplan.planner.schedules.in_flight import in_flight_counts
 from mmplan.planner.stage_order import chain_cover, tail_start
 from mmplan.planner.upsets import BoolArray, IntArray
+from mmplan.scenario.schedule_names import ScheduleName
 
 # Where bisection ends, relative to T: a twentieth of the usual gap of 1 %.
 PRECISION = 0.0005

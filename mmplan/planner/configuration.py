@@ -6,7 +6,7 @@ from math import isqrt
 
 from mmplan.cost_models.degrees import tp_degrees
 from mmplan.errors import InfeasibleError
-from mmplan.planner.plan import ScheduleName
+from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.scenario import Scenario
 
 # Forwards of one replica: 64 stages x 8,192 microbatches. A program of that size takes a minute to build and check.
@@ -46,7 +46,8 @@ def list_configurations(scenario: Scenario, groups: int) -> tuple[Configuration,
     """
     devices, batch = scenario.cluster.device_count, scenario.global_batch
     rules = scenario.constraints
-    schedule: ScheduleName = "1f1b" if not rules.schedule or "1f1b" in rules.schedule else "gpipe"
+    # Stages are cut for 1F1B unless only GPipe is allowed; any other schedule is made afterwards, in the same memory.
+    schedule: ScheduleName = "gpipe" if set(rules.schedule) == {"gpipe"} else "1f1b"
     possible = tp_degrees(scenario)
     shards = [tp for tp in possible if not rules.tp or tp in rules.tp]
     if not shards:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.planner.configuration import Configuration
-from mmplan.planner.families import in_flight
+from mmplan.planner.schedules.in_flight import in_flight
 from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, scenario_hash
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import finish_s, lag_s, machine_of

@@ -12,8 +12,8 @@ whose quotient is acyclic, within memory, so that the closed-form step time is l
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmplan.planner.families import IntArray, in_flight, in_flight_counts
-from mmplan.planner.plan import ScheduleName
+from mmplan.planner.schedules.in_flight import IntArray, in_flight, in_flight_counts
+from mmplan.scenario.schedule_names import ScheduleName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

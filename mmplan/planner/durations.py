@@ -32,12 +32,13 @@ def predicted_durations(
             cluster = plan.scenario.cluster
             return costs.transfer_s(action.bytes, cluster.node_of(rank.rank) == cluster.node_of(action.peer))
         if action.kind == "REDUCE":
-            return costs.all_reduce_s(action.bytes, plan.dp, replicas_per_node(plan, rank.stage))
+            return costs.all_reduce_s(action.bytes, plan.dp, replicas_per_node(plan, action.stage))
         if action.kind == "STEP":
-            return costs.optimizer_s(sum(trainable_parameters(layer) for layer in layers[rank.stage]) // plan.tp)
+            held = [layer for stage in plan.stages_of(plan.row(rank.stage)) for layer in layers[stage]]
+            return costs.optimizer_s(sum(trainable_parameters(layer) for layer in held) // plan.tp)
         if action.kind == "RECV":
             return 0.0
-        return compute_s(rank.stage, action.kind, loads[rank.replica][action.microbatch])
+        return compute_s(action.stage, action.kind, loads[rank.replica][action.microbatch])
 
     return tuple(tuple(action_s(rank, action) for action in rank.actions) for rank in program.ranks)
 
@@ -48,11 +49,11 @@ def replicas_per_node(plan: Plan, stage: int) -> int:
     return max(nodes.values())
 
 
-def with_measured(program: Program, durations: Seconds, measured_s: Mapping[tuple[int, str, int], float]) -> Seconds:
-    """`durations` with those of computes replaced where `measured_s[rank, kind, microbatch]` exists."""
+def with_measured(program: Program, durations: Seconds, measured_s: Mapping[tuple[int, Action], float]) -> Seconds:
+    """`durations` with those of computes replaced where `measured_s[rank, action]` exists."""
     return tuple(
         tuple(
-            measured_s.get((rank.rank, action.kind, action.microbatch), predicted_s)
+            measured_s.get((rank.rank, action), predicted_s)
             for action, predicted_s in zip(rank.actions, row, strict=True)
         )
         for rank, row in zip(program.ranks, durations, strict=True)

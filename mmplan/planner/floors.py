@@ -3,7 +3,7 @@
 import numpy as np
 
 from mmplan.planner.cut_problem import CutProblem
-from mmplan.planner.families import in_flight_counts
+from mmplan.planner.schedules.in_flight import in_flight_counts
 from mmplan.planner.stage_order import tail_start
 from mmplan.planner.upsets import BoolArray, IntArray
 

@@ -1,6 +1,6 @@
 """Memory of a rank over time: what is always there, and what is alive between two actions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mmplan.cost_models.counts import kept_bytes
@@ -14,54 +14,63 @@ from mmplan.planner.program import Program
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Memory of each listed rank: always there, and kept from the forward to the backward of each microbatch."""
+    """Memory of each listed rank: always there, and kept from the forward to the last compute of each microbatch.
+
+    `kept_bytes[rank][stage, microbatch]`.
+    """
 
     static_bytes: tuple[int, ...]
-    kept_bytes: tuple[tuple[int, ...], ...]
+    kept_bytes: tuple[Mapping[tuple[int, int], int], ...]
 
 
 def footprint(plan: Plan, graph: ComputationGraph, program: Program, loads: Sequence[Sequence[Loads]]) -> Footprint:
     """Memory of each listed rank; kept bytes follow the load of each microbatch."""
     scenario = plan.scenario
-    static, kept = [], []
+    static: list[int] = []
+    kept: list[dict[tuple[int, int], int]] = []
     for rank in program.ranks:
-        layers = [graph.layer(layer) for layer in plan.stages[rank.stage].layers]
-        state = sum(state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp) for layer in layers)
-        static.append(scenario.cluster.pool_of(rank.rank).device.reserved_bytes + state)
-        known: dict[int, int] = {}
-        for load in loads[rank.replica]:
-            if id(load) not in known:
-                known[id(load)] = sum(
-                    kept_bytes(layer, load[layer.module], scenario.precision, plan.tp) for layer in layers
-                )
-        kept.append(tuple(known[id(load)] for load in loads[rank.replica]))
+        static.append(scenario.cluster.pool_of(rank.rank).device.reserved_bytes)
+        kept.append({})
+        for stage in plan.stages_of(plan.row(rank.stage)):
+            layers = [graph.layer(layer) for layer in plan.stages[stage].layers]
+            static[-1] += sum(state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp) for layer in layers)
+            known: dict[int, int] = {}
+            for microbatch, load in enumerate(loads[rank.replica]):
+                if id(load) not in known:
+                    known[id(load)] = sum(
+                        kept_bytes(layer, load[layer.module], scenario.precision, plan.tp) for layer in layers
+                    )
+                kept[-1][stage, microbatch] = known[id(load)]
     return Footprint(static_bytes=tuple(static), kept_bytes=tuple(kept))
 
 
 def memory_steps(
-    timed: Sequence[TimedAction], static_bytes: int, kept_bytes: Sequence[int]
+    timed: Sequence[TimedAction], static_bytes: int, kept_bytes: Mapping[tuple[int, int], int]
 ) -> tuple[tuple[float, int], ...]:
-    """(time, bytes from then on) of one rank: a microbatch's activations live from its forward's start to the end of
-    its last compute."""
-    alive: dict[int, tuple[float, float]] = {}
+    """(time, bytes from then on) of one rank: a stage's activations of a microbatch live from its forward's start to
+    the end of its last compute."""
+    alive: dict[tuple[int, int], tuple[float, float]] = {}
     for item in timed:
         if item.action.kind in "FBIW":
-            start_s, _ = alive.get(item.action.microbatch, (item.start_s, 0.0))
-            alive[item.action.microbatch] = (start_s, item.end_s)
-    changes = [(start_s, kept_bytes[microbatch]) for microbatch, (start_s, _) in alive.items()]
-    changes += [(end_s, -kept_bytes[microbatch]) for microbatch, (_, end_s) in alive.items()]
+            key = (item.action.stage, item.action.microbatch)
+            start_s, _ = alive.get(key, (item.start_s, 0.0))
+            alive[key] = (start_s, item.end_s)
+    changes = [(start_s, kept_bytes[key]) for key, (start_s, _) in alive.items()]
+    changes += [(end_s, -kept_bytes[key]) for key, (_, end_s) in alive.items()]
     return _accumulate(changes, static_bytes)
 
 
 def peak_buffer_bytes(timed: Sequence[TimedAction]) -> int:
     """Received tensors wait from their arrival to the start of the compute that reads them."""
     used_s = {
-        ("F" if t.action.kind == "F" else "B", t.action.microbatch): t.start_s for t in timed if t.action.kind in "FBI"
+        (t.action.stage, "F" if t.action.kind == "F" else "B", t.action.microbatch): t.start_s
+        for t in timed
+        if t.action.kind in "FBI"
     }
     changes: list[tuple[float, int]] = []
     for item in timed:
         if item.action.kind == "RECV":
-            user = ("B" if "<" in item.action.tensor else "F", item.action.microbatch)
+            user = (item.action.stage, "B" if "<" in item.action.tensor else "F", item.action.microbatch)
             if user in used_s:
                 changes += [(item.end_s, item.action.bytes), (used_s[user], -item.action.bytes)]
     return max(held for _, held in _accumulate(changes, 0))

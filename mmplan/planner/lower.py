@@ -15,9 +15,9 @@ from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
 from mmplan.planner.columns import program_of
 from mmplan.planner.dry_run import schedule_columns
-from mmplan.planner.families import build_schedule
 from mmplan.planner.place import Lowered, Pipeline, Transfer, place
 from mmplan.planner.plan import Plan
+from mmplan.planner.plan_schedule import plan_schedule
 from mmplan.planner.program import Program
 from mmplan.planner.schedule import Schedule
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
@@ -53,15 +53,16 @@ def plan_pipeline(plan: Plan, graph: ComputationGraph) -> Pipeline:
         CheckError: the cut is not acyclic or leaves a layer out.
     """
     stages = build_stage_graph([stage.layers for stage in plan.stages], graph)
-    schedule = build_schedule(plan.schedule, plan.pp, plan.microbatches, stages.depths, stages.has_backward)
-    return pipeline_of(plan, graph, stages, schedule)
+    return pipeline_of(plan, graph, stages, plan_schedule(plan, stages))
 
 
 def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedule: Schedule) -> Pipeline:
     """The same with any schedule of these stages."""
     return Pipeline(
         schedule=schedule_columns(schedule, len(plan.stages), plan.microbatches),
-        ranks=tuple(tuple(plan.rank(row, replica) for row in range(len(schedule))) for replica in range(plan.dp)),
+        ranks=tuple(
+            tuple((row * plan.dp + replica) * plan.tp for row in range(len(schedule))) for replica in range(plan.dp)
+        ),
         transfers=tuple(
             Transfer(
                 source=cut.source,

@@ -17,12 +17,12 @@ from mmplan.files import write_file
 from mmplan.scenario.document import read_text, shown
 from mmplan.scenario.layer_ids import expand_ids, shorten_ids
 from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.schedule_names import ScheduleName
 
 SCHEMA_VERSION = 1
 LARGEST_NUMBER = 2**63  # of seconds or bytes
 MAX_PLAN_BYTES = 1_000_000_000  # a manifest of 64 MB, resolved
 
-ScheduleName = Literal["1f1b", "gpipe"]
 Status = Literal["optimal", "feasible", "given"]
 Composition = Literal["in order", "reorder", "balance"]
 
@@ -60,7 +60,29 @@ class Certificate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleCertificate:
+    """What the search for a schedule proved of the plan's own cut, apart from the cut itself: seconds from the first to
+    the last compute of a mean step without the reductions and updates behind it.
+
+    `bound_s`: no order of these stages in this memory is faster. `method` found the orders.
+    """
+
+    makespan_s: float
+    bound_s: float
+    gap: float
+    method: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
+    """A complete plan.
+
+    Attributes:
+        placement: pipeline rank of each stage where ranks hold several; empty: stage `s` on pipeline rank `s`.
+        orders: one line per pipeline rank of actions such as `3F0`. Empty for 1F1B and GPipe, which follow from the
+            stages alone; every other schedule is kept as it is.
+    """
+
     scenario: Scenario
     scenario_hash: str
     dp: int
@@ -71,11 +93,15 @@ class Plan:
     stages: tuple[StagePlan, ...]
     certificate: Certificate
     composition: Composition = "in order"  # of samples into microbatches (`composition.py`)
+    placement: tuple[int, ...] = ()
+    orders: tuple[str, ...] = ()
+    schedule_certificate: ScheduleCertificate | None = None
     schema_version: int = SCHEMA_VERSION
 
     @property
     def pp(self) -> int:
-        return len(self.stages)
+        """Pipeline ranks."""
+        return max(self.placement) + 1 if self.placement else len(self.stages)
 
     @property
     def rank_count(self) -> int:
@@ -83,12 +109,20 @@ class Plan:
 
     def rank(self, stage: int, replica: int, tp_index: int = 0) -> int:
         """The process that runs shard `tp_index` of `stage` in `replica`."""
-        return (stage * self.dp + replica) * self.tp + tp_index
+        return (self.row(stage) * self.dp + replica) * self.tp + tp_index
+
+    def row(self, stage: int) -> int:
+        """The pipeline rank of a stage."""
+        return self.placement[stage] if self.placement else stage
+
+    def stages_of(self, row: int) -> tuple[int, ...]:
+        """The stages of a pipeline rank."""
+        return tuple(stage for stage in range(len(self.stages)) if self.row(stage) == row)
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """All ranks of a stage, replica by replica."""
         width = self.dp * self.tp
-        return tuple(range(stage * width, (stage + 1) * width))
+        return tuple(range(self.row(stage) * width, (self.row(stage) + 1) * width))
 
     def stage_of_layer(self) -> dict[str, int]:
         return {layer: index for index, stage in enumerate(self.stages) for layer in stage.layers}

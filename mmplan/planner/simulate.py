@@ -4,7 +4,7 @@
 example from a run, and goes through the same clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
@@ -79,7 +79,11 @@ def _bubble(busy_s: float, available_s: float) -> float:
 
 
 def _rank_prediction(
-    rank: RankProgram, timed: Sequence[TimedAction], static_bytes: int, kept_bytes: Sequence[int], pipeline_s: float
+    rank: RankProgram,
+    timed: Sequence[TimedAction],
+    static_bytes: int,
+    kept_bytes: Mapping[tuple[int, int], int],
+    pipeline_s: float,
 ) -> RankPrediction:
     def total_s(kinds: tuple[str, ...]) -> float:
         return sum(item.end_s - item.start_s for item in timed if item.action.kind in kinds)

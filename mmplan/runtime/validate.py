@@ -16,7 +16,7 @@ from mmplan.planner.liveness import footprint
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction
-from mmplan.planner.program import Program
+from mmplan.planner.program import Action, Program
 from mmplan.planner.simulate import drawn_step_loads, replay
 from mmplan.planner.timing import Seconds
 from mmplan.runtime.measurement import Measurement, plan_hash
@@ -104,8 +104,8 @@ def predict_run(plan: Plan, run: Measurement) -> tuple[Prediction, Prediction]:
     program = lower(plan, graph, loads)
     durations = predicted_durations(plan, graph, AnalyticCostModel(scenario), program, loads)
     planned = _stretched(program, durations, run.time_scale)
-    measured_s: dict[tuple[int, str, int], float] = {
-        (program.ranks[item.rank].rank, item.action.kind, item.action.microbatch): item.end_s - item.start_s
+    measured_s: dict[tuple[int, Action], float] = {
+        (program.ranks[item.rank].rank, item.action): item.end_s - item.start_s
         for item in run.timeline
         if item.action.kind != "REDUCE"
     }

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from mmplan.scenario.document import did_you_mean, shown
 from mmplan.scenario.scenario import Distribution
+from mmplan.scenario.schedule_names import SCHEDULE_NAMES
 from mmplan.units import parse_bytes, parse_bytes_per_s, parse_flops_per_s, parse_seconds
 
 MAX_AMOUNT = 1e9  # tokens, images, seconds of one sample
@@ -149,19 +150,18 @@ CountOrList = Annotated[
 ]
 
 
-SCHEDULES = ("1f1b", "gpipe")
 
 
 def _schedules(value: Any) -> list[str]:
     items = value if isinstance(value, list) else [value]
     for item in items:
-        if item not in SCHEDULES:
-            hint = did_you_mean(item, SCHEDULES) if isinstance(item, str) else ""
-            raise refuse(f"expected '1f1b' or 'gpipe', found {shown(item)}{hint}")
+        if item not in SCHEDULE_NAMES:
+            hint = did_you_mean(item, SCHEDULE_NAMES) if isinstance(item, str) else ""
+            raise refuse(f"expected one of {', '.join(SCHEDULE_NAMES)}, found {shown(item)}{hint}")
     return items
 
 
-_SCHEDULE = {"enum": list(SCHEDULES)}
+_SCHEDULE = {"enum": list(SCHEDULE_NAMES)}
 Schedules = Annotated[
     list[str],
     BeforeValidator(_schedules),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
-from mmplan.planner.plan import Certificate, Plan, ScheduleName, StagePlan, scenario_hash
+from mmplan.planner.plan import Certificate, Plan, StagePlan, scenario_hash
 from mmplan.scenario.cluster import Cluster, Device, Link, Pool
 from mmplan.scenario.scenario import (
     AudioInput,
@@ -24,6 +24,7 @@ from mmplan.scenario.scenario import (
     VisionInput,
     Vocabulary,
 )
+from mmplan.scenario.schedule_names import ScheduleName
 
 DEVICE = Device(
     name="toy",

@@ -33,7 +33,8 @@ def test_arrays_hold_what_the_simulator_says_over_time(schedule: str, frozen: bo
     prediction = replay(program, durations, memory)
     kept = np.zeros((2, 3, 6), dtype=np.int64)
     for rank, row in zip(program.ranks, memory.kept_bytes, strict=True):
-        kept[rank.replica, rank.stage] = row
+        for (stage, microbatch), size in row.items():
+            kept[rank.replica, stage, microbatch] = size
     columns = columns_of(program)
     events = memory_events(columns)
     peaks = peak_bytes(events, kept, len(program.ranks))

@@ -6,10 +6,11 @@ from pathlib import Path
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.loads import mean_loads
-from mmplan.planner.plan import Certificate, Plan, ScheduleName, StagePlan, scenario_hash
+from mmplan.planner.plan import Certificate, Plan, StagePlan, scenario_hash
 from mmplan.scenario.layer_ids import expand_ids
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.schedule_names import ScheduleName
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 

@@ -253,7 +253,9 @@ CASES = [
     (
         "tp: [1, 2]",
         "schedule: 1f2b",
-        "21: constraints.schedule: expected '1f1b' or 'gpipe', found '1f2b'; did you mean '1f1b'?",
+        "21: constraints.schedule: expected one of 1f1b, gpipe, eager-1f1b, depth-first, encoders-ahead, "
+        "encoders-in-bubbles, interleaved, looped-bfs, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-half, v-min, dualpipe-v, "
+        "optimized, found '1f2b'; did you mean '1f1b'?",
     ),
     ("name: small", "name: ''", "1: name: expected at least 1 character, found ''"),
     ("name: small", "name: small\nname: large", "2: name: the key stands twice, first in line 1"),

@@ -82,10 +82,10 @@ def build_nodes(problem: ScheduleProblem, *, spans: bool = False) -> Nodes:
     for lane in lanes:
         for early, late in zip(lane, lane[1:], strict=False):
             before[late].append((early, 0.0))
+    needed: dict[str, ComputeKind] = {"I": "F", "W": "I"}
     for action, index in number.items():
-        for kind, needed in (("I", "F"), ("W", "I")):
-            if action.kind == kind:
-                before[index].append((number[Compute(action.stage, needed, action.microbatch)], 0.0))
+        if action.kind in needed:
+            before[index].append((number[Compute(action.stage, needed[action.kind], action.microbatch)], 0.0))
     for edge in problem.edges:
         for k in range(problem.microbatches):
             _join(before, number, Compute(edge.source, "F", k), Compute(edge.target, "F", k), edge.forward_s)
