@@ -81,21 +81,27 @@ def columns_of(program: Program) -> ProgramColumns:
 
 def program_of(columns: ProgramColumns) -> Program:
     """The program of some columns; inverse of `columns_of`."""
-    names = (*columns.tensors, "")  # -1 is the last
-    fields = (columns.kind, columns.stage, columns.microbatch, columns.peer, columns.tensor, columns.bytes)
-    actions = [
-        Action(KINDS[kind], stage, microbatch, peer, names[tensor], size)
-        for kind, stage, microbatch, peer, tensor, size in zip(*(field.tolist() for field in fields), strict=True)
-    ]
-    first = columns.first.tolist()
-    ranks = zip(columns.ranks.tolist(), columns.stages.tolist(), columns.replicas.tolist(), strict=True)
     return Program(
-        ranks=tuple(
-            RankProgram(rank=rank, stage=stage, replica=replica, actions=tuple(actions[first[row] : first[row + 1]]))
-            for row, (rank, stage, replica) in enumerate(ranks)
-        ),
+        ranks=tuple(rank_program(columns, row) for row in range(len(columns.ranks))),
         microbatches=columns.microbatches,
         replicas=columns.replica_count,
+    )
+
+
+def rank_program(columns: ProgramColumns, row: int) -> RankProgram:
+    """The program of one listed rank alone, which is all that a process needs of a large one."""
+    span = slice(int(columns.first[row]), int(columns.first[row + 1]))
+    names = (*columns.tensors, "")  # -1 is the last
+    fields = (columns.kind, columns.stage, columns.microbatch, columns.peer, columns.tensor, columns.bytes)
+    actions = tuple(
+        Action(KINDS[kind], stage, microbatch, peer, names[tensor], size)
+        for kind, stage, microbatch, peer, tensor, size in zip(*(field[span].tolist() for field in fields), strict=True)
+    )
+    return RankProgram(
+        rank=int(columns.ranks[row]),
+        stage=int(columns.stages[row]),
+        replica=int(columns.replicas[row]),
+        actions=actions,
     )
 
 

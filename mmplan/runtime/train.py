@@ -11,9 +11,10 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import sample_loads
+from mmplan.planner.columns import rank_program
 from mmplan.planner.composition import plan_step
 from mmplan.planner.durations import predicted_durations
-from mmplan.planner.lower import lower
+from mmplan.planner.lower import lower, lower_columns
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import RankProgram
@@ -113,7 +114,7 @@ def prepare_training(plan: Plan, rank: int, device: torch.device) -> Prepare:
 
     def prepare(step: int) -> tuple[RankProgram, Stage]:
         data = step_data(plan, step)
-        program = lower(plan, graph, data.loads).ranks[rank]
+        program = rank_program(lower_columns(plan, graph, data.loads).columns, rank)
         stage.load(step_microbatches(plan, data, replica, stage.raw_modules, device))
         return program, stage
 
