@@ -118,6 +118,37 @@ def backtest(
 
 
 @app.command()
+def calibrate(
+    plan_file: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="With --from: the plan that ran.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Profile file.")] = Path("device.profile.yaml"),
+    run_file: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Refine by a run.json, measure nothing.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: CUDA where there is one.")] = None,
+    base: Annotated[str | None, typer.Option(help="Catalogue device whose peaks apply; default: by name.")] = None,
+    local: Annotated[int | None, typer.Option(help="Also measure links between so many processes here.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and repeats.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure what this device reaches of its peaks, or refine it by a run; a scenario can name the profile."""
+    from mmplan.report.calibration import calibrate_document, calibration_tables
+    from mmplan.report.console import emit
+    from mmplan.report.progress import calibration_progress
+    from mmplan.runtime.calibrate import calibrate
+    from mmplan.runtime.refine import refined_profile
+    from mmplan.scenario.profile import save_profile
+
+    require_folder(output, json_path(json_file))
+    with calibration_progress() as progress:
+        if run_file is not None or plan_file is not None:
+            profile = refined_profile(plan_file, run_file)
+        else:
+            profile = calibrate(device=device, base=base, quick=quick, local=local, on_progress=progress)
+    save_profile(profile, output)
+    emit(json_file, calibrate_document(profile, output), *calibration_tables(profile, output))
+
+
+@app.command()
 def schema(json_file: JsonFile = None) -> None:
     """Print the JSON Schema of scenario files, for editors."""
     from mmplan.scenario.schema import scenario_json_schema
@@ -155,6 +186,7 @@ def optimize(
     json_file: JsonFile = None,
 ) -> None:
     """Find the best plan of a scenario, with a proven gap. Ctrl-C keeps the best plan so far."""
+    from mmplan.planner.interval import plan_interval
     from mmplan.planner.naive import naive_result
     from mmplan.planner.plan import save_plan
     from mmplan.planner.search import optimize
@@ -176,7 +208,9 @@ def optimize(
     target = output or Path(f"{loaded.name}.plan.json")
     save_plan(result.plan, target)
     summary = summarise(loaded.name, result.plan, simulate_plan(result.plan))
-    emit(json_file, optimize_document(result, summary), *optimize_tables(result, summary, target, explain))
+    interval = plan_interval(result.plan, summary.step_time_s)
+    tables = optimize_tables(result, summary, interval, target, explain)
+    emit(json_file, optimize_document(result, summary, interval), *tables)
 
 
 @app.command()
@@ -190,10 +224,12 @@ def simulate(
     json_file: JsonFile = None,
 ) -> None:
     """Simulate one optimizer step of a plan: time, bubble, bytes and memory of every rank."""
+    from mmplan.planner.interval import plan_interval
     from mmplan.planner.plan import load_plan
     from mmplan.report.console import emit
     from mmplan.report.documents import simulate_document
     from mmplan.report.gantt import plot_gantt
+    from mmplan.report.interval import interval_text
     from mmplan.report.perfetto import save_trace
     from mmplan.report.simulation import simulate_plan
     from mmplan.report.sparkline import busy_table
@@ -203,12 +239,14 @@ def simulate(
     require_folder(trace, plot, json_path(json_file))
     plan = load_plan(plan_file)
     prediction = simulate_plan(plan, step)
+    interval = plan_interval(plan, prediction.step_time_s)
     if trace is not None:
         save_trace(plan, prediction, trace)
     if plot is not None:
         plot_gantt(plan, prediction, plot)
     parts = stage_table(plan), prediction_table(prediction), utilisation_table(plan_utilisation(plan, prediction))
-    emit(json_file, simulate_document(plan, prediction), *parts, busy_table(prediction))
+    document = simulate_document(plan, prediction, interval)
+    emit(json_file, document, *parts, busy_table(prediction), interval_text(interval))
 
 
 @app.command()
@@ -242,6 +280,7 @@ def data(
 def compare(
     plan_files: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="Two or more plan.json.")],
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures that needs no network.")] = None,
+    rank: Annotated[str | None, typer.Option(help="Order by the step time (p50) or its P90 (p90).")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Put plans side by side: time, bubble, memory, communication."""
@@ -250,13 +289,13 @@ def compare(
     from mmplan.report.documents import compare_document
     from mmplan.report.page import compare_page
     from mmplan.report.simulation import simulate_plan
-    from mmplan.report.summary import names_of, summarise
+    from mmplan.report.summary import names_of, ranked, summarise
     from mmplan.report.tables import summary_table
 
     require_folder(html, json_path(json_file))
     plans = dict(zip(names_of(plan_files), map(load_plan, plan_files), strict=True))
     predictions = {name: simulate_plan(plan) for name, plan in plans.items()}
-    summaries = [summarise(name, plan, predictions[name]) for name, plan in plans.items()]
+    summaries = ranked([summarise(name, plan, predictions[name]) for name, plan in plans.items()], rank)
     if html is not None:
         compare_page(plans, predictions, summaries, html)
     emit(json_file, compare_document(summaries), summary_table(summaries))

@@ -21,7 +21,7 @@ _LAUNCHES = 3  # an operator shorter than so many launches says little about rat
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timed:
-    """An operator's seconds: the 10th percentile of all repeats, and that of each round of repeats."""
+    """An operator's seconds: the 10th percentile of all repeats, and that of each quiet round of repeats."""
 
     seconds: float
     rounds: tuple[float, ...]

@@ -20,12 +20,14 @@ from mmplan.planner.estimate import StepEstimator
 from mmplan.planner.plan import Plan
 from mmplan.planner.pricing import Prices
 from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.stacks import parameter_origins
 
 Seconds = Callable[[Rules], float]
 
 # Half width, in the logarithm, that the form of the model adds to the ranges of its numbers: with it 80 % of the
-# shipped rows, each under a fit that has not seen its group of sources, lie inside P10-P90 (benchmarks/intervals.py).
-MODEL_ERROR = 0.13
+# shipped rows of sources that were never fitted lie inside P10-P90; on a software stack without measured rows the same
+# of all rows, each under a fit that has not seen its group of sources (benchmarks/intervals.py).
+MODEL_ERROR, UNSEEN_MODEL_ERROR = 0.065, 0.13
 
 _LEAST_INFLUENCE = 1e-6  # of the logarithm; below that a number has no part in this step
 
@@ -49,13 +51,17 @@ class StepInterval:
     influences: tuple[Influence, ...]
 
 
-def step_interval(step_s: float, rules: Rules, seconds: Seconds, *, model_error: float = MODEL_ERROR) -> StepInterval:
+def step_interval(step_s: float, rules: Rules, seconds: Seconds, *, model_error: float | None = None) -> StepInterval:
     """The interval around `step_s`.
 
     Args:
         seconds: step time under other rules; may be a closed form where `step_s` was simulated, for only its relative
             changes count.
+        model_error: by default that of the software stack.
     """
+    if model_error is None:
+        seen = any(origin.kind == "fitted" for origin in parameter_origins(rules.technique.stack))
+        model_error = MODEL_ERROR if seen else UNSEEN_MODEL_ERROR
     base_s = seconds(rules)
     influences = [_of_the_model(model_error)]
     slower = faster = model_error**2
@@ -97,7 +103,7 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
         pp=plan.pp,
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
-        schedule=plan.schedule,
+        schedule="1f1b",  # others move the same seconds about; only relative changes count here
     )
     stages = [stage.layers for stage in plan.stages]
 

@@ -5,9 +5,11 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from mmplan.planner.finding import Finding
+from mmplan.planner.interval import StepInterval
 from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.result import OptimizeResult
+from mmplan.report.interval import interval_values
 from mmplan.report.summary import PlanSummary, summarise
 from mmplan.report.utilisation import plan_utilisation
 from mmplan.runtime.measurement import Measurement, run_document
@@ -29,7 +31,7 @@ def values(item: Any) -> Any:
     return item
 
 
-def optimize_document(result: OptimizeResult, summary: PlanSummary) -> Document:
+def optimize_document(result: OptimizeResult, summary: PlanSummary, interval: StepInterval) -> Document:
     """Certificate, counts, runner-ups, and the plan as in plan.json."""
     runner_ups = [{**values(other), "configuration": str(other.configuration)} for other in result.runner_ups]
     return {
@@ -42,6 +44,7 @@ def optimize_document(result: OptimizeResult, summary: PlanSummary) -> Document:
         "considered": values(result.considered),
         "proofs": list(result.proofs),
         "summary": values(summary),
+        **interval_values(interval),
         "runner_ups": runner_ups,
         "plan": plan_document(result.plan),
     }
@@ -51,13 +54,14 @@ def hardware_document(devices: Sequence[CatalogueDevice]) -> Document:
     return {"schema": "mmplan.hardware/1", "devices": values(list(devices))}
 
 
-def simulate_document(plan: Plan, prediction: Prediction) -> Document:
+def simulate_document(plan: Plan, prediction: Prediction, interval: StepInterval) -> Document:
     """Stages and ranks of one simulated step; the timeline goes to `--trace`."""
     ranks = [{k: v for k, v in values(rank).items() if k != "memory_steps"} for rank in prediction.ranks]
     return {
         "schema": "mmplan.simulate/1",
         "scenario": plan.scenario.name,
         "step_time_s": prediction.step_time_s,
+        **interval_values(interval),
         "pipeline_s": prediction.pipeline_s,
         "bubble": prediction.bubble,
         "summary": values(summarise(plan.scenario.name, plan, prediction)),

@@ -4,7 +4,9 @@ from rich.table import Table
 
 from mmplan.cost_models.memory_estimate import MemoryEstimate
 from mmplan.planner.fit import Fit
+from mmplan.planner.interval import estimate_interval
 from mmplan.report.documents import Document, values
+from mmplan.report.interval import interval_text, interval_values
 from mmplan.report.tables import table
 from mmplan.scenario.technique import SHARDINGS, Technique
 from mmplan.units import format_bytes, format_seconds
@@ -125,10 +127,11 @@ def step_text(fit: Fit, explain: bool) -> str:
     """Seconds of a step and tokens per second; with `explain` its parts."""
     if fit.step is None:
         return f"step time: not priced: {fit.step_problem}"
-    text = f"step time {format_seconds(fit.step.step_s)}, {fit.degrees.global_batch / fit.step.step_s:.4g} samples/s"
+    interval = estimate_interval(fit.scenario, fit.degrees)
+    text = f"{fit.degrees.global_batch / fit.step.step_s:.4g} samples/s, {interval_text(interval)}"
     if explain:
         named = sorted(fit.step.named().items(), key=lambda item: -item[1])
-        text += ": " + " + ".join(f"{name} {format_seconds(part_s)}" for name, part_s in named if part_s > 0)
+        text += "\nparts: " + " + ".join(f"{name} {format_seconds(part_s)}" for name, part_s in named if part_s > 0)
     return text
 
 
@@ -148,7 +151,10 @@ def fit_document(fit: Fit) -> Document:
         }
         for stage in fit.stages
     ]
-    step = {"step_time_s": fit.step.step_s, "parts_s": fit.step.named()} if fit.step is not None else None
+    step = None
+    if fit.step is not None:
+        interval = interval_values(estimate_interval(fit.scenario, fit.degrees))
+        step = {"step_time_s": fit.step.step_s, **interval, "parts_s": fit.step.named()}
     return {
         "schema": "mmplan.fit/1",
         "scenario": fit.scenario.name,

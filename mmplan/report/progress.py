@@ -55,3 +55,17 @@ def run_progress(
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
 
         yield show
+
+
+@contextmanager
+def calibration_progress() -> Iterator[Callable[[str], None]]:
+    """Yields what `calibrate` reports to: the round and the kind of operator."""
+    console = stderr_console()
+    with console.status("calibrating") as status:
+
+        def show(text: str) -> None:
+            status.update(f"calibrating: {text}")
+            if not console.is_terminal:
+                console.print(f"calibrating: {text}", markup=False, highlight=False, soft_wrap=True)
+
+        yield show

@@ -7,9 +7,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmplan.planner.finding import Finding
+from mmplan.planner.interval import StepInterval
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.result import OptimizeResult
+from mmplan.report.interval import interval_text
 from mmplan.report.summary import PlanSummary
 from mmplan.runtime.measurement import Measurement
 from mmplan.runtime.validate import Validation
@@ -70,6 +72,7 @@ def prediction_table(prediction: Prediction) -> Table:
 
 _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("step time, simulated", lambda s: format_seconds(s.step_time_s)),
+    ("... P10 to P90", lambda s: f"{format_seconds(s.step_time_p10_s)} to {format_seconds(s.step_time_p90_s)}"),
     ("step time, closed form", lambda s: format_seconds(s.objective_s)),
     ("proven lower bound", lambda s: format_seconds(s.bound_s) if s.bound_s > 0 else "none"),
     ("gap", lambda s: f"{s.gap:.2%} ({s.status})" if s.bound_s > 0 else s.status),
@@ -109,7 +112,9 @@ def findings_table(plan: Plan, findings: Sequence[Finding]) -> Table | str:
     return result
 
 
-def optimize_tables(result: OptimizeResult, summary: PlanSummary, plan_file: Path, explain: bool) -> list[Table | str]:
+def optimize_tables(
+    result: OptimizeResult, summary: PlanSummary, interval: StepInterval, plan_file: Path, explain: bool
+) -> list[Table | str]:
     """The plan, its certificate, and on demand why the runner-ups lose."""
     counts = result.considered
     proof = f"; cut proved by {' and '.join(result.proofs)}" if result.proofs else ""
@@ -121,7 +126,7 @@ def optimize_tables(result: OptimizeResult, summary: PlanSummary, plan_file: Pat
     ]
     if result.status == "given":
         lines = [f"[bold]given[/bold]: {format_seconds(result.plan.certificate.objective_s)} per step, not searched"]
-    parts: list[Table | str] = [stage_table(result.plan), summary_table([summary]), *lines]
+    parts: list[Table | str] = [stage_table(result.plan), summary_table([summary]), *lines, interval_text(interval)]
     if explain:
         parts.append(runner_up_table(result))
     return [*parts, f"plan: {plan_file}"]

@@ -112,7 +112,7 @@ def _base(kind: str, name: str) -> str:
 
 
 def _software(kind: str) -> dict[str, str]:
-    known = {"mmplan": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    known = {"mmplan": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
     if kind == "cuda":
         known["cuda"] = str(torch.version.cuda or torch.version.hip)
     return known

@@ -23,7 +23,7 @@ from mmplan.cost_models.calibration import Message, Timed
 from mmplan.errors import RunError
 
 _SIZES = tuple(2**power for power in range(10, 27, 2))  # 1 KiB to 64 MiB
-_ROUNDS, _QUICK_ROUNDS = 4, 2
+_ROUNDS, _QUICK_ROUNDS = 6, 3
 _REPEATS, _LONG_REPEATS, _LONG_BYTES = 20, 4, 2**22
 _TIMEOUT_S = 120.0
 
@@ -107,7 +107,7 @@ def _rows(device: torch.device, rounds: int) -> list[dict[str, object]]:
             "collective": collective,
             "size": size,
             "seconds": _tenth([value for values in each for value in values]) / (1 if collective else 2),
-            "rounds": [_tenth(values) / (1 if collective else 2) for values in each],
+            "rounds": sorted(_tenth(values) / (1 if collective else 2) for values in each)[: (rounds + 1) // 2],
         }
         for (collective, size), each in times.items()
     ]

@@ -88,7 +88,14 @@ _PROFILE = TypeAdapter(ProfileSpec)
 def save_profile(profile: Profile, path: Path) -> None:
     """Write a profile; the file appears whole or not at all."""
     text = "# Written by `mmplan calibrate`. A scenario names it: `cluster: {profile: FILE, devices_per_node: N}`.\n"
-    write_file(path, text + yaml.safe_dump(profile_document(profile), sort_keys=False, width=120))
+    write_file(path, text + yaml.safe_dump(_short(profile_document(profile)), sort_keys=False, width=120))
+
+
+def _short(value: object) -> object:
+    """Numbers with six digits: no measurement has more, and rounding keeps their order."""
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def profile_document(profile: Profile) -> dict[str, object]:
