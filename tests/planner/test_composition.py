@@ -78,6 +78,13 @@ def test_balancing_is_close_to_equal_in_both_modalities() -> None:
     assert totals == [[20.0, 20.0]] * 3
 
 
+def test_exchanging_samples_mends_what_the_largest_first_rule_leaves() -> None:
+    """Largest first puts 3 + 2 + 2 beside 3 + 2 (Graham's example); exchanging a 3 for a 2 makes both 6."""
+    times = np.array([[3.0], [3.0], [2.0], [2.0], [2.0], [0.0]])
+    totals = [times[list(group)].sum() for group in compose(times, 1, 2, "balance")[0]]
+    assert totals == [6.0, 6.0]
+
+
 def test_balancing_shrinks_the_largest_microbatch_of_random_data() -> None:
     made = varied(microbatch_size=16, batch=96, dp=2)  # three microbatches: targets are equal
     times = SampleTimes(made, build_graph(made.scenario), AnalyticCostModel(made.scenario))

@@ -12,6 +12,7 @@ from mmplan.planner.durations import predicted_durations
 from mmplan.planner.liveness import footprint
 from mmplan.planner.lower import lower
 from mmplan.planner.memory_over_time import held_bytes, memory_events, memory_over_time, peak_bytes
+from mmplan.planner.program import Action, Program, RankProgram
 from mmplan.planner.simulate import drawn_step_loads, replay
 from mmplan.planner.timing import time_program
 from mmplan.scenario.scenario import Distribution
@@ -48,6 +49,14 @@ def test_arrays_hold_what_the_simulator_says_over_time(schedule: str, frozen: bo
         at = dict(zip(times_s[own].tolist(), held[own].tolist(), strict=True))  # the last change at a time counts
         steps = {time_s: bytes_ - memory.static_bytes[index] for time_s, bytes_ in rank.memory_steps}
         assert {t: b for t, b in steps.items() if t in at} == at
+
+
+def test_a_stage_without_backward_holds_one_microbatch_at_a_time() -> None:
+    forwards = tuple(Action("F", 0, k) for k in range(3))
+    program = Program(ranks=(RankProgram(rank=0, stage=0, replica=0, actions=forwards),), microbatches=3, replicas=1)
+    events = memory_events(columns_of(program))
+    assert held_bytes(events, np.array([[[5, 7, 2]]])).tolist() == [5, 0, 7, 0, 2, 0]
+    assert peak_bytes(events, np.array([[[5, 7, 2]]]), 1).tolist() == [7]
 
 
 def test_many_draws_give_what_each_gives_alone() -> None:
