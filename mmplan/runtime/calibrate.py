@@ -74,7 +74,7 @@ def calibrate(
         raise InputError(f"--local needs at least 2 processes to measure between, found {local}")
     where = torch.device(kind)
     name = torch.cuda.get_device_name(where) if kind == "cuda" else _processor()
-    entry = catalogue_device(base or _base(kind, name)) if base is None or base in device_names() else None
+    entry = catalogue_device(base or catalogue_name(kind, name)) if base is None or base in device_names() else None
     if entry is None:
         hint = did_you_mean(str(base), device_names()) or f"; known: {listed(device_names(), 40)}"
         raise InputError(f"--base: unknown device '{base}'{hint}")
@@ -102,7 +102,7 @@ def calibrate(
     )
 
 
-def _base(kind: str, name: str) -> str:
+def catalogue_name(kind: str, name: str) -> str:
     if kind == "cpu":
         return "cpu-core"
     for pattern, device in _DRIVER_NAMES:
