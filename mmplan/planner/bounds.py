@@ -8,18 +8,18 @@ so that bound <= inner optimum holds exactly.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mmplan.planner.capacity import Rows, busiest_floors
+from mmplan.planner.capacity import Rows, busiest_floors, some_cut_fits
 from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_problem import CutProblem
 from mmplan.planner.floors import bottleneck_floors, finish_floors, heaviest_paths, memory_may_fit, transfer_floors
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import build_problem, devices_per_node
-from mmplan.planner.upsets import IntArray
+from mmplan.planner.upsets import BoolArray, IntArray
 
 NEVER = 2**62
 
@@ -36,31 +36,82 @@ class Bounds:
     busiest_ns: IntArray
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sizes:
+    """One problem per (tp, microbatch size) and the configurations that share it, as rows."""
+
+    problems: tuple[CutProblem, ...]
+    rows: Rows
+
+
 def lower_bounds(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> Bounds:
     """Bounds of all configurations, which share one schedule."""
     node = devices_per_node(prices.scenario.cluster)
-    by_size: dict[tuple[int, int], list[int]] = {}
+    sizes = _sizes(prices, groups, configurations)
+    which, stages, microbatches = sizes.rows.problem, sizes.rows.stages, sizes.rows.microbatches
     by_finish: dict[tuple[int, int, int], list[int]] = {}
     for index, one in enumerate(configurations):
-        by_size.setdefault((one.tp, one.microbatch_size), []).append(index)
         by_finish.setdefault((one.tp, one.dp, replicas_per_node(one, node)), []).append(index)
-    stages = np.array([one.pp for one in configurations], dtype=np.int64)
-    microbatches = np.array([one.microbatches for one in configurations], dtype=np.int64)
-    busiest_ns, once_ns, which = (np.zeros(len(configurations), dtype=np.int64) for _ in range(3))
-    fits = np.ones(len(configurations), dtype=np.bool_)
-    problems: list[CutProblem] = []
-    for rows in by_size.values():
-        problem = build_problem(prices, groups, configurations[rows[0]])
+    busiest_ns, once_ns = (np.zeros(len(configurations), dtype=np.int64) for _ in range(2))
+    for index, problem in enumerate(sizes.problems):
+        rows = np.flatnonzero(which == index)
         busiest_ns[rows] = bottleneck_floors(problem, stages[rows])
         once_ns[rows] += int(heaviest_paths(problem).max()) + transfer_floors(problem, stages[rows])
-        fits[rows] = memory_may_fit(problem, stages[rows], microbatches[rows])
-        which[rows] = len(problems)
-        problems.append(problem)
-    for rows in by_finish.values():
-        once_ns[rows] += finish_floors(build_problem(prices, groups, configurations[rows[0]]), stages[rows])
+    for members in by_finish.values():
+        once_ns[members] += finish_floors(build_problem(prices, groups, configurations[members[0]]), stages[members])
     roomy_ns = (microbatches - 1) * busiest_ns + once_ns
+    fits = _may_fit(sizes)
     open_rows = np.flatnonzero(fits)
-    left = Rows(problem=which[open_rows], stages=stages[open_rows], microbatches=microbatches[open_rows])
-    busiest_ns[open_rows], fits[open_rows] = busiest_floors(problems, left, busiest_ns[open_rows])
+    found = busiest_floors(sizes.problems, sizes.rows.take(open_rows), busiest_ns[open_rows])
+    busiest_ns[open_rows], fits[open_rows] = found
     step_ns = np.where(fits, (microbatches - 1) * busiest_ns + once_ns, NEVER)
     return Bounds(step_ns=step_ns, roomy_ns=roomy_ns, busiest_ns=busiest_ns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryNeeds:
+    """Asks of any capacity which configurations may fit into it."""
+
+    sizes: _Sizes
+
+    def fits(self, capacity_bytes: int) -> BoolArray:
+        """[configurations] when a stage may take so much for states and activations."""
+        problems = tuple(replace(problem, capacity_bytes=capacity_bytes) for problem in self.sizes.problems)
+        sizes = _Sizes(problems=problems, rows=self.sizes.rows)
+        fits = _may_fit(sizes)
+        open_rows = np.flatnonzero(fits)
+        fits[open_rows] = some_cut_fits(problems, sizes.rows.take(open_rows))
+        return fits
+
+
+def memory_needs(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> MemoryNeeds:
+    return MemoryNeeds(sizes=_sizes(prices, groups, configurations))
+
+
+def _sizes(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> _Sizes:
+    index_of: dict[tuple[int, int], int] = {}
+    first: list[Configuration] = []
+    which = np.zeros(len(configurations), dtype=np.int64)
+    for index, one in enumerate(configurations):
+        size = (one.tp, one.microbatch_size)
+        if size not in index_of:
+            index_of[size] = len(first)
+            first.append(one)
+        which[index] = index_of[size]
+    return _Sizes(
+        problems=tuple(build_problem(prices, groups, one) for one in first),
+        rows=Rows(
+            problem=which,
+            stages=np.array([one.pp for one in configurations], dtype=np.int64),
+            microbatches=np.array([one.microbatches for one in configurations], dtype=np.int64),
+        ),
+    )
+
+
+def _may_fit(sizes: _Sizes) -> BoolArray:
+    """[configurations] by an even spread: quick, and leaves few for the sharper test."""
+    fits = np.ones(len(sizes.rows.problem), dtype=np.bool_)
+    for index, problem in enumerate(sizes.problems):
+        rows = np.flatnonzero(sizes.rows.problem == index)
+        fits[rows] = memory_may_fit(problem, sizes.rows.stages[rows], sizes.rows.microbatches[rows])
+    return fits

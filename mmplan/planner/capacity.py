@@ -86,6 +86,14 @@ def busiest_floors(problems: Sequence[CutProblem], rows: Rows, least_ns: IntArra
     return floors_ns, may
 
 
+def some_cut_fits(problems: Sequence[CutProblem], rows: Rows) -> BoolArray:
+    """[rows] whether anything may fit into memory, time set aside."""
+    if not len(rows.problem):
+        return np.ones(0, dtype=np.bool_)
+    tables = _tables(problems, rows)
+    return _suffices(tables, rows, tables.total_ns[rows.problem])
+
+
 def _tables(problems: Sequence[CutProblem], rows: Rows) -> _Tables:
     first = problems[0]
     pairs = [(edge.producer, edge.consumer) for edge in first.edges]

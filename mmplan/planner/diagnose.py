@@ -1,40 +1,88 @@
-"""Why nothing fits, with the arithmetic, and the nearest change that does: each change is tried, none is guessed."""
-
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice
+"""Why nothing fits, with the arithmetic, and the nearest changes that do: each is tried, none is guessed."""
 
 from mmplan.errors import InfeasibleError
-from mmplan.planner.coarse import coarse_enough
-from mmplan.planner.configuration import list_configurations
+from mmplan.planner.bounds import NEVER
+from mmplan.planner.changes import Family, families
 from mmplan.planner.cut_plan import cut_stages
-from mmplan.planner.least_memory import LeastMemory, even_spread_bytes, fits, leanest, least_memory, memory_problem
-from mmplan.planner.priced_groups import priced_groups
+from mmplan.planner.least_memory import LeastMemory, fits, least_memory, memory_problem
 from mmplan.planner.problem import build_problem, machine_of
-from mmplan.planner.quantise import floor_percent
-from mmplan.planner.space import Space
+from mmplan.planner.space import Space, build_space, space_of
 from mmplan.planner.stopping import Deadline
 from mmplan.scenario.layer_ids import shorten_ids
-from mmplan.scenario.scenario import Constraints, Scenario, Training
-from mmplan.units import format_bytes, parse_bytes
+from mmplan.scenario.scenario import Scenario
+from mmplan.units import format_bytes
 
-MOST_CHANGES = 2  # named in the message
-MOST_TRIES = 3  # configurations tried per change, fittest first
+MOST_CHANGES = 3  # named in the message
+MOST_TRIES = 3  # configurations tried per change, those with the least bounds first
 QUICK_WIDTH = 2  # labels kept per upset: finds a cut, need not prove that there is none
-NODE_FACTORS = (2, 4, 8)
-MEMORIES = ("40 GiB", "80 GiB", "141 GiB", "192 GiB", "288 GiB")  # A100, H100, H200, MI300X, B300: data sheets
+# Of the time left, what the search for the leanest cut may take before the changes are tried.
+LEANEST_SHARE = 0.3
 
 
 def explain_infeasible(space: Space, deadline: Deadline) -> InfeasibleError:
-    """The error to raise when every configuration was proved not to fit into memory."""
+    """The error to raise when every configuration was proved not to fit into memory. Says what is known in time."""
     scenario = space.prices.scenario
-    least = least_memory(space.prices, space.coarse.groups, space.coarse.upsets, space.configurations)
-    changes: list[str] = []
-    for family in _changes(scenario, least):
-        if len(changes) < MOST_CHANGES:
-            changes += islice((text for text, changed in family if can_fit(changed)), 1)
-    advice = f"; it fits {' or '.join(changes)}" if changes else "; no single change that was tried makes it fit"
-    return InfeasibleError(f"no plan of {scenario.name} fits into memory: {_shortage(space, least)}{advice}")
+    shortage, ended = _shortage_unknown(space), True
+    changes: dict[str, str] = {}  # kind -> clause
+    try:
+        least = least_memory(
+            space.prices,
+            space.groups,
+            space.coarse.groups,
+            space.coarse.upsets,
+            space.configurations,
+            stop=deadline.within(LEANEST_SHARE * deadline.left_s).passed,
+        )
+        if least is not None:
+            shortage = _shortage(space, least)
+        for family in families(scenario):
+            if deadline.passed() or len(changes) == MOST_CHANGES:
+                break
+            found = nearest(family, space, deadline) if family.kind not in changes else None
+            if found is not None:
+                changes[family.kind] = found
+        ended = deadline.passed()
+    except KeyboardInterrupt:
+        pass
+    advice = f"; it fits {' or '.join(changes.values())}" if changes else ""
+    if not changes:
+        advice = (
+            "; the search for a change that makes it fit ended before one was found"
+            if ended
+            else "; no single change that was tried makes it fit"
+        )
+    return InfeasibleError(f"no plan of {scenario.name} fits into memory: {shortage}{advice}")
+
+
+def nearest(family: Family, space: Space, deadline: Deadline) -> str | None:
+    """The clause of the least change of a family that fits, by bisection; None where the greatest does not.
+
+    The greatest is tried first, then from the least one on in doubling steps: near changes are quick to try.
+    """
+    low, high = -1, family.steps - 1  # `low` does not fit, `high` does
+    text, changed = family.step(high)
+    if not can_fit(changed, space, deadline):
+        return None
+    while high - low > 1:
+        middle = min(2 * low + 2, (low + high) // 2)
+        less, changed = family.step(middle)
+        fit = can_fit(changed, space, deadline)
+        if deadline.passed() and not fit:
+            return f"{text} (time ended before less was tried)"
+        if fit:
+            text, high = less, middle
+        else:
+            low = middle
+    return text
+
+
+def _shortage_unknown(space: Space) -> str:
+    """What is known without a cut: each configuration was excluded by a bound or by a solver."""
+    machine = machine_of(space.prices.scenario)
+    return (
+        f"all {len(space.configurations):,} configurations were proved to need more than the "
+        f"{format_bytes(machine.capacity_bytes)} that a device offers"
+    )
 
 
 def _shortage(space: Space, least: LeastMemory) -> str:
@@ -57,75 +105,23 @@ def _shortage(space: Space, least: LeastMemory) -> str:
     )
 
 
-Changes = Iterator[tuple[str, Scenario]]
+def can_fit(scenario: Scenario, like: Space, deadline: Deadline) -> bool:
+    """Whether a cut that fits into memory is found among the configurations with the least bounds.
 
-
-def _changes(scenario: Scenario, least: LeastMemory) -> tuple[Changes, ...]:
-    """Families of changes, smallest change first, in the order in which a user would consider them."""
-    return (
-        _rules_relaxed(scenario, least),
-        _nodes_added(scenario),
-        _memory_added(scenario),
-        _module_frozen(scenario),
-    )
-
-
-def _rules_relaxed(scenario: Scenario, least: LeastMemory) -> Changes:
-    rules = scenario.constraints
-    device_bytes = min(pool.device.memory_bytes for pool in scenario.cluster.pools)
-    percent = floor_percent(1 - (least.peak_bytes + machine_of(scenario).reserved_bytes) / device_bytes)
-    if 0 <= percent / 100 < rules.memory_headroom:
-        smaller = replace(rules, memory_headroom=percent / 100)
-        yield f"with constraints.memory_headroom {percent / 100:g}", replace(scenario, constraints=smaller)
-    if rules.tp or rules.pp or rules.dp or rules.microbatch:
-        free = Constraints(no_split=rules.no_split, memory_headroom=rules.memory_headroom, schedule=rules.schedule)
-        yield "without the limits on tp, pp, dp and microbatch", replace(scenario, constraints=free)
-    if rules.no_split:
-        yield "without the no-split zones", replace(scenario, constraints=replace(rules, no_split=()))
-
-
-def _nodes_added(scenario: Scenario) -> Changes:
-    for factor in NODE_FACTORS:
-        pools = tuple(replace(pool, nodes=pool.nodes * factor) for pool in scenario.cluster.pools)
-        larger = replace(scenario.cluster, pools=pools)
-        yield f"on {larger.device_count} devices", replace(scenario, cluster=larger)
-
-
-def _memory_added(scenario: Scenario) -> Changes:
-    for memory in MEMORIES:
-        size_bytes = parse_bytes(memory)
-        if all(size_bytes > pool.device.memory_bytes for pool in scenario.cluster.pools):
-            pools = tuple(
-                replace(pool, device=replace(pool.device, memory_bytes=size_bytes)) for pool in scenario.cluster.pools
-            )
-            larger = replace(scenario.cluster, pools=pools)
-            yield f"on devices with {memory}", replace(scenario, cluster=larger)
-
-
-def _module_frozen(scenario: Scenario) -> Changes:
-    """One trained transformer frozen, the one with most layers first."""
-    trained = [module for module in scenario.model.modules if module.transformer and module.training.mode == "full"]
-    for module in sorted(trained, key=lambda module: -(module.transformer.layers if module.transformer else 0)):
-        modules = tuple(
-            replace(other, training=Training(mode="frozen")) if other.name == module.name else other
-            for other in scenario.model.modules
-        )
-        yield f"with {module.name} frozen", replace(scenario, model=replace(scenario.model, modules=modules))
-
-
-def can_fit(scenario: Scenario) -> bool:
-    """Whether a cut that fits into memory is found among the configurations with the leanest even spread."""
-    priced = priced_groups(scenario)
-    coarse = coarse_enough(priced)
-    prices, groups, upsets = priced.prices, coarse.groups, coarse.upsets
+    Args:
+        like: the space of the scenario that was changed; where the model and its zones are the same, so are prices.
+    """
+    known = like.prices.scenario
+    same = (scenario.model, scenario.constraints.no_split) == (known.model, known.constraints.no_split)
     try:
-        configurations = list_configurations(scenario, len(groups.groups))
+        space = space_of(like.priced.under(scenario), coarse=like.coarse) if same else build_space(scenario)
     except InfeasibleError:
         return False
-    problems = [memory_problem(build_problem(prices, groups, one)) for one in leanest(configurations)]
-    first = sorted(problems, key=even_spread_bytes)[:MOST_TRIES]
-    return any(
-        fits(problem, upsets, width=QUICK_WIDTH).stage_of is not None
-        for problem in first
-        if even_spread_bytes(problem) <= problem.capacity_bytes
-    )
+    order = space.bounds_ns.argsort(kind="stable")[:MOST_TRIES]
+    for index in order:
+        if space.bounds_ns[index] == NEVER or deadline.passed():
+            return False
+        problem = memory_problem(build_problem(space.prices, space.coarse.groups, space.configurations[index]))
+        if fits(problem, space.coarse.upsets, width=QUICK_WIDTH, stop=deadline.passed).stage_of is not None:
+            return True
+    return False

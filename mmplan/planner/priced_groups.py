@@ -16,6 +16,10 @@ class PricedGroups:
     prices: Prices
     groups: GroupGraph
 
+    def under(self, scenario: Scenario) -> "PricedGroups":
+        """The same layers on another cluster of like devices, with another batch or other constraints (not zones)."""
+        return PricedGroups(prices=self.prices.under(scenario, AnalyticCostModel(scenario)), groups=self.groups)
+
 
 def priced_groups(scenario: Scenario) -> PricedGroups:
     """The finest groups that the constraints allow."""

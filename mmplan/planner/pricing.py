@@ -48,6 +48,12 @@ class Prices:
         other.costs, other._priced = costs, {}
         return other
 
+    def under(self, scenario: Scenario, costs: CostModel) -> "Prices":
+        """Another cluster, batch or constraints for the same model, data and device: layers keep their prices."""
+        other = copy(self)
+        other.scenario, other.costs = scenario, costs
+        return other
+
     def loads(self, microbatch_size: int) -> dict[str, Load]:
         """Mean load of each module."""
         if microbatch_size not in self._loads:

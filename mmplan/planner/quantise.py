@@ -44,6 +44,10 @@ def scaled_ns(duration_ns: int, factor: float) -> int:
     return math.ceil(duration_ns * factor)
 
 
+def scaled_bytes(size_bytes: int, factor: float) -> int:
+    return math.ceil(size_bytes * factor)
+
+
 def floor_ns_of_bound(solver_bound: float) -> int:
     """The last whole value that is surely proven: a solver reports its integer bound as a float, a hair off."""
     return math.floor(solver_bound * (1 - 1e-12))

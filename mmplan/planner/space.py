@@ -70,8 +70,16 @@ def build_space(scenario: Scenario, tell: Callable[[str], None] = lambda _: None
     """
     tell("reading model and data")
     priced = priced_groups(scenario)
-    coarse = coarse_enough(priced)
-    configurations = list_configurations(scenario, len(priced.groups.groups))
+    return space_of(priced, coarse=coarse_enough(priced), tell=tell)
+
+
+def space_of(priced: PricedGroups, *, coarse: Coarse, tell: Callable[[str], None] = lambda _: None) -> Space:
+    """The configurations of a priced scenario and their bounds.
+
+    Raises:
+        InfeasibleError: the constraints leave no configuration.
+    """
+    configurations = list_configurations(priced.prices.scenario, len(priced.groups.groups))
     tell(f"bounding {len(configurations):,} configurations")
     return Space(
         priced=priced,

@@ -178,25 +178,6 @@ def test_a_runner_up_that_does_not_fit_says_so(four_stages: Scenario) -> None:
     assert reasons == {"no cut fits into memory"}
 
 
-def test_infeasible_names_the_shortage_and_a_change_that_fits(tiny: Scenario) -> None:
-    scenario = with_memory(tiny, 2_000_000)
-    with pytest.raises(InfeasibleError) as error:
-        optimize(scenario)
-    message = str(error.value)
-    assert message.startswith("no plan of tiny fits into memory: the leanest cut (pp=")
-    assert "weights, gradients and optimizer + " in message
-    assert "and a device offers 1.91 MiB (0% stays free)" in message
-    assert "; it fits " in message
-    assert "on devices with 40 GiB" in message
-
-
-def test_the_limit_that_makes_it_infeasible_is_named(tiny: Scenario) -> None:
-    needed = peak_bytes(optimize(tiny).plan)
-    one_stage = replace(tiny, constraints=replace(tiny.constraints, pp=(1,)))
-    with pytest.raises(InfeasibleError, match="it fits without the limits on tp, pp, dp and microbatch"):
-        optimize(with_memory(one_stage, needed))
-
-
 def test_a_zone_over_everything_leaves_one_piece(tiny: Scenario) -> None:
     layers = tuple(layer.id for layer in build_space(tiny).prices.graph.layers())
     scenario = replace(tiny, constraints=replace(tiny.constraints, no_split=layers))
