@@ -26,19 +26,29 @@ def check_program(program: Program) -> tuple[Finding, ...]:
 
 
 def _computes(rank: RankProgram, microbatches: int) -> Iterator[Finding]:
-    """Of each stage each microbatch forward once; backward once for all of them or for none; forward first."""
+    """Of each stage each microbatch forward once; backward once for all or for none, whole (B) or in parts (I, and W
+    for all of these or for none); forward first."""
     seen: Counter[tuple[int, str, int]] = Counter(
         (action.stage, action.kind, action.microbatch) for action in rank.actions if action.kind in "FBIW"
     )
     stages = {rank.stage} | {stage for stage, kind, _ in seen if kind == "F"}
-    for stage, kind in sorted({(stage, "F") for stage in stages} | {(s, kind) for s, kind, _ in seen if s in stages}):
+    whole = {(stage, microbatch) for stage, kind, microbatch in seen if kind == "B"}
+    listed = {(stage, "F") for stage in stages} | {(s, kind) for s, kind, _ in seen if s in stages}
+    for stage, kind in sorted(listed):
         for microbatch in range(microbatches):
             count = seen.pop((stage, kind, microbatch), 0)
+            if kind == "B" and count == 0 and seen[stage, "I", microbatch]:
+                continue  # in parts
+            if kind in "IW" and count == 0 and (stage, microbatch) in whole:
+                continue
             if count != 1:
                 name = f"{stage}{kind}{microbatch}"
                 yield Finding(
                     rule="completeness", message=f"rank {rank.rank} runs {name} {count} times instead of once"
                 )
+            elif kind in "IW" and (stage, microbatch) in whole:
+                message = f"rank {rank.rank} runs {stage}{kind}{microbatch} beside the whole {stage}B{microbatch}"
+                yield Finding(rule="completeness", message=message)
     for stage, kind, microbatch in seen:
         if stage in stages:
             message = f"rank {rank.rank} runs {stage}{kind}{microbatch}, the step has {microbatches} microbatches"

@@ -1,4 +1,4 @@
-"""The interpreter of a lowered program: one rank runs its list of actions against a stage.
+"""The interpreter of a lowered program: one rank runs its list of actions against the stages it holds.
 
 It knows nothing of models. SEND and RECV are asynchronous and posted where the program says; a compute waits for the
 tensors received for it. Sizes are the program's, and a stage that hands over another number of bytes ends the run.
@@ -38,7 +38,7 @@ class StepRecord:
 
 def run_step(
     program: RankProgram,
-    stage: Stage,
+    stages: Mapping[int, Stage],
     *,
     replicas: dist.ProcessGroup | None,
     device: torch.device,
@@ -48,6 +48,7 @@ def run_step(
     """Run one optimizer step.
 
     Args:
+        stages: the stages of this rank by index.
         replicas: the group over which the stage's gradients are summed; None without data parallelism.
         network: the group of all ranks over which tensors are sent; None: torch's default group.
 
@@ -57,24 +58,25 @@ def run_step(
     record = StepRecord()
     mailbox = _Mailbox(device, network)
     outputs: dict[tuple[str, int], Tensor] = {}
-    run = {"F": stage.forward, "B": stage.backward}
     for action in program.actions:
         try:
-            if action.kind in ("F", "B"):
+            if action.kind in ("F", "B", "I", "W"):
+                stage = stages[action.stage]
                 started = time.perf_counter()
-                received = mailbox.take(action.microbatch, gradients=action.kind == "B")
+                received = _inputs(action, stage, mailbox, outputs)
                 record.wait_s += time.perf_counter() - started
                 start = clock.mark()
-                results = run[action.kind](action.microbatch, received)
+                results = _compute(action, stage, received)
                 record.marks.append((action, start, clock.mark()))
-                record.peak_memory_bytes = max(record.peak_memory_bytes, stage.memory_bytes())
+                in_use = sum(stage.memory_bytes() for stage in stages.values())
+                record.peak_memory_bytes = max(record.peak_memory_bytes, in_use)
                 outputs.update({(tensor, action.microbatch): result for tensor, result in results.items()})
             elif action.kind == "RECV":
                 mailbox.receive(action)
             elif action.kind == "SEND":
                 _send(action, outputs.pop((action.tensor, action.microbatch), None), mailbox, record)
             else:
-                _finish(action, stage, replicas, clock, record)
+                _finish(action, stages, replicas, clock, record)
         except RunError:
             raise
         except Exception as error:
@@ -82,6 +84,36 @@ def run_step(
     mailbox.drain()
     _refuse_unsent(program.rank, outputs)
     return record
+
+
+def _inputs(
+    action: Action, stage: Stage, mailbox: "_Mailbox", outputs: dict[tuple[str, int], Tensor]
+) -> dict[str, Tensor]:
+    """What was received for a compute, and what other stages of this rank have made for it."""
+    if action.kind == "W":
+        return {}
+    gradients = action.kind != "F"
+    received = mailbox.take(action.stage, action.microbatch, gradients=gradients)
+    for tensor in stage.reads(gradients=gradients):
+        if (tensor, action.microbatch) in outputs:
+            made = outputs.pop((tensor, action.microbatch))
+            if made.nbytes:
+                received[tensor] = made.detach().contiguous().view(-1).view(torch.uint8)
+    return received
+
+
+def _compute(action: Action, stage: Stage, received: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """What other stages read of the result."""
+    match action.kind:
+        case "F":
+            return stage.forward(action.microbatch, received)
+        case "B":
+            return stage.backward(action.microbatch, received)
+        case "I":
+            return stage.backward_input(action.microbatch, received)
+        case _:
+            stage.backward_weight(action.microbatch)
+            return {}
 
 
 def described(error: Exception) -> str:
@@ -101,15 +133,20 @@ def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: St
         record.activation_bytes += tensor.nbytes
 
 
-def _finish(action: Action, stage: Stage, replicas: dist.ProcessGroup | None, clock: Clock, record: StepRecord) -> None:
-    """REDUCE or STEP."""
-    if action.kind not in ("REDUCE", "STEP"):
-        raise RunError(f"action {action}: this release runs F and B, not the split backward {action.kind}")
+def _finish(
+    action: Action,
+    stages: Mapping[int, Stage],
+    replicas: dist.ProcessGroup | None,
+    clock: Clock,
+    record: StepRecord,
+) -> None:
+    """REDUCE of one stage, or STEP of all that the rank holds."""
     start = clock.mark()
     if action.kind == "STEP":
-        stage.step()
+        for stage in stages.values():
+            stage.step()
     else:
-        buffers = stage.gradients()
+        buffers = stages[action.stage].gradients()
         size = sum(buffer.nbytes for buffer in buffers)
         if size != action.bytes:
             raise RunError(f"action {action}: the stage has {size} gradient bytes, the program says {action.bytes}")
@@ -130,14 +167,14 @@ class _Mailbox:
 
     def __init__(self, device: torch.device, network: dist.ProcessGroup | None) -> None:
         self._device, self._network = device, network
-        self._receives: dict[tuple[int, bool], list[tuple[str, Tensor, dist.Work]]] = {}
+        self._receives: dict[tuple[int, int, bool], list[tuple[str, Tensor, dist.Work]]] = {}
         self._sends: dict[tuple[str, int], tuple[Tensor, dist.Work]] = {}
 
     def receive(self, action: Action) -> None:
         """Post the buffer of a tensor that `take` hands out."""
         buffer = torch.empty(action.bytes, dtype=torch.uint8, device=self._device)
         work = _posted(dist.irecv(buffer, action.peer, group=self._network, tag=_tag(action)))
-        key = (action.microbatch, "<" in action.tensor)
+        key = (action.stage, action.microbatch, "<" in action.tensor)
         self._receives.setdefault(key, []).append((action.tensor, buffer, work))
 
     def send(self, action: Action, tensor: Tensor) -> None:
@@ -147,10 +184,10 @@ class _Mailbox:
         work = dist.isend(flat, action.peer, group=self._network, tag=_tag(action))
         self._sends[action.tensor, action.microbatch] = (flat, _posted(work))
 
-    def take(self, microbatch: int, *, gradients: bool) -> dict[str, Tensor]:
-        """Wait for what was received for the forward or backward of a microbatch."""
+    def take(self, stage: int, microbatch: int, *, gradients: bool) -> dict[str, Tensor]:
+        """Wait for what was received for the forward or backward of a stage's microbatch."""
         taken = {}
-        for tensor, buffer, work in self._receives.pop((microbatch, gradients), ()):
+        for tensor, buffer, work in self._receives.pop((stage, microbatch, gradients), ()):
             work.wait()
             taken[tensor] = buffer
             # gloo knows that a send has left only after a wait; a gradient that is here proves that this one is free.

@@ -24,6 +24,11 @@ class FlatGradients:
             first += parameter.numel()
             parameter.register_post_accumulate_grad_hook(_accumulate_into(views[-1]))  # type: ignore[no-untyped-call]
         self.views: tuple[Tensor, ...] = tuple(views)
+        self._view_of: dict[Tensor, Tensor] = dict(zip(self.parameters, self.views, strict=True))
+
+    def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Add a gradient that autograd has not made."""
+        self._view_of[parameter].add_(gradient)
 
     def buffers(self) -> tuple[Tensor, ...]:
         """What is summed over replicas; empty when nothing is trained."""
@@ -38,7 +43,8 @@ class FlatGradients:
 
 def _accumulate_into(view: Tensor) -> Callable[[Tensor], None]:
     def hook(parameter: Tensor) -> None:
-        assert parameter.grad is not None
+        if parameter.grad is None:  # postponed (`weight_store.py`)
+            return
         view.add_(parameter.grad)
         parameter.grad = None
 

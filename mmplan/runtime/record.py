@@ -38,7 +38,7 @@ def measurement_of(
     """Args: runs: by rank; recorded: the step whose actions are kept."""
     steps = tuple(step_measurement(index, [run.steps[index] for run in runs]) for index in range(len(runs[0].steps)))
     chosen = [run.steps[recorded] for run in runs]
-    computes = [item for step in chosen for item in step.timeline if item.action.kind in ("F", "B")]
+    computes = [item for step in chosen for item in step.timeline if item.action.kind in ("F", "B", "I", "W")]
     pipeline_s = max(item.end_s for item in computes) - min(item.start_s for item in computes)
     busy_s = sum(item.end_s - item.start_s for item in computes)
     return Measurement(
@@ -84,7 +84,7 @@ def require_numbers(step: StepMeasurement) -> None:
 
 def _rank(rank: int, steps: Sequence[RankStep], runs: Sequence[RankRun], pipeline_s: float) -> RankMeasurement:
     own = steps[rank]
-    busy_s = sum(item.end_s - item.start_s for item in own.timeline if item.action.kind in ("F", "B"))
+    busy_s = sum(item.end_s - item.start_s for item in own.timeline if item.action.kind in ("F", "B", "I", "W"))
     transfer_s = 0.0
     for action in own.program.actions:
         if action.kind == "SEND":

@@ -39,19 +39,23 @@ def collapse_tp(program: Program, tp: int) -> Program:
 
 
 class SleepStage:
-    """Plays one rank's stage for one step at a time (see `load`)."""
+    """Plays one stage of a rank for one step at a time (see `load`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, stage: int) -> None:
+        self._stage = stage
         self._sleeps_s: dict[tuple[str, int], float] = {}
         self._sends: dict[tuple[str, int], list[tuple[str, int]]] = {}
         self._buffer = torch.zeros(0, dtype=torch.uint8)
 
     def load(self, program: RankProgram, durations_s: Sequence[float]) -> None:
-        """Take the step's actions with the seconds each compute and update shall last."""
+        """Take the step's actions with the seconds each compute and update shall last; other stages of the rank take
+        theirs."""
         self._sleeps_s = {}
         self._sends = {}
         reduce_bytes = 0
         for action, seconds in zip(program.actions, durations_s, strict=True):
+            if action.stage != self._stage:
+                continue
             if action.kind == "SEND":
                 kind = "B" if "<" in action.tensor else "F"
                 self._sends.setdefault((kind, action.microbatch), []).append((action.tensor, action.bytes))
@@ -68,11 +72,20 @@ class SleepStage:
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self._compute("B", microbatch)
 
+    def backward_input(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self._compute("I", microbatch)
+
+    def backward_weight(self, microbatch: int) -> None:
+        self._compute("W", microbatch)
+
+    def reads(self, *, gradients: bool) -> tuple[str, ...]:
+        return ()
+
     def gradients(self) -> Sequence[Tensor]:
         return (self._buffer,) if self._buffer.nbytes else ()
 
     def step(self) -> None:
-        time.sleep(self._sleeps_s["STEP", -1])
+        time.sleep(self._sleeps_s.get(("STEP", -1), 0.0))  # the first stage of a rank stands for all
 
     def losses(self) -> dict[str, float]:
         return {}
@@ -83,6 +96,7 @@ class SleepStage:
 
     def _compute(self, kind: str, microbatch: int) -> dict[str, Tensor]:
         until_s = time.perf_counter() + self._sleeps_s[kind, microbatch]
-        results = {name: torch.zeros(size, dtype=torch.uint8) for name, size in self._sends.get((kind, microbatch), ())}
+        half = "B" if kind == "I" else kind
+        results = {name: torch.zeros(size, dtype=torch.uint8) for name, size in self._sends.get((half, microbatch), ())}
         time.sleep(max(0.0, until_s - time.perf_counter()))
         return results

@@ -22,15 +22,15 @@ def require_computes(run: Measurement, program: Program) -> None:
     if len(run.ranks) != len(program.ranks):
         raise InputError(f"the run has {len(run.ranks)} ranks, the plan {len(program.ranks)}")
     planned = [
-        (index, action.kind, action.microbatch)
+        (index, action.stage, action.kind, action.microbatch)
         for index, rank in enumerate(program.ranks)
         for action in rank.actions
         if action.kind not in ("SEND", "RECV")
     ]
-    done = [(item.rank, item.action.kind, item.action.microbatch) for item in run.timeline]
+    done = [(item.rank, item.action.stage, item.action.kind, item.action.microbatch) for item in run.timeline]
     if sorted(done) != sorted(planned):
         different = sorted(set(planned) ^ set(done)) or sorted(done)
-        rank, kind, microbatch = different[0]
+        rank, _, kind, microbatch = different[0]
         name = kind if microbatch < 0 else f"{kind}{microbatch}"
         raise InputError(
             f"the run's timeline has {len(done)} actions, the plan {len(planned)}; "

@@ -19,6 +19,7 @@ from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.gradients import FlatGradients
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.optimizer import StageOptimizer
+from mmplan.runtime.weight_store import WeightStore, postpone_linears
 from mmplan.scenario.scenario import Optimizer
 
 
@@ -34,6 +35,15 @@ class Stage(Protocol):
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Backward of a microbatch; takes gradients of what was sent, returns gradients of what was received
         (`producer<consumer`)."""
+
+    def backward_input(self, microbatch: int, received: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The same without weight gradients, which `backward_weight` makes later."""
+
+    def backward_weight(self, microbatch: int) -> None:
+        """The weight gradients that `backward_input` left out."""
+
+    def reads(self, *, gradients: bool) -> Sequence[str]:
+        """Names of the activations that a forward reads, or of the gradients that a backward reads."""
 
     def gradients(self) -> Sequence[Tensor]:
         """The buffers that are summed over replicas, equal in number and size on all of them."""
@@ -67,6 +77,7 @@ class LayerStage:
         model: holds the modules of these layers.
         count_kept: count the bytes autograd keeps, by hooks on saved tensors (for devices without an allocator that
             counts). Parameters and the raw batch are left out, a storage that several operators keep counts once.
+        split_backward: the program has I and W instead of whole backwards.
     """
 
     def __init__(
@@ -79,6 +90,7 @@ class LayerStage:
         model: MultimodalModel,
         optimizer: Optimizer,
         count_kept: bool,
+        split_backward: bool = False,
     ) -> None:
         self.model = model
         self._layers = tuple(layers)
@@ -88,6 +100,9 @@ class LayerStage:
         self._has_backward = any(layer.has_backward for layer in layers)
         self._dtype = TORCH_DTYPES[model.precision]
         self._gradients = FlatGradients(model.parameters(), TORCH_DTYPES[optimizer.gradient_dtype])
+        self._store = WeightStore()
+        if split_backward:
+            postpone_linears(model, self._store)
         self._optimizer = StageOptimizer(self._gradients, optimizer)
         self._count_kept = count_kept
         self._weight_addresses = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -144,6 +159,19 @@ class LayerStage:
             for name, leaf in state.received.items()
         }
 
+    def backward_input(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with self._store.postponing(microbatch):
+            return self.backward(microbatch, received)
+
+    def backward_weight(self, microbatch: int) -> None:
+        with torch.no_grad():
+            self._store.compute(microbatch, self._gradients.accumulate)
+
+    def reads(self, *, gradients: bool) -> tuple[str, ...]:
+        if gradients:
+            return tuple(cut.gradient for cut in self._outgoing if cut.carries_grad)
+        return tuple(cut.activation for cut in self._incoming)
+
     def gradients(self) -> Sequence[Tensor]:
         return self._gradients.buffers()
 
@@ -153,6 +181,7 @@ class LayerStage:
 
     def memory_bytes(self) -> int:
         kept = sum(sum(state.kept.values()) for state in self._in_flight.values())
+        kept += sum(size for address, size in self._store.storages().items() if address not in self._weight_addresses)
         return self._weight_bytes + self._gradients.memory_bytes() + self._optimizer.memory_bytes() + kept
 
     def _received_leaves(self, received: Mapping[str, Tensor], state: _InFlight) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """The loop of one rank: for each step lower the plan for that step's data, run the program, keep what was measured."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -86,8 +86,12 @@ def step_microbatches(
     ]
 
 
-def build_stage(plan: Plan, graph: ComputationGraph, stage: int, device: torch.device) -> LayerStage:
-    """The stage with its weights, on `device`."""
+def build_stages(plan: Plan, graph: ComputationGraph, row: int, device: torch.device) -> dict[int, LayerStage]:
+    """The stages of a pipeline rank with their weights, on `device`."""
+    return {stage: _build_stage(plan, graph, stage, device) for stage in plan.stages_of(row)}
+
+
+def _build_stage(plan: Plan, graph: ComputationGraph, stage: int, device: torch.device) -> LayerStage:
     stages = build_stage_graph([part.layers for part in plan.stages], graph)
     layers = [graph.layer(layer) for layer in plan.stages[stage].layers]
     scenario = plan.scenario
@@ -100,23 +104,26 @@ def build_stage(plan: Plan, graph: ComputationGraph, stage: int, device: torch.d
         model=model,
         optimizer=scenario.optimizer,
         count_kept=device.type == "cpu",
+        split_backward=any("I" in order for order in plan.orders),
     )
 
 
-Prepare = Callable[[int], tuple[RankProgram, Stage]]  # step -> this rank's program of that step and its stage, loaded
+# step -> this rank's program of that step and its stages by index, loaded
+Prepare = Callable[[int], tuple[RankProgram, Mapping[int, Stage]]]
 
 
 def prepare_training(plan: Plan, rank: int, device: torch.device) -> Prepare:
     """Real computes on synthetic data."""
     graph = build_graph(plan.scenario)
-    stage_index, replica = divmod(rank, plan.dp)
-    stage = build_stage(plan, graph, stage_index, device)
+    row, replica = divmod(rank, plan.dp)
+    stages = build_stages(plan, graph, row, device)
 
-    def prepare(step: int) -> tuple[RankProgram, Stage]:
+    def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         data = step_data(plan, step)
         program = rank_program(lower_columns(plan, graph, data.loads).columns, rank)
-        stage.load(step_microbatches(plan, data, replica, stage.raw_modules, device))
-        return program, stage
+        for stage in stages.values():
+            stage.load(step_microbatches(plan, data, replica, stage.raw_modules, device))
+        return program, stages
 
     return prepare
 
@@ -125,15 +132,16 @@ def prepare_rehearsal(plan: Plan, rank: int, scale: float) -> Prepare:
     """Sleeps of the predicted durations times `scale`; one process stands for each tensor-parallel group."""
     graph = build_graph(plan.scenario)
     costs = AnalyticCostModel(plan.scenario)
-    stage = SleepStage()
+    stages = {stage: SleepStage(stage) for stage in plan.stages_of(rank // plan.dp)}
 
-    def prepare(step: int) -> tuple[RankProgram, Stage]:
+    def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         loads = step_data(plan, step).loads
         program = lower(plan, graph, loads)
         durations_s = predicted_durations(plan, graph, costs, program, loads)[rank]
         own = collapse_tp(program, plan.tp).ranks[rank]
-        stage.load(own, [seconds * scale for seconds in durations_s])
-        return own, stage
+        for stage in stages.values():
+            stage.load(own, [seconds * scale for seconds in durations_s])
+        return own, stages
 
     return prepare
 
@@ -151,12 +159,15 @@ def run_steps(
     """Run `steps` optimizer steps of this rank; collective. `on_step` is told of each."""
     done = []
     for step in range(steps):
-        program, stage = prepare(step)
+        program, stages = prepare(step)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         clock.start()
-        record = run_step(program, stage, network=network, replicas=replicas, device=device, clock=clock)
-        done.append(_rank_step(program, record, clock, stage.losses(), device))
+        record = run_step(program, stages, network=network, replicas=replicas, device=device, clock=clock)
+        losses: dict[str, float] = {}
+        for stage in stages.values():
+            losses |= stage.losses()
+        done.append(_rank_step(program, record, clock, losses, device))
         on_step(step, done[-1])
     return done
 

@@ -12,15 +12,17 @@ import torch.distributed as dist
 from tiny_plans import AUDIO, FOUR_STAGES, TWO_STAGES, VISION, hand_plan, tiny_scenario
 from torch import Tensor
 
+from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
+from mmplan.planner.schedules.reschedule import optimized, refuse_unusable, with_family
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.model import MultimodalModel
 from mmplan.runtime.stage import LayerStage
-from mmplan.runtime.train import build_stage, step_data, step_microbatches
+from mmplan.runtime.train import build_stages, step_data, step_microbatches
 from mmplan.scenario.scenario import (
     Distribution,
     Mla,
@@ -33,7 +35,14 @@ from mmplan.scenario.scenario import (
     Transformer,
     Vocabulary,
 )
+from mmplan.scenario.schedule_names import ScheduleName
 
+CHAIN_STAGES = (
+    (*VISION, *AUDIO),
+    ("llm.embed", "llm.0-1"),
+    ("llm.2-3",),
+    ("llm.4-5", "llm.head", "llm.loss"),
+)
 PROCESSES = 4
 CPU = torch.device("cpu")
 
@@ -126,7 +135,30 @@ def cases() -> dict[str, Plan]:
         "cross-attention in two stages": hand_plan(_cross_attention(tiny), cross_stages),
         "experts, latent attention and DeepStack": hand_plan(_experts(tiny), ((*VISION, "deep.0"), *FOUR_STAGES[1:])),
         "talker": hand_plan(_talker(tiny), talker_stages),
+        **_scheduled(tiny, adapted, frozen_all),
     }
+
+
+def _scheduled(tiny: Scenario, adapted: Scenario, frozen: Scenario) -> dict[str, Plan]:
+    """Split backwards, several chunks per rank, and orders of the search; each on the plan that its family is for."""
+    chain = hand_plan(replace(tiny, global_batch=8), CHAIN_STAGES)
+    wanted: tuple[tuple[str, Plan, ScheduleName], ...] = (
+        ("zb-1p", chain, "zb-1p"),
+        ("zb-v", chain, "zb-v"),
+        ("interleaved", chain, "interleaved"),
+        ("dualpipe-v", chain, "dualpipe-v"),
+        ("encoders in bubbles", hand_plan(tiny, FOUR_STAGES), "encoders-in-bubbles"),
+        ("split backward with LoRA", hand_plan(adapted, FOUR_STAGES), "depth-first"),
+        ("split backward behind a frozen stage", hand_plan(frozen, FOUR_STAGES), "depth-first"),
+    )
+    found = {}
+    for title, plan, name in wanted:
+        costs = AnalyticCostModel(plan.scenario)
+        found[title] = refuse_unusable(with_family(plan, name, build_graph(plan.scenario), costs))
+    plan = hand_plan(tiny, FOUR_STAGES)
+    # All processes must find the same orders: the bound ends this search, not the time limit.
+    found["optimized"] = optimized(plan, build_graph(tiny), AnalyticCostModel(tiny), time_limit_s=60.0)
+    return found
 
 
 def perturb(model: MultimodalModel) -> None:
@@ -181,15 +213,16 @@ def run_rank(plan: Plan, rank: int, replicas: dist.ProcessGroup | None, control:
     program = lower(plan, graph, data.loads).ranks[rank]
     actions = tuple(action for action in program.actions if action.kind != "STEP")
     program = RankProgram(rank=rank, stage=program.stage, replica=program.replica, actions=actions)
-    stage = build_stage(plan, graph, program.stage, CPU)
-    perturb(stage.model)
-    stage.load(step_microbatches(plan, data, program.replica, stage.raw_modules, CPU))
+    stages = build_stages(plan, graph, plan.row(program.stage), CPU)
+    for stage in stages.values():
+        perturb(stage.model)
+        stage.load(step_microbatches(plan, data, program.replica, stage.raw_modules, CPU))
     clock = WallClock(control, one_host=True)
     clock.start()
-    record = run_step(program, stage, replicas=replicas, device=CPU, clock=clock)
+    record = run_step(program, stages, replicas=replicas, device=CPU, clock=clock)
     return RankResult(
-        gradients=_named_gradients(stage),
-        losses=stage.losses(),
+        gradients={name: g for stage in stages.values() for name, g in _named_gradients(stage).items()},
+        losses={module: loss for stage in stages.values() for module, loss in stage.losses().items()},
         sent_bytes=record.activation_bytes + record.gradient_bytes,
         program_bytes=sum(action.bytes for action in actions if action.kind == "SEND"),
     )

@@ -18,7 +18,7 @@ from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.gradients import FlatGradients
 from mmplan.runtime.optimizer import StageOptimizer
 from mmplan.runtime.stage import Stage
-from mmplan.runtime.train import build_stage, step_data, step_microbatches
+from mmplan.runtime.train import build_stages, step_data, step_microbatches
 from mmplan.scenario.scenario import Optimizer
 
 CPU = torch.device("cpu")
@@ -44,6 +44,15 @@ class OneTensorStage:
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         raise ValueError("no such luck")
 
+    def backward_input(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {}
+
+    def backward_weight(self, microbatch: int) -> None:
+        pass
+
+    def reads(self, *, gradients: bool) -> tuple[str, ...]:
+        return ()
+
     def gradients(self) -> Sequence[Tensor]:
         return ()
 
@@ -59,7 +68,7 @@ class OneTensorStage:
 
 def run(*actions: Action, stage: Stage | None = None) -> StepRecord:
     program = RankProgram(rank=5, stage=0, replica=0, actions=actions)
-    return run_step(program, stage or OneTensorStage(), replicas=None, device=CPU, clock=LocalClock())
+    return run_step(program, {0: stage or OneTensorStage()}, replicas=None, device=CPU, clock=LocalClock())
 
 
 def test_a_stage_that_makes_other_bytes_than_the_program_says_ends_the_run() -> None:
@@ -85,11 +94,6 @@ def test_gradient_bytes_that_differ_from_the_program_end_the_run() -> None:
 def test_an_error_in_a_stage_names_rank_and_action() -> None:
     with pytest.raises(RunError, match=r"^rank 5, action 0B3: ValueError: no such luck$"):
         run(Action("B", 0, 3))
-
-
-def test_the_split_backward_is_refused_in_one_sentence() -> None:
-    with pytest.raises(RunError, match="this release runs F and B, not the split backward W"):
-        run(Action("W", 0, 0))
 
 
 def test_adamw_on_flat_gradients_is_torchs_adamw() -> None:
@@ -131,7 +135,7 @@ def test_a_stage_of_the_whole_model_holds_the_bytes_that_the_memory_model_counts
     graph = build_graph(scenario)
     plan = hand_plan(tiny_scenario(), [[layer.id for layer in graph.layers()]])
     plan = replace(plan, scenario=scenario, microbatches=2)
-    stage = build_stage(plan, graph, 0, CPU)
+    stage = build_stages(plan, graph, 0, CPU)[0]
     assert sum(p.numel() for p in stage.model.parameters()) == sum(parameters(layer) for layer in graph.layers())
     data = step_data(plan, 0)
     stage.load(step_microbatches(plan, data, 0, stage.raw_modules, CPU))

@@ -47,7 +47,7 @@ def hand_plan(
                 finish_s=0.0,
                 in_flight=1,
                 memory_bytes=1,
-                capacity_bytes=1,
+                capacity_bytes=2**34,
             )
         )
     return Plan(

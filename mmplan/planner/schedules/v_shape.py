@@ -1,10 +1,11 @@
-"""V-shaped families on two chunks per rank with less memory than 1F1B: V-Half, V-Min (Qi et al., arXiv 2405.15362).
+"""V-shaped families on two chunks per rank with less memory than 1F1B: V-Half, V-Min.
 
-Rank r holds stage r and stage 2p - 1 - r. As in sections 3 and 4 of the paper, one microbatch's work is a building block in unit time, in which every pass
-takes one unit: F and I of the first and of the second chunk move from rank to rank by constant hops, the block repeats
-every six units, and no two passes of a rank fall on the same unit. The sum of the four hops sets the memory: 6 gives half
-of that of 1F1B (V-Half), 4 a third (V-Min). Among the blocks of a sum the one whose order is fastest with the problem's
-own seconds is taken, W moved into gaps; orders are run as early as inputs allow ("squeezed").
+Rank r holds stage r and stage 2p - 1 - r. As in Qi et al. (arXiv 2405.15362, sections 3 and 4), one microbatch's work
+is a building block in unit time, in which every pass takes one unit: F and I of the first and of the second chunk
+move from rank to rank by constant hops, the block repeats every six units, and no two passes of a rank fall on the
+same unit. The sum of the four hops sets the memory: 6 gives half of that of 1F1B (V-Half), 4 a third (V-Min). Among
+the blocks of a sum the one whose order is fastest with the problem's own seconds is taken, W moved into gaps; orders
+are run as early as inputs allow ("squeezed").
 """
 
 from collections.abc import Iterator
@@ -71,7 +72,7 @@ def _v_schedule(problem: ScheduleProblem, hops: int) -> Schedule | NotApplicable
 
 
 def _blocks(p: int, total: int) -> Iterator[_Block]:
-    """Blocks without two passes of a rank on one unit; both chunks' hops share the sum, so memory is even over ranks."""
+    """Blocks without two passes of a rank on one unit; both chunks have half the sum, so memory is even over ranks."""
     half = total // 2
     for outer, inner in product(range(1, half), repeat=2):
         hops = (outer, inner, half - inner, half - outer)
@@ -96,6 +97,8 @@ def _rank_order(problem: ScheduleProblem, block: _Block, rank: int) -> tuple[Com
             taken.add(unit % _PERIOD)
             passes.append((unit, stage, "W"))
     timed = [
-        (start + _PERIOD * k, Compute(stage, kind, k)) for k in range(problem.microbatches) for start, stage, kind in passes
+        (start + _PERIOD * k, Compute(stage, kind, k))
+        for k in range(problem.microbatches)
+        for start, stage, kind in passes
     ]
     return tuple(action for _, action in sorted(timed))

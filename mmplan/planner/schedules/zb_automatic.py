@@ -1,7 +1,7 @@
 """Automatic zero-bubble schedules under a memory limit: ZB-1p and ZB-2p (Qi et al., arXiv 2401.10241, section 3.1).
 
 Written after the paper's words. Warm-up: as many forwards as fit into memory; whether one may delay the first backward
-is a switch. Then one F and one backward in turn; a gap of at least a W is filled with W, a smaller one too when it would
+is a switch. Then one F and one backward in turn; a gap of at least a W is filled with W, a smaller one too if it would
 make the largest idle time of all stages larger, and memory at its limit is freed by W. A stage stays at least one
 forward ahead of the next; whether it skips a forward when it is further ahead is a switch, and so is whether small gaps
 are filled always. Of the eight combinations the one with the shortest span is kept. Stages without weight gradients

@@ -1,6 +1,6 @@
 """ZB-V: two chunks per rank in V shape, the memory of 1F1B, no bubble when F, I and W take equally long.
 
-The hand-written order of Qi et al. (arXiv 2401.10241, section 6): rank r starts with 2 (p - r) - 1 forwards of its first
+The order by hand of Qi et al. (arXiv 2401.10241, section 6): rank r starts with 2 (p - r) - 1 forwards of its first
 chunk and r of both in turn; then forwards of the second chunk bring its first backwards; in the steady state the chunks
 take turns, each with F, I, W; in the cool-down W fills.
 """

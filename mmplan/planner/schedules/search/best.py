@@ -70,7 +70,9 @@ def best_schedule(
     if not state.ended():
         _rules(state, seed)
     if state.rows is None:
-        raise NoPlanFoundError(f"no schedule of {len(problem.stages)} stages fits the memory of its {problem.ranks} ranks")
+        raise NoPlanFoundError(
+            f"no schedule of {len(problem.stages)} stages fits the memory of its {problem.ranks} ranks"
+        )
     if len(nodes.actions) <= LARGE:
         _rounds(state, seed)
         if len(nodes.actions) <= PROVED_ACTIONS and not state.ended():
@@ -154,7 +156,9 @@ def _rounds(state: _State, seed: int) -> None:
         for rows in starts if turn == 0 else [state.rows]:
             if state.ended():
                 break
-            found = tabu.run([list(row) for row in rows], iterations=ITERATIONS, floor_s=state.bound_s, stop=state.timeout)
+            found = tabu.run(
+                [list(row) for row in rows], iterations=ITERATIONS, floor_s=state.bound_s, stop=state.timeout
+            )
             state.offer(found, "tabu search")
         before_s = state.best_s
         _windows(state, random, width)
@@ -199,9 +203,7 @@ def _prove(state: _State, seed: int) -> None:
     assert state.rows is not None
     orders = Orders(state.nodes, [list(row) for row in state.rows])
     orders.evaluate()
-    answer = solve_window(
-        orders, -1.0, float("inf"), effort=PROOF_EFFORT, floor_s=state.bound_s, seed=seed % 2**31
-    )
+    answer = solve_window(orders, -1.0, float("inf"), effort=PROOF_EFFORT, floor_s=state.bound_s, seed=seed % 2**31)
     _take(state, orders, answer.rows, "CP-SAT")
     state.bound_s = max(state.bound_s, min(answer.bound_s, state.best_s))
     state.note("CP-SAT")

@@ -106,9 +106,7 @@ def by_head_from(by_tail: np.ndarray, first: int) -> np.ndarray:
     return np.flatnonzero(by_tail >= first)
 
 
-def _longest(
-    nodes: Nodes, order: Sequence[int], before: Sequence[Sequence[Arc]], least: Sequence[float]
-) -> np.ndarray:
+def _longest(nodes: Nodes, order: Sequence[int], before: Sequence[Sequence[Arc]], least: Sequence[float]) -> np.ndarray:
     heads = list(least)
     for number in order:
         for other, lag_s in before[number]:

@@ -120,7 +120,9 @@ def _children(elite: Rules, random: np.random.Generator) -> Rules:
         lane = random.integers(0, offset.shape[1], rows)
         stage = random.integers(0, in_flight.shape[1], rows)
         rank = random.integers(0, patience.shape[1], rows)
-        shift = random.normal(0.0, 2.0, rows) + np.where(random.random(rows) < 0.15, random.choice([-_URGENT, _URGENT], rows), 0)
+        shift = random.normal(0.0, 2.0, rows) + np.where(
+            random.random(rows) < 0.15, random.choice([-_URGENT, _URGENT], rows), 0
+        )
         offset[everyone, lane] += np.where(active & (what < 0.4), shift, 0.0)
         step = np.where(active & (what >= 0.4) & (what < 0.7), random.integers(-2, 3, rows), 0)
         in_flight[everyone, stage] = np.maximum(1, in_flight[everyone, stage] + step)

@@ -118,7 +118,9 @@ class Lister:
         while True:
             node = self.node[lanes, position]
             inputs = self.input[node]
-            ready_s = (np.take_along_axis(end_s, inputs.reshape(rows, -1), 1).reshape(inputs.shape) + self.lag[node]).max(2)
+            ready_s = (
+                np.take_along_axis(end_s, inputs.reshape(rows, -1), 1).reshape(inputs.shape) + self.lag[node]
+            ).max(2)
             start_s = np.maximum(ready_s, clock_s[:, rank_of_place])
             full = (held[:, rank_of_place] + self.memory[node] > self.capacity[rank_of_place]) | (
                 flying[:, self.stage] >= allowed
@@ -128,7 +130,11 @@ class Lister:
             first = by_rank.argmin(2) + base
             first_s = np.take_along_axis(start_s, first, 1)
             within_s = first_s + rules.patience * self.seconds[np.take_along_axis(node, first, 1)]
-            urgency = np.where(by_rank <= within_s[:, :, None], (offset + self.microbatch[lanes, position]).reshape(rows, ranks, slots), _FAR)
+            urgency = np.where(
+                by_rank <= within_s[:, :, None],
+                (offset + self.microbatch[lanes, position]).reshape(rows, ranks, slots),
+                _FAR,
+            )
             pick = urgency.argmin(2) + base
             pick_s = np.take_along_axis(start_s, pick, 1)
             number = np.take_along_axis(node, pick, 1)

@@ -50,7 +50,9 @@ class TabuSearch:
         taken = [change for change in self.nodes.memory if change > 0]
         self.price_s = sum(self.nodes.seconds) / len(self.nodes.seconds) / (sum(taken) / len(taken)) if taken else 0.0
 
-    def run(self, rows: list[list[int]], *, iterations: int, floor_s: float, stop: Callable[[], bool]) -> list[list[int]]:
+    def run(
+        self, rows: list[list[int]], *, iterations: int, floor_s: float, stop: Callable[[], bool]
+    ) -> list[list[int]]:
         """The best rows found; ends early when `floor_s` is reached or `stop` says so."""
         orders = Orders(self.nodes, rows)
         assert orders.evaluate(), "the first orders wait in a circle"

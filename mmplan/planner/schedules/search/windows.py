@@ -89,9 +89,7 @@ def _inside(orders: Orders, row: list[int], low_s: float, high_s: float) -> tupl
     return low, high
 
 
-def _order_rank(
-    made: _Model, rank: int, low: int, high: int, length: cp_model.IntVar, kept: frozenset[int]
-) -> None:
+def _order_rank(made: _Model, rank: int, low: int, high: int, length: cp_model.IntVar, kept: frozenset[int]) -> None:
     """One action at a time; after their inputs; the makespan is at least end + tail of each."""
     orders, model, start = made.orders, made.model, made.start
     seconds, row = orders.nodes.seconds, orders.rows[rank]

@@ -1,0 +1,66 @@
+"""A plan cut anew into several chunks per rank, laid round the ranks or down and up them, for families that need it.
+
+Layers keep their topological order and are split where the slowest chunk is least, over all contiguous splits; groups
+that no cut may separate stay whole.
+"""
+
+from dataclasses import replace
+
+from mmplan.cost_models.cost_model import CostModel
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.loads import mean_loads
+from mmplan.planner.contract import contract
+from mmplan.planner.plan import Plan, StagePlan
+from mmplan.planner.schedules.problem import NotApplicable
+
+
+def chunked_plan(
+    plan: Plan, graph: ComputationGraph, costs: CostModel, chunks: int, *, v_shaped: bool
+) -> Plan | NotApplicable:
+    """The plan with `chunks` stages per rank; memory and in-flight numbers are those of a schedule to come."""
+    groups = contract(graph, plan.scenario.constraints.no_split).groups
+    count, p = plan.pp * chunks, plan.pp
+    if len(groups) < count:
+        return NotApplicable(f"{count} chunks need as many groups of layers, the model has {len(groups)}")
+    loads = mean_loads(plan.scenario, plan.microbatch_size)
+
+    def seconds(layers: tuple[str, ...]) -> tuple[float, float]:
+        known = [graph.layer(layer) for layer in layers]
+        forward_s = sum(costs.forward_s(layer, loads[layer.module], plan.tp) for layer in known)
+        return forward_s, sum(costs.backward_s(layer, loads[layer.module], plan.tp) for layer in known)
+
+    ends = _balanced([sum(seconds(group)) for group in groups], count)
+    order = {layer.id: place for place, layer in enumerate(graph.layers())}
+    places = [index % p if not v_shaped or index // p % 2 == 0 else p - 1 - index % p for index in range(count)]
+    stages = []
+    for first, last in zip([0, *ends], ends, strict=False):
+        layers = tuple(sorted((x for group in groups[first:last] for x in group), key=order.__getitem__))
+        forward_s, backward_s = seconds(layers)
+        row = places[len(stages)]
+        stages.append(replace(_stage_of_row(plan, row), layers=layers, forward_s=forward_s, backward_s=backward_s))
+    return replace(plan, stages=tuple(stages), placement=tuple(places), orders=(), schedule_certificate=None)
+
+
+def _stage_of_row(plan: Plan, row: int) -> StagePlan:
+    return plan.stages[plan.stages_of(row)[0]]
+
+
+def _balanced(seconds: list[float], parts: int) -> list[int]:
+    """Ends of `parts` contiguous parts whose slowest is least."""
+    count = len(seconds)
+    total = [0.0]
+    for value in seconds:
+        total.append(total[-1] + value)
+    slowest = [[float("inf")] * (count + 1) for _ in range(parts + 1)]
+    cut = [[0] * (count + 1) for _ in range(parts + 1)]
+    slowest[0][0] = 0.0
+    for part in range(1, parts + 1):
+        for end in range(part, count + 1):
+            for first in range(part - 1, end):
+                worst = max(slowest[part - 1][first], total[end] - total[first])
+                if worst < slowest[part][end]:
+                    slowest[part][end], cut[part][end] = worst, first
+    ends = [count]
+    for part in range(parts, 1, -1):
+        ends.append(cut[part][ends[-1]])
+    return ends[::-1]

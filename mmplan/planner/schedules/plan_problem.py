@@ -1,0 +1,85 @@
+"""The schedule problem of a plan: its stages and ranks with the seconds and bytes of a mean step."""
+
+from mmplan.cost_models.cost_model import CostModel
+from mmplan.cost_models.counts import edge_bytes, kept_bytes
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.loads import mean_loads
+from mmplan.cost_models.memory import state_bytes
+from mmplan.planner.plan import Plan
+from mmplan.planner.schedules.problem import Role, ScheduleProblem, StageEdge, StageWork
+from mmplan.planner.stage_graph import build_stage_graph
+
+
+def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> ScheduleProblem:
+    """Stages of the plan on its pipeline ranks.
+
+    A microbatch's activations are held until its last compute: the weight gradients need the inputs of every linear
+    layer. Capacity is what weights, gradients, optimizer state and the device's reserve leave. Tensors between the same
+    two ranks share a link, so their seconds add up.
+
+    Raises:
+        CheckError: the cut is not acyclic or leaves a layer out.
+    """
+    stages = build_stage_graph([stage.layers for stage in plan.stages], graph)
+    loads, m, scenario = mean_loads(plan.scenario, plan.microbatch_size), plan.microbatches, plan.scenario
+    work = []
+    static_bytes = [0] * plan.pp
+    for index, stage in enumerate(plan.stages):
+        layers = [graph.layer(layer) for layer in stage.layers]
+        input_s = sum(costs.dgrad_s(layer, loads[layer.module], plan.tp) for layer in layers)
+        weight_s = sum(costs.wgrad_s(layer, loads[layer.module], plan.tp) for layer in layers)
+        held = sum(kept_bytes(layer, loads[layer.module], scenario.precision, plan.tp) for layer in layers)
+        backward, trained = stages.has_backward[index], any(layer.trainable for layer in layers)
+        work.append(
+            StageWork(
+                rank=plan.row(index),
+                forward_s=(sum(costs.forward_s(layer, loads[layer.module], plan.tp) for layer in layers),) * m,
+                input_s=(input_s,) * m if backward else (),
+                weight_s=(weight_s,) * m if backward and trained else (),
+                held=(float(held),) * m,
+                released_by_input=0.0,
+                role=_role(plan, index),
+            )
+        )
+        static_bytes[plan.row(index)] += sum(
+            state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp) for layer in layers
+        )
+    lags: dict[tuple[int, int], tuple[float, float]] = {}
+    cluster = scenario.cluster
+    for cut in stages.cuts:
+        forward_s, backward_s = lags.get((cut.source, cut.target), (0.0, 0.0))
+        if plan.row(cut.source) != plan.row(cut.target):
+            near = cluster.node_of(plan.rank(cut.source, 0)) == cluster.node_of(plan.rank(cut.target, 0))
+            size = edge_bytes(cut.edge, loads, scenario.precision)
+            way_s = costs.transfer_s(size, near) if size else 0.0
+            forward_s, backward_s = forward_s + way_s, backward_s + (way_s if cut.carries_grad else 0.0)
+        lags[cut.source, cut.target] = forward_s, backward_s
+    carrying = {(cut.source, cut.target) for cut in stages.cuts if cut.carries_grad}
+    return ScheduleProblem(
+        stages=tuple(work),
+        edges=tuple(
+            StageEdge(source=a, target=b, forward_s=f, backward_s=g, carries_grad=(a, b) in carrying)
+            for (a, b), (f, g) in sorted(lags.items())
+        ),
+        microbatches=m,
+        capacity=tuple(_free_bytes(plan, row) - static_bytes[row] for row in range(plan.pp)),
+    )
+
+
+def _role(plan: Plan, stage: int) -> Role:
+    """Encoder where no layer of a language model lies in the stage, generator behind another language model's."""
+    modules = {layer.rsplit(".", 1)[0] for layer in plan.stages[stage].layers}
+    model = plan.scenario.model
+    languages = [name for name in modules if model.module(name).kind == "language_model"]
+    if not languages:
+        return "encoder"
+    fed = {edge.consumer for edge in model.edges if model.module(edge.producer).kind == "language_model"}
+    return "generator" if all(name in fed for name in languages) else "backbone"
+
+
+def _free_bytes(plan: Plan, row: int) -> float:
+    """What a rank of the row may use beside its reserve."""
+    stage = plan.stages_of(row)[0]
+    pools = [plan.scenario.cluster.pool_of(rank) for rank in plan.stage_ranks(stage)]
+    share = 1 - plan.scenario.constraints.memory_headroom
+    return float(min(int(pool.device.memory_bytes * share) - pool.device.reserved_bytes for pool in pools))

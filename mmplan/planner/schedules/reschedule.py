@@ -1,0 +1,132 @@
+"""Another schedule for a plan: a family by name, all of them side by side, or the best that a search finds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from mmplan.cost_models.cost_model import CostModel
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.errors import CheckError
+from mmplan.planner.plan import Plan, ScheduleCertificate
+from mmplan.planner.schedule import Schedule
+from mmplan.planner.schedules.chunks import chunked_plan
+from mmplan.planner.schedules.evaluate import evaluate, memory_peaks
+from mmplan.planner.schedules.families import FAMILIES
+from mmplan.planner.schedules.plan_problem import plan_problem
+from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
+from mmplan.planner.schedules.search.best import best_schedule
+from mmplan.planner.schedules.text import schedule_text
+from mmplan.scenario.schedule_names import ScheduleName
+
+LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
+V_SHAPED: tuple[ScheduleName, ...] = ("zb-v", "v-half", "v-min", "dualpipe-v")
+CHUNKS = 2  # per rank, where a family wants several and the plan has one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A schedule for a plan: the plan with it, or why there is none. `fits`: every rank stays within its memory."""
+
+    name: ScheduleName
+    plan: Plan | None
+    fits: bool
+    reason: str = ""
+
+
+def with_family(plan: Plan, name: ScheduleName, graph: ComputationGraph, costs: CostModel) -> Choice:
+    """The plan under a family; one that wants several chunks per rank cuts every stage anew into `CHUNKS`.
+
+    Raises:
+        CheckError: the plan's cut is not acyclic or leaves a layer out.
+    """
+    if name in LOOPED + V_SHAPED and not plan.placement:
+        chunked = chunked_plan(plan, graph, costs, CHUNKS, v_shaped=name in V_SHAPED)
+        if isinstance(chunked, NotApplicable):
+            return Choice(name=name, plan=None, fits=False, reason=chunked.reason)
+        plan = chunked
+    problem = plan_problem(plan, graph, costs)
+    schedule = FAMILIES[name](problem)
+    if isinstance(schedule, NotApplicable):
+        return Choice(name=name, plan=None, fits=False, reason=schedule.reason)
+    return _choice(plan, name, problem, schedule)
+
+
+def compare_families(
+    plan: Plan, names: Sequence[ScheduleName], graph: ComputationGraph, costs: CostModel
+) -> tuple[Choice, ...]:
+    """The plan under each family."""
+    return tuple(with_family(plan, name, graph, costs) for name in names)
+
+
+def optimized(
+    plan: Plan,
+    graph: ComputationGraph,
+    costs: CostModel,
+    *,
+    time_limit_s: float,
+    seed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Plan:
+    """The plan with the best schedule that the search finds for its stages.
+
+    Raises:
+        NoPlanFoundError: no schedule fits the memory.
+    """
+    problem = plan_problem(plan, graph, costs)
+    result = best_schedule(problem, time_limit_s=time_limit_s, seed=seed, stop=stop)
+    chosen = _choice(plan, "optimized", problem, result.schedule)
+    assert chosen.plan is not None
+    certificate = ScheduleCertificate(
+        makespan_s=result.makespan_s, bound_s=result.bound_s, gap=result.gap, method=result.method
+    )
+    return replace(chosen.plan, schedule_certificate=certificate)
+
+
+def _choice(plan: Plan, name: ScheduleName, problem: ScheduleProblem, schedule: Schedule) -> Choice:
+    peaks = memory_peaks(problem, schedule)
+    evaluate(problem, schedule)  # CheckError when ranks wait for each other
+    alive = [_most_alive(schedule, problem, stage) for stage in range(len(problem.stages))]
+    stages = []
+    for index, stage in enumerate(plan.stages):
+        row = plan.row(index)
+        used = stage.capacity_bytes - problem.capacity[row] + peaks[row]
+        stages.append(replace(stage, in_flight=alive[index], memory_bytes=round(used)))
+    follows = name in ("1f1b", "gpipe") and not plan.placement
+    made = replace(
+        plan,
+        schedule=name,
+        stages=tuple(stages),
+        orders=() if follows else tuple(schedule_text(schedule).split("\n")),
+        schedule_certificate=None,
+    )
+    within = all(peak <= free * (1 + 1e-9) for peak, free in zip(peaks, problem.capacity, strict=True))
+    reason = "" if within else "it needs more memory than a rank has"
+    return Choice(name=name, plan=made, fits=within, reason=reason)
+
+
+def _most_alive(schedule: Schedule, problem: ScheduleProblem, stage: int) -> int:
+    """Most microbatches between their forward and their last compute."""
+    last = "FBIW"
+    ends = {
+        action.microbatch: place
+        for place, action in enumerate(schedule[problem.stages[stage].rank])
+        if action.stage == stage and action.kind in last
+    }
+    alive = most = 0
+    for place, action in enumerate(schedule[problem.stages[stage].rank]):
+        if action.stage != stage:
+            continue
+        alive += action.kind == "F"
+        most = max(most, alive)
+        alive -= ends[action.microbatch] == place
+    return most
+
+
+def refuse_unusable(choice: Choice) -> Plan:
+    """The plan of a choice.
+
+    Raises:
+        CheckError: the family does not apply, or does not fit.
+    """
+    if choice.plan is None or not choice.fits:
+        raise CheckError(f"schedule {choice.name} is not for this plan: {choice.reason}")
+    return choice.plan

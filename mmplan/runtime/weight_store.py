@@ -1,0 +1,100 @@
+"""A backward in two parts: linear layers postpone their weight gradients until they are asked for.
+
+While a store is open, the backward of its linear layers computes the gradient of the input only and leaves input and
+output gradient in the store; `compute` makes the weight gradients of one microbatch from them. Every other parameter
+(norms, embeddings, convolutions, experts) gets its gradient in the first part: these take little time.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Accumulate = Callable[[Tensor, Tensor], None]  # parameter, gradient
+
+
+class WeightStore:
+    """What weight gradients still have to be made of, by microbatch."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[tuple[nn.Linear, Tensor, Tensor]]] = {}
+        self._microbatch: int | None = None
+
+    @contextmanager
+    def postponing(self, microbatch: int) -> Iterator[None]:
+        """Weight gradients of backwards inside are postponed."""
+        self._waiting[microbatch] = []
+        self._microbatch = microbatch
+        try:
+            yield
+        finally:
+            self._microbatch = None
+
+    def takes(self, linear: nn.Linear, x: Tensor, gradient: Tensor) -> bool:
+        """Keep what the layer's weight gradient needs; False outside of `postponing`."""
+        if self._microbatch is None:
+            return False
+        self._waiting[self._microbatch].append((linear, x, gradient))
+        return True
+
+    def compute(self, microbatch: int, accumulate: Accumulate) -> None:
+        """The weight gradients of a microbatch whose first part is done."""
+        for linear, x, gradient in self._waiting.pop(microbatch):
+            if linear.weight.requires_grad:
+                accumulate(linear.weight, _flat(gradient).t() @ _flat(x))
+            if linear.bias is not None and linear.bias.requires_grad:
+                accumulate(linear.bias, _flat(gradient).sum(0))
+
+    def storages(self) -> dict[int, int]:
+        """Address and bytes of what is kept, each storage once."""
+        tensors = [t for waiting in self._waiting.values() for _, x, gradient in waiting for t in (x, gradient)]
+        return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+
+
+def postpone_linears(module: nn.Module, store: WeightStore) -> None:
+    """Let the trained linear layers inside `module` ask `store` in their backward."""
+    for linear in [part for part in module.modules() if isinstance(part, nn.Linear)]:
+        if linear.weight.requires_grad or (linear.bias is not None and linear.bias.requires_grad):
+            linear.forward = _Postponed(linear, store)  # type: ignore[assignment,method-assign]
+
+
+class _Postponed:
+    """The forward of a linear layer with the two-part backward."""
+
+    def __init__(self, linear: nn.Linear, store: WeightStore) -> None:
+        self.linear, self.store = linear, store
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = _TwoPartLinear.apply(x, self.linear.weight, self.linear.bias, self.linear, self.store)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _TwoPartLinear(torch.autograd.Function):
+    """x W^T + b. The input gradient skips the weight product when the store takes it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, linear: nn.Linear, store: WeightStore
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.linear, ctx.store = linear, store
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        of_x = gradient @ weight if needs_x else None
+        if ctx.store.takes(ctx.linear, x, gradient):
+            return of_x, None, None, None, None
+        of_weight = _flat(gradient).t() @ _flat(x) if needs_weight else None
+        of_bias = _flat(gradient).sum(0) if needs_bias else None
+        return of_x, of_weight, of_bias, None, None
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """`[rows, width]`."""
+    return tensor.reshape(-1, tensor.shape[-1])
