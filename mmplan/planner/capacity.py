@@ -98,24 +98,26 @@ def _tables(problems: Sequence[CutProblem], rows: Rows) -> _Tables:
     first = problems[0]
     pairs = [(edge.producer, edge.consumer) for edge in first.edges]
     start = tail_start(first.groups, pairs)
-    work, state, kept = (
+    group_ns, state_bytes, kept_bytes = (
         np.array([getattr(problem, name) for problem in problems], dtype=np.int64)
         for name in ("work_ns", "state_bytes", "kept_bytes")
     )
     depths = np.arange(1, int(rows.stages.max()) + 1)
     most = int(rows.microbatches.max())
     levels = depths[depths <= most] if first.schedule == "1f1b" else np.unique(rows.microbatches)
-    capacity = first.capacity_bytes
-    work_ns, state_sum, kept_sum = (_from_the_end(values[:, start:]) for values in (work, state, kept))
-    total_ns = work.sum(axis=1)
+    capacity_bytes = first.capacity_bytes
+    work_ns, state_sums_bytes, kept_sums_bytes = (
+        _from_the_end(values[:, start:]) for values in (group_ns, state_bytes, kept_bytes)
+    )
+    total_ns = group_ns.sum(axis=1)
     shift = 3.0 * float(total_ns.max()) + 3.0
     return _Tables(
         schedule=first.schedule,
         work_ns=work_ns,
         total_ns=total_ns,
         levels=levels,
-        reach=_reach(state_sum, kept_sum, levels, capacity),
-        most_ns=_most_work(work, state, kept, levels, capacity),
+        reach=_reach(state_sums_bytes, kept_sums_bytes, levels, capacity_bytes),
+        most_ns=_most_work(group_ns, state_bytes, kept_bytes, levels, capacity_bytes),
         ascending=(work_ns + shift * np.arange(len(problems))[:, None]).ravel(),
         shift=shift,
         width=chain_cover(start, pairs),
@@ -130,25 +132,28 @@ def _from_the_end(values: IntArray) -> IntArray:
     return sums
 
 
-def _reach(state_sum: IntArray, kept_sum: IntArray, levels: IntArray, capacity_bytes: int) -> IntArray:
+def _reach(state_sums_bytes: IntArray, kept_sums_bytes: IntArray, levels: IntArray, capacity_bytes: int) -> IntArray:
     """[problem, level, i] the most tail groups that are placed when a stage starts behind i of them, by memory."""
-    reach = np.zeros((len(state_sum), len(levels), state_sum.shape[1]), dtype=np.int64)
-    for problem in range(len(state_sum)):
+    reach = np.zeros((len(state_sums_bytes), len(levels), state_sums_bytes.shape[1]), dtype=np.int64)
+    for problem in range(len(state_sums_bytes)):
         for index, level in enumerate(levels):
-            used = state_sum[problem] + level * kept_sum[problem]
+            used = state_sums_bytes[problem] + level * kept_sums_bytes[problem]
             reach[problem, index] = np.searchsorted(used, used + capacity_bytes, side="right") - 1
     return reach
 
 
-def _most_work(work: IntArray, state: IntArray, kept: IntArray, levels: IntArray, capacity_bytes: int) -> IntArray:
+def _most_work(
+    group_ns: IntArray, state_bytes: IntArray, kept_bytes: IntArray, levels: IntArray, capacity_bytes: int
+) -> IntArray:
     """[problem, level] the work of the fractional knapsack: groups by work per byte until memory is full."""
-    demand = np.maximum(1, state[:, None, :] + levels[None, :, None] * kept[:, None, :]).astype(np.float64)
-    order = np.argsort(-work[:, None, :] / demand, axis=2)
-    demand = np.take_along_axis(demand, order, axis=2)
-    value = np.take_along_axis(np.broadcast_to(work[:, None, :], demand.shape), order, axis=2)
-    before = np.cumsum(demand, axis=2) - demand
-    taken = np.clip((capacity_bytes - before) / demand, 0.0, 1.0)
-    return above_ns((value * taken).sum(axis=2))
+    in_flight = levels[None, :, None]
+    need_bytes = np.maximum(1, state_bytes[:, None, :] + in_flight * kept_bytes[:, None, :]).astype(np.float64)
+    order = np.argsort(-group_ns[:, None, :] / need_bytes, axis=2)
+    value_ns = np.take_along_axis(np.broadcast_to(group_ns[:, None, :], need_bytes.shape), order, axis=2)
+    need_bytes = np.take_along_axis(need_bytes, order, axis=2)
+    before_bytes = np.cumsum(need_bytes, axis=2) - need_bytes
+    taken = np.clip((capacity_bytes - before_bytes) / need_bytes, 0.0, 1.0)
+    return above_ns((value_ns * taken).sum(axis=2))
 
 
 def _suffices(tables: _Tables, rows: Rows, trial_ns: IntArray) -> BoolArray:

@@ -21,9 +21,9 @@ def bottleneck_floors(problem: CutProblem, stages: IntArray) -> IntArray:
 
     It has at least the mean, and of n groups with work w or more some stage holds ceil(n / stages).
     """
-    work, count = np.unique(np.array(problem.work_ns, dtype=np.int64), return_counts=True)
+    work_ns, count = np.unique(np.array(problem.work_ns, dtype=np.int64), return_counts=True)
     so_heavy = np.cumsum(count[::-1])[::-1]
-    shared = (-(-so_heavy // stages[:, None]) * work).max(axis=1)
+    shared = (-(-so_heavy // stages[:, None]) * work_ns).max(axis=1)
     floors: IntArray = np.maximum(-(-sum(problem.work_ns) // stages), shared)
     return floors
 
@@ -50,10 +50,10 @@ def transfer_floors(problem: CutProblem, stages: IntArray) -> IntArray:
 def memory_may_fit(problem: CutProblem, stages: IntArray, microbatches: IntArray) -> BoolArray:
     """[stages] False where even an even spread, with as few microbatches in flight as can be, does not fit."""
     alive = in_flight_counts(problem.schedule, microbatches, 1)
-    state = np.array(problem.state_bytes, dtype=np.int64)
-    kept = np.array(problem.kept_bytes, dtype=np.int64)
-    spread = state.sum() + alive * kept.sum() <= stages * problem.capacity_bytes
-    largest = (state + alive[:, None] * kept).max(axis=1) <= problem.capacity_bytes
+    state_bytes = np.array(problem.state_bytes, dtype=np.int64)
+    kept_bytes = np.array(problem.kept_bytes, dtype=np.int64)
+    spread = state_bytes.sum() + alive * kept_bytes.sum() <= stages * problem.capacity_bytes
+    largest = (state_bytes + alive[:, None] * kept_bytes).max(axis=1) <= problem.capacity_bytes
     may: BoolArray = spread & largest
     return may
 

@@ -179,8 +179,8 @@ def _stage_loads(model: cp_model.CpModel, data: _Data, variables: _Variables) ->
 def _critical_path(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
     """tail_s >= T_s + lag + largest tail where the cut tensor is read next; path >= tail_s."""
     for stage in data.stages:
-        work = _sum(data, variables, stage, data.problem.work_ns)
-        model.add(variables.tail[stage] >= work)
+        work_ns = _sum(data, variables, stage, data.problem.work_ns)
+        model.add(variables.tail[stage] >= work_ns)
         model.add(variables.path >= variables.tail[stage])
         for run in range(len(data.runs)):
             model.add(variables.tail_from[run, stage] >= variables.tail[stage]).only_enforce_if(
@@ -188,7 +188,7 @@ def _critical_path(model: cp_model.CpModel, data: _Data, variables: _Variables) 
             )
         for cut, lag_ns, reader in _cuts(data, variables, stage):
             later = variables.tail_from[reader, stage + 1]
-            model.add(variables.tail[stage] >= work + lag_ns + later).only_enforce_if(cut)
+            model.add(variables.tail[stage] >= work_ns + lag_ns + later).only_enforce_if(cut)
             model.add(variables.tail_from[reader, stage] >= later)
 
 
@@ -231,12 +231,12 @@ def _memory(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None
     """sum of state + in_flight_s * sum of kept <= capacity, once per number of microbatches in flight."""
     problem = data.problem
     for stage in data.stages:
-        state = _sum(data, variables, stage, problem.state_bytes)
-        kept = _sum(data, variables, stage, problem.kept_bytes)
-        model.add(state + problem.least_in_flight * kept <= problem.capacity_bytes)
+        state_bytes = _sum(data, variables, stage, problem.state_bytes)
+        kept_bytes = _sum(data, variables, stage, problem.kept_bytes)
+        model.add(state_bytes + problem.least_in_flight * kept_bytes <= problem.capacity_bytes)
         for depth in data.depths:
             deep = variables.deep[stage, depth]
-            model.add(state + depth * kept <= problem.capacity_bytes).only_enforce_if(deep)
+            model.add(state_bytes + depth * kept_bytes <= problem.capacity_bytes).only_enforce_if(deep)
 
 
 def _finish(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:

@@ -37,24 +37,24 @@ class Moves:
 def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
     """All stages with work of at most `cap_ns`."""
     values = (problem.work_ns, problem.state_bytes, problem.kept_bytes, problem.finish_ns, problem.trainable)
-    work, state, kept, finish, trainable = (sums_over(upsets.member, of_group) for of_group in values)
-    memory = state + problem.least_in_flight * kept
+    work_ns, state_bytes, kept_bytes, finish_ns, trainable = (sums_over(upsets.member, of_group) for of_group in values)
+    least_bytes = state_bytes + problem.least_in_flight * kept_bytes
     below, above = upsets.below, upsets.above
-    least_ns = int(work[-1]) - (problem.stages - 1) * cap_ns  # what the other stages cannot hold
-    stage_ns = work[above] - work[below]
+    least_ns = int(work_ns[-1]) - (problem.stages - 1) * cap_ns  # what the other stages cannot hold
+    stage_ns = work_ns[above] - work_ns[below]
     allowed: BoolArray = (stage_ns <= cap_ns) & (stage_ns >= least_ns)
-    allowed &= memory[above] - memory[below] <= problem.capacity_bytes
+    allowed &= least_bytes[above] - least_bytes[below] <= problem.capacity_bytes
     below, above = below[allowed], above[allowed]
-    fixed = np.where(trainable[above] > trainable[below], problem.finish_fixed_ns, 0)
+    fixed_ns = np.where(trainable[above] > trainable[below], problem.finish_fixed_ns, 0)
     count = np.bincount(below, minlength=upsets.count).astype(np.int64)
     old, new = upsets.frontier[below], upsets.frontier[above]
     same = (new[:, :, None] == old[:, None, :]) & (new[:, :, None] >= 0)
     return Moves(
         above=above,
         work_ns=stage_ns[allowed],
-        state_bytes=state[above] - state[below],
-        kept_bytes=kept[above] - kept[below],
-        finish_ns=finish[above] - finish[below] + fixed,
+        state_bytes=state_bytes[above] - state_bytes[below],
+        kept_bytes=kept_bytes[above] - kept_bytes[below],
+        finish_ns=finish_ns[above] - finish_ns[below] + fixed_ns,
         takes=(old >= 0) & upsets.member[above[:, None], old],
         carried=np.where(same.any(axis=2), same.argmax(axis=2), -1),
         lag_ns=_new_lags(problem, upsets, below, above),

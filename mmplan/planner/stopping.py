@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-# Every shipped scenario is planned to a gap of 1 % within 10 s on two cores: benchmarks/optimize.csv.
+# Several times what any shipped scenario takes to a gap of 1 % on two cores (8 CPU s; benchmarks/optimize.py).
 TIME_LIMIT_S = 60.0
 
 

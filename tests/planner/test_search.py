@@ -203,6 +203,14 @@ def test_stopping_early_keeps_the_best_plan_and_an_honest_bound() -> None:
     assert seen[-1].objective_s == early.plan.certificate.objective_s
 
 
+def test_progress_is_told_before_the_first_configuration(tiny: Scenario) -> None:
+    seen: list[Progress] = []
+    optimize(tiny, on_improvement=seen.append)
+    before = [one.doing for one in seen if one.enumerated == 0]
+    assert before == ["reading model and data", "bounding 10 configurations"]
+    assert seen[-1].enumerated == 10
+
+
 def test_ctrl_c_keeps_the_best_plan(tiny: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count()
 

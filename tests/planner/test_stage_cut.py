@@ -9,6 +9,7 @@ from mmplan.planner.cut_problem import CutEdge, CutProblem, evaluate_cut
 from mmplan.planner.stage_cpsat import cut_by_cpsat
 from mmplan.planner.stage_dp import cut_by_dp
 from mmplan.planner.stage_solver import solve_cut, value_ceiling
+from mmplan.planner.stopping import Deadline
 from mmplan.planner.upsets import Upsets, enumerate_upsets
 
 SEEDS = range(200)
@@ -158,6 +159,26 @@ def test_cpsat_repeats_itself() -> None:
     problem = random_problem(3)
     results = [cut_by_cpsat(problem, cutoff_ns=value_ceiling(problem)) for _ in range(3)]
     assert results[0] == results[1] == results[2]
+
+
+def test_limits_end_every_solver_with_an_honest_answer() -> None:
+    problem = two_encoders(stages=6, cross=True)
+    best = solve_cut(problem, upsets_of(problem)).objective_ns
+    assert best is not None
+    by_clock = cut_by_cpsat(problem, cutoff_ns=best + 1, max_wall_s=0.0)
+    by_stop = cut_by_dp(problem, upsets_of(problem), cutoff_ns=best + 1, stop=lambda: True)
+    for result in (by_clock, by_stop):
+        assert result.exhausted
+        assert result.bound_ns <= best
+
+
+def test_a_deadline_shrinks_and_never_grows() -> None:
+    whole = Deadline(limit_s=100.0)
+    assert whole.within(1.0).limit_s == 1.0
+    assert whole.within(1000.0).limit_s <= 100.0
+    assert not whole.passed()
+    assert Deadline(limit_s=0.0).passed()
+    assert Deadline(limit_s=100.0, stop=lambda: True).within(5.0).passed()
 
 
 def test_too_many_upsets_are_refused_not_enumerated() -> None:
