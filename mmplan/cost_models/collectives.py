@@ -1,16 +1,31 @@
-"""Seconds of collectives: alpha-beta by algorithm, message size and network level.
+"""Seconds of collectives: alpha-beta by algorithm, message size and network level; the fastest algorithm is taken.
 
-Rings move (n - 1) / n of a tensor over the slowest link with n - 1 latencies, trees with log2(n) (Thakur,
-Rabenseifner, Gropp, IJHPCA 2005, sections 4.1-4.5); NCCL takes the faster. Across nodes a collective is a reduction
-inside each node followed by rings over the nodes, one for each rank of the group in a node; `Link.bytes_per_s` is one
-device's share of its node's network ports, so a group with r ranks in a node has r shares, and groups in one node share
-it fairly.
+A tensor of B bytes over n ranks of one level, with latency a and rate b of its link, takes
+
+    ring    gather or reduce-scatter (n - 1) a + (n - 1) / n B / b, all-reduce both (Thakur, Rabenseifner, Gropp,
+            IJHPCA 2005, sections 4.1 and 4.5; NCCL all-gathers by rings only)
+    tree    all-reduce 2 log2(n) a + 2 B / (0.92 b): a double binary tree (Sanders, Speck, Traeff, Parallel Computing
+            35, 2009) at NCCL's share of the ring's rate (src/graph/tuning.cc)
+    switch  all-reduce s + B / (r b): the switch adds, each rank sends and receives B once (Klenk et al., ISCA 2020).
+            NVLS inside a node, SHARP across nodes, where the link says so (`Link.nvls`, `Link.sharp`)
+
+Across nodes a collective is a reduction inside each node, one exchange over the nodes for each rank of the group in a
+node, and a gather inside; `Link.bytes_per_s` is one device's share of its node's network ports, so a group with r ranks
+in a node has r shares, and groups in one node share it fairly. The network is taken to be rail-optimised: equal ranks
+of all nodes hang on one switch, and what is for another rail changes it inside the node first (NCCL 2.12, PXN), so
+rings and all-to-alls stay on their rail; `Link.oversubscription` is for networks that are not.
 """
 
 import math
 from dataclasses import dataclass
 
 from mmplan.scenario.cluster import Link
+
+TREE_RATE = 0.92  # of the ring's: NCCL 2.18 src/graph/tuning.cc, ncclTopoTuneModel
+NVLS_RATE = 5 / 6  # NCCL 2.19 src/graph/tuning.cc: algorithm bandwidth of NVLS
+NVLS_LATENCY_S = 25e-6  # NCCL 2.18 src/graph/tuning.cc, hwLat: NVLINK, NVLS
+SHARP_RATE = 0.96  # of line rate, streaming aggregation of large messages (Graham et al., ISC 2020, section 5)
+SHARP_LATENCY_S = 31e-6  # NCCL 2.18 src/graph/tuning.cc, hwLat: NET, CollNetDirect
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +56,13 @@ def gather_s(full_bytes: float, group: Group, node_link: Link, network_link: Lin
 
 
 def all_reduce_s(full_bytes: float, group: Group, node_link: Link, network_link: Link) -> float:
-    """All-reduce = reduce-scatter + all-gather."""
-    return 2 * gather_s(full_bytes, group, node_link, network_link)
+    """All-reduce of a tensor of `full_bytes` on every rank."""
+    if group.ranks == 1 or full_bytes <= 0:
+        return 0.0
+    inside, nodes = group.per_node, group.nodes
+    if nodes == 1:
+        return _one_level_s(full_bytes, inside, node_link)
+    return 2 * _half_ring_s(full_bytes, inside, node_link) + _one_level_s(full_bytes / inside, nodes, network_link)
 
 
 def all_to_all_s(rank_bytes: float, group: Group, node_link: Link, network_link: Link) -> float:
@@ -56,12 +76,23 @@ def all_to_all_s(rank_bytes: float, group: Group, node_link: Link, network_link:
 
 def message_s(bytes_sent: float, link: Link) -> float:
     """latency + bytes / bandwidth (the alpha-beta model, same paper, section 3)."""
-    return link.latency_s + bytes_sent / (link.bytes_per_s * link.fraction) if bytes_sent > 0 else 0.0
+    return link.latency_s + bytes_sent / link.reached_bytes_per_s if bytes_sent > 0 else 0.0
 
 
 def _half_ring_s(full_bytes: float, ranks: int, link: Link) -> float:
-    """(n - 1) / n of the bytes, and the latencies of a ring or of a tree, whichever has fewer."""
+    """Gather or reduce-scatter over one level."""
+    return (ranks - 1) * (link.latency_s + full_bytes / ranks / link.reached_bytes_per_s)
+
+
+def _one_level_s(full_bytes: float, ranks: int, link: Link) -> float:
+    """All-reduce over one level by the fastest algorithm of its link."""
     if ranks == 1:
         return 0.0
-    steps = min(ranks - 1, math.ceil(math.log2(ranks)))
-    return steps * link.latency_s + full_bytes * (ranks - 1) / ranks / (link.bytes_per_s * link.fraction)
+    stream = full_bytes / link.reached_bytes_per_s
+    found = [2 * _half_ring_s(full_bytes, ranks, link)]
+    found.append(2 * math.ceil(math.log2(ranks)) * link.latency_s + 2 * stream / TREE_RATE)
+    if link.nvls:
+        found.append(NVLS_LATENCY_S + stream / NVLS_RATE)
+    if link.sharp:
+        found.append(SHARP_LATENCY_S + stream / SHARP_RATE)
+    return min(found)

@@ -1,6 +1,6 @@
 """Seconds that a layer waits for tensor, context and expert parallel communication; what overlaps is left out."""
 
-from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, gather_s, message_s
+from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, gather_s, group_of, message_s
 from mmplan.cost_models.expert_ops import Combine, Dispatch
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
@@ -13,11 +13,17 @@ _RING_MERGE_BYTES = 10  # per step and element of the output: fp32 sum read and 
 
 
 def add_cp(seconds: Seconds, rules: Rules, op: Attention, load: Load, shard: Shard) -> None:
+    """What context parallelism adds to an attention operator."""
+    if shard.cp > 1 and rules.technique.context_parallel == "all-to-all":
+        _add_cp_exchange(seconds, rules, op, load, shard)
+    elif shard.cp > 1:
+        _add_cp_ring(seconds, rules, op, load, shard)
+
+
+def _add_cp_ring(seconds: Seconds, rules: Rules, op: Attention, load: Load, shard: Shard) -> None:
     """Ring attention (arXiv 2310.01889): keys and values travel cp - 1 hops beside the attention of what is here, in
     the backward pass with their gradients; each step adds its part to the output and to the query gradient in fp32
     (TransformerEngine, attn_forward_func_with_cp)."""
-    if shard.cp == 1:
-        return
     part = PART["cp"]
     link = rules.node_link if shard.tp * shard.cp <= rules.devices_per_node else rules.network_link
     hop = message_s((op.k.elements(load, shard) + op.v.elements(load, shard)) * rules.element_bytes, link)
@@ -28,6 +34,19 @@ def add_cp(seconds: Seconds, rules: Rules, op: Attention, load: Load, shard: Sha
             merged = _RING_MERGE_BYTES * shard.cp * op.y.elements(load, shard) / rules.pointwise_bytes_per_s
             seconds[phase, part] += merged
             seconds[phase, part] += max(0.0, ring - beside) + rules.stack.exposed_cp * min(ring, beside)
+
+
+def _add_cp_exchange(seconds: Seconds, rules: Rules, op: Attention, load: Load, shard: Shard) -> None:
+    """DeepSpeed-Ulysses (arXiv 2309.14509, section 3.2): queries, keys and values each go through an all-to-all before
+    attention, its output through one after; backward the gradients of all four. Nothing runs beside them."""
+    group = group_of(shard.cp, shard.tp, rules.devices_per_node)
+    once = sum(
+        all_to_all_s(value.elements(load, shard) * rules.element_bytes, group, rules.node_link, rules.network_link)
+        for value in (op.q, op.k, op.v, op.y)
+    )
+    for phase in (FORWARD, DGRAD):
+        if seconds[phase, PART["attention"]] > 0:
+            seconds[phase, PART["cp"]] += once
 
 
 def reduced_forward_elements(layer: Layer, load: Load, shard: Shard) -> tuple[float, ...]:
@@ -65,12 +84,18 @@ def add_tp(seconds: Seconds, rules: Rules, layer: Layer, load: Load, shard: Shar
     part, size, stack = PART["tp"], rules.element_bytes, rules.stack
     group = Group(shard.tp, min(shard.tp, rules.devices_per_node))
     links = rules.node_link, rules.network_link
-    forward = sum(all_reduce_s(n * size, group, *links) for n in reduced_forward_elements(layer, load, shard))
+    parallel = rules.technique.sequence_parallel
+
+    def reduced_s(elements: float) -> float:
+        if parallel:
+            return 2 * gather_s(elements * size, group, *links)
+        return all_reduce_s(elements * size, group, *links)
+
+    forward = sum(map(reduced_s, reduced_forward_elements(layer, load, shard)))
     seconds[FORWARD, part] += stack.exposed_tp_forward * forward
-    for elements in reduced_backward_elements(layer, load, shard):
-        again = 1.5 if rules.technique.sequence_parallel else 1.0
-        once = all_reduce_s(elements * size, group, *links)
-        seconds[DGRAD, part] += stack.exposed_tp_backward * again * once
+    again = 1.5 if parallel else 1.0
+    backward = sum(map(reduced_s, reduced_backward_elements(layer, load, shard)))
+    seconds[DGRAD, part] += stack.exposed_tp_backward * again * backward
 
 
 def add_ep(seconds: Seconds, rules: Rules, layer: Layer, load: Load, shard: Shard) -> None:

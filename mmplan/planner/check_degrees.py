@@ -10,12 +10,15 @@ def check_degrees(scenario: Scenario, degrees: Degrees) -> None:
     """Refuse what no run could do.
 
     Raises:
-        InputError: tp does not divide a language model's sizes, the expert side does not tile the ranks, there are
-            fewer blocks than stages, or the degrees need other than the cluster's devices.
+        InputError: tp does not divide a language model's sizes (nor cp its heads where they are exchanged), the expert
+            side does not tile the ranks, there are fewer blocks than stages, or the degrees need other than the
+            cluster's devices.
     """
     for module in scenario.model.modules:
         if module.kind == "language_model":
             _check_tp(module, degrees.tp)
+            if scenario.technique.context_parallel == "all-to-all":
+                _check_exchange(module, degrees)
             _check_experts(module, degrees)
     _check_blocks(scenario, degrees)
     have = scenario.cluster.device_count
@@ -46,6 +49,19 @@ def _check_tp(module: ModelModule, tp: int) -> None:
             raise InputError(
                 f"{module.name}: {what} = {size} / tp {tp} = {size / tp:g} is no whole number; tp can be "
                 + ", ".join(map(str, fitting))
+            )
+
+
+def _check_exchange(module: ModelModule, degrees: Degrees) -> None:
+    """Context parallelism by all-to-all deals out the heads that tp leaves (arXiv 2309.14509, section 3.2)."""
+    if module.transformer is None:
+        return
+    for what, count in (("heads", module.transformer.heads), ("kv_heads", module.transformer.kv_heads)):
+        if count % (degrees.tp * degrees.cp):
+            raise InputError(
+                f"{module.name}: {what} = {count} / (tp {degrees.tp} x cp {degrees.cp}) = "
+                f"{count / degrees.tp / degrees.cp:g} is no whole number, and cp by all-to-all gives each rank whole "
+                "heads; take a smaller cp, or `technique.context_parallel: ring`"
             )
 
 

@@ -4,6 +4,7 @@ Layers are priced once per (tp, cp, ep, microbatch size); pipeline, data paralle
 the sums of each stage. The parts of a `StepEstimate` sum to its step time.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +18,13 @@ from mmplan.cost_models.layer_time import layer_seconds, optimizer_seconds
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.ops import op_trainable
 from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.stragglers import straggler_share
 from mmplan.cost_models.time_rules import PARTS, PHASES, Rules, scenario_rules
 from mmplan.planner.degrees import Degrees
 from mmplan.planner.stage_split import block_units, chunk_ends
 from mmplan.scenario.scenario import Scenario
 
-STEP_PARTS = (*PARTS, "bubble", "p2p", "dp", "optimizer", "step")
+STEP_PARTS = (*PARTS, "bubble", "p2p", "dp", "optimizer", "step", "stragglers")
 
 _RECOMPUTE = PHASES.index("recompute")
 _BOUNDARY_BYTES_PER_ELEMENT = 2
@@ -95,6 +97,7 @@ class StepEstimator:
         p2p = self._p2p_s(degrees, stages)
         dp, optimizer = self._finish_s(degrees, stages)
         parts += [bubble, p2p, dp, optimizer, rules.stack.step_s + rules.stack.microbatch_s * (m + degrees.pp - 1)]
+        parts.append(straggler_share(math.ceil(degrees.devices / rules.devices_per_node)) * sum(parts))
         return StepEstimate(step_s=sum(parts), parts=tuple(parts), stage_s=stages.stage_s)
 
     def _stages_of(self, degrees: Degrees) -> _Stages:

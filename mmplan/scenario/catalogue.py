@@ -87,6 +87,7 @@ def catalogue_link(name: str) -> Link:
         fraction=fraction,
         source=row["source"],
         origins=_link_origins(row, level),
+        nvls=row.get("nvls", False),
     )
 
 

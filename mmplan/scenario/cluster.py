@@ -49,13 +49,26 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """One direction of a device's share of a network level, with what large messages reach of it."""
+    """One direction of a device's share of a network level, with what large messages reach of it.
+
+    `nvls`: switches inside a node add what passes through them (NVLink SHARP). `sharp`: those between nodes do.
+    `oversubscription`: ports of a switch towards devices over ports towards the other switches; when all devices talk
+    at a time, messages between switches get so much less. 1: non-blocking, or rail-optimised.
+    """
 
     bytes_per_s: float
     latency_s: float
     fraction: float
     source: str
     origins: tuple[Origin, ...] = ()
+    nvls: bool = False
+    sharp: bool = False
+    oversubscription: float = 1.0
+
+    @property
+    def reached_bytes_per_s(self) -> float:
+        """What large messages reach."""
+        return self.bytes_per_s * self.fraction / self.oversubscription
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

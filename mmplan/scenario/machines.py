@@ -1,11 +1,12 @@
 """The `cluster` part of a scenario file as a `Cluster`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names, link_names
 from mmplan.scenario.cluster import Cluster, Device, Link, Pool
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, shown
-from mmplan.scenario.origin import assumed_origin
+from mmplan.scenario.origin import Origin, assumed_origin
 from mmplan.scenario.profile import load_profile, profile_device, profile_link
 from mmplan.scenario.schema import ClusterSpec, DeviceSpec, LinkSpec
 
@@ -83,16 +84,45 @@ def _device(spec: str | DeviceSpec, document: Document) -> tuple[Device, str | N
 def _link(key: str, spec: str | LinkSpec | None, default: str | None, document: Document) -> Link:
     at: KeyPath = ("cluster", key)
     if isinstance(spec, LinkSpec):
-        return Link(
-            bytes_per_s=spec.bandwidth,
-            latency_s=spec.latency,
-            fraction=spec.fraction,
-            source="scenario file",
-            origins=(assumed_origin("fraction"), assumed_origin("latency_s")),
-        )
+        return _own_link(at, spec, document)
     name = spec or default
     if name is None:
         raise document.error(at, "a device that is not in the catalogue needs this link")
+    return _catalogue_link(at, name, document)
+
+
+def _own_link(at: KeyPath, spec: LinkSpec, document: Document) -> Link:
+    """A link written out, or a catalogue link with some of its numbers replaced."""
+    if spec.link is not None:
+        base = _catalogue_link((*at, "link"), spec.link, document)
+    else:
+        for key in ("bandwidth", "latency"):
+            if getattr(spec, key) is None:
+                raise document.error((*at, key), "this key is missing")
+        assumed = assumed_origin("fraction"), assumed_origin("latency_s")
+        base = Link(bytes_per_s=1.0, latency_s=0.0, fraction=1.0, source="scenario file", origins=assumed)
+    return replace(
+        base,
+        bytes_per_s=base.bytes_per_s if spec.bandwidth is None else spec.bandwidth,
+        latency_s=base.latency_s if spec.latency is None else spec.latency,
+        fraction=base.fraction if spec.fraction is None else spec.fraction,
+        nvls=base.nvls if spec.nvls is None else spec.nvls,
+        sharp=base.sharp if spec.sharp is None else spec.sharp,
+        oversubscription=spec.oversubscription,
+        origins=_kept_origins(base, spec),
+    )
+
+
+def _kept_origins(base: Link, spec: LinkSpec) -> tuple[Origin, ...]:
+    """Those of the base, but assumed where the file writes another number; a written bandwidth is a data-sheet one."""
+    written = {"latency_s": spec.latency, "fraction": spec.fraction}
+    kept = (origin for origin in base.origins if spec.bandwidth is None or origin.parameter != "bytes_per_s")
+    return tuple(
+        assumed_origin(origin.parameter) if written.get(origin.parameter) is not None else origin for origin in kept
+    )
+
+
+def _catalogue_link(at: KeyPath, name: str, document: Document) -> Link:
     if name not in link_names():
         message = f"expected a catalogue link or {{bandwidth, latency}}, found {shown(name)}"
         raise document.error(at, message + _hint(name, link_names()))

@@ -271,11 +271,19 @@ class OptimizerSpec(Strict):
 
 
 class LinkSpec(Strict):
-    """One direction of a device's share of a network level."""
+    """One direction of a device's share of a network level; with `link` what is not written is that link's."""
 
-    bandwidth: Bandwidth
-    latency: Seconds
-    fraction: Fraction = Field(default=1.0, description="what large messages reach of the bandwidth")
+    link: str | None = Field(default=None, description="a catalogue link to start from")
+    bandwidth: Bandwidth | None = Field(default=None, description="needed without link")
+    latency: Seconds | None = Field(default=None, description="needed without link")
+    fraction: Fraction | None = Field(
+        default=None, description="what large messages reach of the bandwidth; 1 without link"
+    )
+    nvls: bool | None = Field(default=None, description="switches inside a node add what passes through them (NVLS)")
+    sharp: bool | None = Field(default=None, description="network switches add what passes through them (SHARP)")
+    oversubscription: Annotated[float, Field(ge=1, le=1000)] = Field(
+        default=1.0, description="ports of a switch towards devices over ports towards other switches"
+    )
 
 
 NamedLink = Annotated[Annotated[str, Tag("name")] | Annotated[LinkSpec, Tag("mapping")], _NAME_OR_MAPPING]
@@ -350,6 +358,9 @@ class TechniqueSpec(Strict):
     recompute_layers: Count | None = Field(default=None, description="with full: so many layers of each stage")
     sharding: Literal["none", "optimizer", "gradients", "parameters"] | None = Field(
         default=None, description="split over dp ranks: ZeRO-1, ZeRO-2, ZeRO-3 (FSDP)"
+    )
+    context_parallel: Literal["ring", "all-to-all"] | None = Field(
+        default=None, description="with cp > 1: ring attention, or all-to-all over heads (Ulysses)"
     )
     offload: Literal["none", "optimizer", "parameters"] | None = Field(default=None, description="kept in host memory")
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(

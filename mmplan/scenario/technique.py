@@ -14,6 +14,7 @@ Sharding = Literal["none", "optimizer", "gradients", "parameters"]
 Offload = Literal["none", "optimizer", "parameters"]
 SHARDINGS: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")  # ZeRO-0 to ZeRO-3
 LossKernel = Literal["plain", "fused", "chunked"]
+ContextParallel = Literal["ring", "all-to-all"]
 
 ATTENTION_KINDS: tuple[Attention, ...] = ("math", "flash1", "flash2", "flash3", "cudnn")
 
@@ -40,6 +41,9 @@ class Technique:
     sharding: Sharding = "none"
     """What is split over the dp ranks: ZeRO-1 = `optimizer`, ZeRO-2 and FSDP SHARD_GRAD_OP = `gradients`, ZeRO-3
     and FSDP FULL_SHARD = `parameters` (arXiv 1910.02054, section 5); each includes the ones before."""
+    context_parallel: ContextParallel = "ring"
+    """With cp > 1: keys and values travel around a `ring` (arXiv 2310.01889), or an `all-to-all` before and after
+    attention trades rows for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
     offload: Offload = "none"
     """What lives in host memory (arXiv 2101.06840); `parameters` includes the optimizer state."""
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = None

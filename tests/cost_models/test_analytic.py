@@ -59,12 +59,12 @@ def test_transfer_is_latency_plus_bytes_over_the_reached_bandwidth() -> None:
 
 
 def test_all_reduce_in_a_node_moves_two_times_p_minus_1_over_p() -> None:
-    assert COSTS.all_reduce_s(50e9, 4, 8) == pytest.approx(2 * 2 * 2e-6 + 2 * 3 / 4 * 1.0)
+    assert COSTS.all_reduce_s(50e9, 4, 8) == pytest.approx(2 * 3 * 2e-6 + 2 * 3 / 4 * 1.0)
 
 
 def test_all_reduce_across_nodes_shares_the_network_among_the_ranks_of_a_node() -> None:
     """16 ranks, 8 a node: 2 * 7/8 of the bytes inside, 2 * 1/2 of an eighth of them across."""
-    inside_s = 2 * 3 * 2e-6 + 2 * 7 / 8 * 1.0
+    inside_s = 2 * 7 * 2e-6 + 2 * 7 / 8 * 1.0
     across_s = 2 * 10e-6 + 2 * 1 / 2 * 50e9 / 8 / 5e9
     assert COSTS.all_reduce_s(50e9, 16, 8) == pytest.approx(inside_s + across_s)
     assert COSTS.all_reduce_s(50e9, 1, 8) == COSTS.all_reduce_s(0, 4, 8) == 0.0

@@ -7,6 +7,7 @@ from small_models import DEVICE, NETWORK_LINK, NODE_LINK
 
 from mmplan.cost_models.attention_time import fused_attention_s, score_bytes
 from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, gather_s, group_of
+from mmplan.cost_models.stragglers import straggler_share
 
 FAST, SLOW = (replace(NODE_LINK, latency_s=0.0), replace(NETWORK_LINK, latency_s=0.0))  # 50 and 5 GB/s reached
 
@@ -46,6 +47,40 @@ def test_gather_across_nodes_adds_the_levels() -> None:
 def test_sharing_a_node_with_more_ranks_of_the_group_is_faster() -> None:
     alone, together = (gather_s(1e9, Group(16, inside), FAST, SLOW) for inside in (1, 8))
     assert together < alone
+
+
+def test_small_messages_take_the_tree_and_large_ones_the_ring() -> None:
+    """8 ranks: a ring has 2 x 7 latencies and moves 7/8 twice, a tree 2 x 3 and all of it twice at 0.92."""
+    group, rate = Group(8, 8), 50e9
+    assert all_reduce_s(1.0, group, NODE_LINK, NETWORK_LINK) == pytest.approx(6 * 2e-6, rel=1e-3)
+    ring_s = 14 * 2e-6 + 2 * 7 / 8 * 10e9 / rate
+    assert all_reduce_s(10e9, group, NODE_LINK, NETWORK_LINK) == pytest.approx(ring_s)
+    sizes = [10.0**power for power in range(2, 11)]
+    for size in sizes:
+        tree_s = 6 * 2e-6 + 2 * size / 0.92 / rate
+        ring_s = 14 * 2e-6 + 2 * 7 / 8 * size / rate
+        assert all_reduce_s(size, group, NODE_LINK, NETWORK_LINK) == pytest.approx(min(tree_s, ring_s))
+
+
+def test_switches_that_add_move_each_byte_once() -> None:
+    nvls, sharp = replace(NODE_LINK, nvls=True), replace(NETWORK_LINK, sharp=True)
+    assert all_reduce_s(10e9, Group(8, 8), nvls, NETWORK_LINK) == pytest.approx(25e-6 + 10e9 * 6 / 5 / 50e9)
+    assert all_reduce_s(10e9, Group(2, 2), nvls, SLOW) == all_reduce_s(10e9, Group(2, 2), NODE_LINK, SLOW)
+    across_s = 31e-6 + 10e9 / 4 / 0.96 / 5e9
+    inside_s = 2 * 3 / 4 * 10e9 / 50e9
+    assert all_reduce_s(10e9, Group(16, 4), FAST, sharp) == pytest.approx(inside_s + across_s)
+    assert gather_s(10e9, Group(16, 4), nvls, sharp) == gather_s(10e9, Group(16, 4), NODE_LINK, NETWORK_LINK)
+
+
+def test_an_oversubscribed_network_gives_that_much_less() -> None:
+    shared = replace(SLOW, oversubscription=2.0)
+    assert gather_s(8e9, Group(16, 1), FAST, shared) == pytest.approx(2 * gather_s(8e9, Group(16, 1), FAST, SLOW))
+    assert all_to_all_s(8e9, Group(8, 8), FAST, shared) == all_to_all_s(8e9, Group(8, 8), FAST, SLOW)
+
+
+def test_waiting_for_stragglers_starts_beyond_the_fitted_nodes() -> None:
+    assert straggler_share(1) == straggler_share(64) == 0.0
+    assert straggler_share(256) == pytest.approx(2 * 0.005)
 
 
 def test_all_to_all_waits_for_the_slower_level() -> None:

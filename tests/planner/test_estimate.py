@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mmplan.errors import CostModelError
+from mmplan.errors import CostModelError, InputError
+from mmplan.planner.check_degrees import check_degrees
 from mmplan.planner.degrees import Degrees
 from mmplan.planner.estimate import STEP_PARTS, StepEstimate, StepEstimator, estimate_step
 from mmplan.planner.measured import MeasuredRow
@@ -88,3 +89,45 @@ def test_blocks_are_cut_equally_and_ends_count_as_blocks_where_that_divides() ->
 def test_more_chunks_than_blocks_are_refused() -> None:
     with pytest.raises(CostModelError, match="32 pipeline chunks need as many blocks, the model has 16"):
         step(pp=32)
+
+
+def test_context_parallelism_by_all_to_all_sends_four_tensors_each_way_and_merges_nothing() -> None:
+    """16 layers, tp 2 x cp 4 in one node: q, k, v and the output, 2048 / 4 rows of 4096 / 2, three quarters leave."""
+    ring, exchange = (
+        StepEstimator(scenario(attention="flash2", context_parallel=kind)).estimate(Degrees(tp=2, cp=4, dp=8)).named()
+        for kind in ("ring", "all-to-all")
+    )
+    link = scenario().cluster.pools[0].node_link
+    once = link.latency_s + 3 / 4 * (2048 / 4 * 4096 / 2 * 2) / link.reached_bytes_per_s
+    assert exchange["cp"] == pytest.approx(16 * 2 * 4 * once)
+    assert exchange["attention"] == pytest.approx(ring["attention"])
+    assert ring["cp"] != pytest.approx(exchange["cp"])
+
+
+def test_all_to_all_needs_whole_heads_on_every_rank() -> None:
+    with pytest.raises(InputError, match=r"heads = 32 / \(tp 8 x cp 8\) = 0.5 is no whole number"):
+        check_degrees(scenario(context_parallel="all-to-all"), Degrees(tp=8, cp=8))
+    check_degrees(scenario(context_parallel="ring"), Degrees(tp=8, cp=8))
+    check_degrees(scenario(context_parallel="all-to-all"), Degrees(tp=8, cp=4))
+
+
+def test_stragglers_are_a_part_of_large_jobs_only() -> None:
+    small, large = (step(dp=dp).named() for dp in (512, 2048))  # 64 and 256 nodes
+    assert small["stragglers"] == 0.0
+    rest = sum(value for name, value in large.items() if name != "stragglers")
+    assert large["stragglers"] == pytest.approx(0.01 * rest)
+
+
+def test_only_plain_tensor_parallelism_gains_from_adding_switches() -> None:
+    """Sequence parallelism gathers and scatters, where a switch saves nothing."""
+    cluster = scenario().cluster
+    pool = cluster.pools[0]
+    assert pool.node_link.nvls
+    without = replace(cluster, pools=(replace(pool, node_link=replace(pool.node_link, nvls=False)),))
+    for flag, gains in ((False, True), (True, False)):
+        one = scenario(sequence_parallel=flag)
+        with_s, without_s = (
+            estimate_step(each, Degrees(tp=8, microbatches=4)).named()["tp"]
+            for each in (one, replace(one, cluster=without))
+        )
+        assert (with_s < without_s) == gains
