@@ -4,7 +4,7 @@ Everything is computed again from the scenario inside the plan: the layer graph,
 program is made by `lower` like any caller would and judged by `check_program`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
@@ -14,6 +14,7 @@ from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import CheckError
 from mmplan.planner.check_numbers import check_numbers
 from mmplan.planner.check_program import check_program
+from mmplan.planner.check_schedule import check_orders, check_placement, check_schedule_certificate
 from mmplan.planner.finding import Finding
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan, scenario_hash
@@ -29,7 +30,8 @@ def check_plan(plan: Plan) -> tuple[Finding, ...]:
     loads = mean_loads(plan.scenario, plan.microbatch_size)
     findings = check_numbers(plan, graph, AnalyticCostModel(plan.scenario), loads)
     program = lower(plan, graph, [[loads] * plan.microbatches])
-    return (*findings, *check_program(program), *check_tensors(plan, graph, program))
+    findings = (*findings, *check_schedule_certificate(plan), *check_program(program))
+    return (*findings, *check_tensors(plan, graph, program))
 
 
 def require_structure(plan: Plan) -> None:
@@ -51,7 +53,10 @@ def check_structure(plan: Plan) -> tuple[Finding, ...]:
     if changed:
         return changed
     graph = build_graph(plan.scenario)
-    rules = (_layers, _degrees, _tensor_parallel, _batch, _allowed)
+    placed = tuple(check_placement(plan, graph))
+    if placed:
+        return placed
+    rules = (_layers, _degrees, _tensor_parallel, _batch, _allowed, check_orders)
     findings = [finding for rule in rules for finding in rule(plan, graph)]
     if not any(finding.rule == "layers" for finding in findings):
         findings += [finding for rule in (_stage_order, _zones) for finding in rule(plan, graph)]
@@ -150,7 +155,7 @@ def _stage_order(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         for index, stage in enumerate(plan.stages)
         for position, layer in enumerate(stage.layers)
     }
-    links: dict[int, dict[int, str]] = {index: {} for index in range(plan.pp)}
+    links: dict[int, dict[int, str]] = {index: {} for index in range(len(plan.stages))}
     for edge in graph.edges():
         (source, early), (target, late) = place[edge.producer], place[edge.consumer]
         if source == target and early > late:
@@ -215,28 +220,29 @@ def check_tensors(plan: Plan, graph: ComputationGraph, program: Program) -> tupl
             activations.add((source, target, edge.producer))
             if edge.carries_grad:
                 gradients.add((target, source, edge.producer))
-    stage_of_rank = {rank.rank: rank.stage for rank in program.ranks}
     findings = []
     for rank in program.ranks:
         expected = sorted(
-            (source, layer, mark, microbatch)
+            (source, layer, mark, microbatch, target)
             for mark, needs in ((">", activations), ("<", gradients))
             for source, target, layer in needs
-            if target == rank.stage
+            if plan.row(target) == plan.row(rank.stage) != plan.row(source)
             for microbatch in range(program.microbatches)
         )
-        got = sorted((stage_of_rank[a.peer], *_named(a.tensor), a.microbatch) for a in rank.actions if a.kind == "RECV")
+        received = [action for action in rank.actions if action.kind == "RECV"]
+        got = sorted((*_named(a.tensor, stage_of), a.microbatch, a.stage) for a in received)
         lost = sorted(set(expected) - set(got)) or sorted(set(got) - set(expected))
         if lost or len(got) != len(set(got)):
-            source, layer, mark, microbatch = lost[0] if lost else got[0]
+            source, layer, mark, microbatch, target = lost[0] if lost else got[0]
             what = "output" if mark == ">" else "gradient of the output"
             verb = "does not receive" if set(expected) - set(got) else "receives without need or twice"
-            message = f"rank {rank.rank} (stage {rank.stage}) {verb} the {what} of {layer} from stage {source}"
+            message = f"rank {rank.rank} (stage {target}) {verb} the {what} of {layer} from stage {source}"
             findings.append(Finding(rule="tensors", message=f"{message}, microbatch {microbatch}"))
     return tuple(findings)
 
 
-def _named(tensor: str) -> tuple[str, str]:
-    """Producing layer and direction mark of a tensor's name."""
+def _named(tensor: str, stage_of: Mapping[str, int]) -> tuple[int, str, str]:
+    """Sending stage, producing layer and direction mark of a tensor's name."""
     mark = ">" if ">" in tensor else "<"
-    return tensor.split(mark)[0], mark
+    producer, consumer = tensor.split(mark)
+    return stage_of[producer if mark == ">" else consumer], producer, mark

@@ -15,6 +15,7 @@ from mmplan.cost_models.counts import edge_bytes, kept_bytes, trainable_paramete
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.memory import state_bytes
+from mmplan.planner.check_schedule import held_microbatches
 from mmplan.planner.finding import Finding
 from mmplan.planner.plan import Plan
 from mmplan.scenario.scenario import DTYPE_BYTES
@@ -67,6 +68,9 @@ def _stage_times(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: L
 
 def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator[Finding]:
     """Microbatches in flight, capacity and memory of each stage."""
+    if plan.orders:
+        yield from _memory_of_orders(plan, graph, loads)
+        return
     scenario, depths = plan.scenario, _stage_depths(plan, graph)
     for index, stage in enumerate(plan.stages):
         alive = plan.microbatches if plan.schedule == "gpipe" else min(plan.microbatches, depths[index])
@@ -94,9 +98,46 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator
             yield Finding(rule="memory", message=message)
 
 
+def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator[Finding]:
+    """The same where the plan holds its orders: a pipeline rank's stages share its memory."""
+    scenario = plan.scenario
+    layers = [[graph.layer(layer) for layer in stage.layers] for stage in plan.stages]
+    each_bytes = [
+        sum(kept_bytes(layer, loads[layer.module], scenario.precision, plan.tp) for layer in own) for own in layers
+    ]
+    for row in range(plan.pp):
+        stages = plan.stages_of(row)
+        devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(stages[0])]
+        usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
+        reserved_bytes = max(device.reserved_bytes for device in devices)
+        held_bytes = sum(
+            state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp)
+            for stage in stages
+            for layer in layers[stage]
+        )
+        alive, peak_bytes = held_microbatches(plan, row, each_bytes)
+        needed_bytes = reserved_bytes + held_bytes + peak_bytes
+        for stage in stages:
+            recorded = plan.stages[stage]
+            if recorded.in_flight != alive[stage]:
+                message = f"stage {stage} records {recorded.in_flight} microbatches in flight, its order holds "
+                yield Finding(rule="in flight", message=message + str(alive[stage]))
+            if _differs(recorded.capacity_bytes, usable_bytes):
+                message = f"stage {stage} records a capacity of {format_bytes(recorded.capacity_bytes)}, its devices "
+                yield Finding(rule="capacity", message=f"{message}have {format_bytes(usable_bytes)}")
+            if _differs(recorded.memory_bytes, needed_bytes):
+                message = f"stage {stage} records {format_bytes(recorded.memory_bytes)}, its rank needs "
+                yield Finding(rule="memory number", message=message + format_bytes(needed_bytes))
+        if needed_bytes > usable_bytes:
+            parts = f"{format_bytes(reserved_bytes)} reserve + {format_bytes(held_bytes)} state"
+            sum_of = f"{parts} + {format_bytes(peak_bytes)} kept at its peak = {format_bytes(needed_bytes)}"
+            message = f"pipeline rank {row} needs {sum_of}, a device has {format_bytes(usable_bytes)}"
+            yield Finding(rule="memory", message=message)
+
+
 def _finish_s(plan: Plan, graph: ComputationGraph, costs: CostModel) -> list[float]:
     """Per stage: gradient all-reduce over the replicas, then the update of one rank's parameters."""
-    together = min(_most_in_one_node(plan, stage) for stage in range(plan.pp))
+    together = min(_most_in_one_node(plan, stage) for stage in range(len(plan.stages)))
     result_s = []
     for stage in plan.stages:
         parameters = sum(trainable_parameters(graph.layer(layer)) for layer in stage.layers)
@@ -134,6 +175,11 @@ def _objective_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: L
 def _certificate(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> Iterator[Finding]:
     """Objective, bound and gap."""
     certificate = plan.certificate
+    if plan.placement:  # the closed form is one of stages with a rank each
+        if certificate.status != "given":
+            message = f"the plan has {len(plan.stages)} stages on {plan.pp} pipeline ranks, for which no bound is known"
+            yield Finding(rule="objective", message=message)
+        return
     objective_s = _objective_s(plan, graph, costs, loads)
     if _differs(certificate.objective_s, objective_s):
         message = f"the plan records a step of {format_seconds(certificate.objective_s)}, the closed form gives "

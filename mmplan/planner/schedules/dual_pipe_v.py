@@ -1,4 +1,5 @@
-"""DualPipeV: two chunks per rank in V shape, forwards of one beside backwards of the other (DeepSeek-AI, DualPipe, 2025).
+"""DualPipeV: two chunks per rank in V shape, forwards of one beside backwards of the other (DeepSeek-AI, DualPipe,
+2025).
 
 The eight phases of the published order, rank by rank, for at least 2p microbatches: forwards; forwards of both chunks;
 split backwards of the second chunk; the steady state, in which forward and backward of opposite chunks take turns (the

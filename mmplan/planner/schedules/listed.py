@@ -2,8 +2,8 @@
 
 Depth first: a rank prefers what is nearest to an end, input gradients before forwards. Encoders ahead: encoders run
 their forwards as early as memory allows and their backwards last, in front of a backbone in 1F1B order. Encoders in
-bubbles: a rank takes encoder work, forward and backward, only where the backbone would leave it idle, in pieces as small
-as its stages are (Optimus, Feng et al., arXiv 2408.03505, moves encoder kernels into the bubbles of the LLM).
+bubbles: a rank takes encoder work, forward and backward, only where the backbone would leave it idle, in pieces as
+small as its stages are (Optimus, Feng et al., arXiv 2408.03505, moves encoder kernels into the bubbles of the LLM).
 Weight gradients come where a rank would wait; a stage that is frozen has none.
 """
 

@@ -59,7 +59,7 @@ class StageWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageEdge:
-    """Tensor from `source` to `target`, on the way for `forward_s`; its gradient, if any, comes back in `backward_s`."""
+    """Tensor from `source` to `target`, on the way for `forward_s`; its gradient, if any, returns in `backward_s`."""
 
     source: int
     target: int

@@ -83,7 +83,7 @@ def optimized(
 
 def _choice(plan: Plan, name: ScheduleName, problem: ScheduleProblem, schedule: Schedule) -> Choice:
     peaks = memory_peaks(problem, schedule)
-    evaluate(problem, schedule)  # CheckError when ranks wait for each other
+    evaluation = evaluate(problem, schedule)
     alive = [_most_alive(schedule, problem, stage) for stage in range(len(problem.stages))]
     stages = []
     for index, stage in enumerate(plan.stages):
@@ -91,9 +91,14 @@ def _choice(plan: Plan, name: ScheduleName, problem: ScheduleProblem, schedule: 
         used = stage.capacity_bytes - problem.capacity[row] + peaks[row]
         stages.append(replace(stage, in_flight=alive[index], memory_bytes=round(used)))
     follows = name in ("1f1b", "gpipe") and not plan.placement
+    certificate = plan.certificate
+    if plan.placement:
+        finish_s = max(sum(plan.stages[stage].finish_s for stage in plan.stages_of(row)) for row in range(plan.pp))
+        certificate = replace(certificate, objective_s=evaluation.makespan_s + finish_s)
     made = replace(
         plan,
         schedule=name,
+        certificate=certificate,
         stages=tuple(stages),
         orders=() if follows else tuple(schedule_text(schedule).split("\n")),
         schedule_certificate=None,
@@ -105,19 +110,13 @@ def _choice(plan: Plan, name: ScheduleName, problem: ScheduleProblem, schedule: 
 
 def _most_alive(schedule: Schedule, problem: ScheduleProblem, stage: int) -> int:
     """Most microbatches between their forward and their last compute."""
-    last = "FBIW"
-    ends = {
-        action.microbatch: place
-        for place, action in enumerate(schedule[problem.stages[stage].rank])
-        if action.stage == stage and action.kind in last
-    }
+    own = [action for action in schedule[problem.stages[stage].rank] if action.stage == stage]
+    last = {action.microbatch: place for place, action in enumerate(own)}
     alive = most = 0
-    for place, action in enumerate(schedule[problem.stages[stage].rank]):
-        if action.stage != stage:
-            continue
+    for place, action in enumerate(own):
         alive += action.kind == "F"
         most = max(most, alive)
-        alive -= ends[action.microbatch] == place
+        alive -= last[action.microbatch] == place
     return most
 
 

@@ -1,8 +1,9 @@
-"""The best schedule of a problem that can be found in a time limit, with a bound: families, rules, moves, windows, proof.
+"""The best schedule of a problem that can be found in a time limit, with a bound: families, rules, moves, windows,
+proof.
 
 Each method starts from what the ones before it found and none makes it worse: published families; evolution of list
-scheduling; then rounds of tabu search and of windows of time solved by CP-SAT; on small programs CP-SAT at last tries to
-close the gap. Work is counted in generations, iterations and deterministic time, so a seed gives one result on every
+scheduling; then rounds of tabu search and of windows of time solved by CP-SAT; on small programs CP-SAT at last tries
+to close the gap. Work is counted in generations, iterations and deterministic time, so a seed gives one result on every
 machine as long as the time limit is not what ends the search. Everything ends as soon as the bound is reached.
 """
 

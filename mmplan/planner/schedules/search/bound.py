@@ -1,10 +1,10 @@
 """A lower bound on the makespan of every schedule that works each stage's microbatches in order, within memory.
 
-Arcs of the data, of the order of microbatches, and of memory: while n activations fill a rank, the forward of microbatch
-k cannot start before the input gradient of k - n has ended, nor, as W holds a part back, before the W of an earlier one.
-Longest paths give every action a head (earliest start) and a tail (least time after its end). What must run on one rank
-before an action delays it by its sum, so heads and tails are sharpened by one-machine relaxations until they stop
-growing. The bound is the largest preemptive one-machine makespan of a rank (Jackson; Carlier, EJOR 1982).
+Arcs of the data, of the order of microbatches, and of memory: while n activations fill a rank, the forward of
+microbatch k cannot start before the input gradient of k - n has ended, nor, as W holds a part back, before the W of an
+earlier one. Longest paths give every action a head (earliest start) and a tail (least time after its end). What must
+run on one rank before an action delays it by its sum, so heads and tails are sharpened by one-machine relaxations until
+they stop growing. The bound is the largest preemptive one-machine makespan of a rank (Jackson; Carlier, EJOR 1982).
 """
 
 from collections.abc import Sequence

@@ -4,6 +4,7 @@ Actions are numbered by (kind, stage, microbatch) in that order, those that do n
 whole backward is I followed by W.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,7 +81,7 @@ def build_nodes(problem: ScheduleProblem, *, spans: bool = False) -> Nodes:
     number = {action: index for index, action in enumerate(actions)}
     before: list[list[Arc]] = [[] for _ in actions]
     for lane in lanes:
-        for early, late in zip(lane, lane[1:], strict=False):
+        for early, late in itertools.pairwise(lane):
             before[late].append((early, 0.0))
     needed: dict[str, ComputeKind] = {"I": "F", "W": "I"}
     for action, index in number.items():

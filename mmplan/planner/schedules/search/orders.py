@@ -11,7 +11,7 @@ from mmplan.planner.schedules.search.nodes import Arc, Nodes
 
 @dataclass(slots=True)
 class Orders:
-    """`rows[r]`: action numbers in the order of rank r; `start_s`, `tail_s` by action number, `tail_s` from its start on.
+    """`rows[r]`: action numbers in the order of rank r; `start_s` and `tail_s` (from the start on) by action number.
 
     `position`: place of each action in its row; `held`: memory of a rank behind each place.
     """

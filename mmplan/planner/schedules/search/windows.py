@@ -5,6 +5,7 @@ release time and as a tail of each action. Whole numbers are made here: duration
 true seconds; the caller evaluates an order that comes back exactly.
 """
 
+import itertools
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -99,7 +100,7 @@ def _order_rank(made: _Model, rank: int, low: int, high: int, length: cp_model.I
         [model.new_fixed_size_interval_var(start[x], made.down(seconds[x]), "") for x in row[low:high]]
     )
     chain = [number for number in row[low:high] if number in kept]
-    for early, late in zip(chain, chain[1:], strict=False):
+    for early, late in itertools.pairwise(chain):
         model.add(start[late] >= start[early] + made.down(seconds[early]))
     for number in row[low:high]:
         first_s, last_s = release_s, tail_s
