@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mmplan.cost_models.attention_time import BACKWARD_RATE, fused_attention_s
+from mmplan.cost_models.collectives import Group, all_reduce_s, message_s
 from mmplan.cost_models.gemm import STREAM_FRACTION, alignment, gemm_s
 from mmplan.errors import CostModelError
 from mmplan.scenario.cluster import Device, Link
 from mmplan.scenario.profile import Measured
 
 _DRAWS = 400
+_REFITS = 4
+_NEAR = 1e-6  # relative step of a derivative: prices are linear between changes of algorithm
 _LAUNCHES = 3  # an operator shorter than so many launches says little about rates
 
 
@@ -87,6 +90,33 @@ class Message:
     timed: Timed
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """A message of `size` bytes between two ranks, or an all-reduce of as many over `ranks` of one node."""
+
+    collective: bool
+    size: int
+    ranks: int
+    timed: Timed
+
+    def predicted_s(self, link: Link) -> float:
+        """As `collectives.py` prices it."""
+        if self.collective:
+            return all_reduce_s(self.size, Group(self.ranks, self.ranks), link, link)
+        return message_s(self.size, link)
+
+    def message(self, link: Link) -> Message:
+        """Its latencies and bytes by the algorithm that is fastest over `link`."""
+        base_s = self.predicted_s(link)
+        later = self.predicted_s(replace(link, latency_s=link.latency_s * (1 + _NEAR)))
+        slower = self.predicted_s(replace(link, bytes_per_s=link.bytes_per_s / (1 + _NEAR)))
+        return Message(
+            latencies=(later - base_s) / (_NEAR * link.latency_s),
+            bytes=(slower - base_s) / _NEAR * link.bytes_per_s,
+            timed=self.timed,
+        )
+
+
 def fit_device(samples: Samples, base: Device, dtype: str, *, known_peaks: bool) -> dict[str, Measured]:
     """The numbers of a device.
 
@@ -117,7 +147,17 @@ def fit_device(samples: Samples, base: Device, dtype: str, *, known_peaks: bool)
     return found
 
 
-def fit_link(messages: Sequence[Message]) -> dict[str, Measured]:
+def fit_link(exchanges: Sequence[Exchange], start: Link) -> dict[str, Measured]:
+    """Latency and bandwidth of a link; which algorithm is fastest depends on them, so the fit is repeated from `start`
+    until they agree."""
+    link = replace(start, fraction=1.0)
+    for _ in range(_REFITS):
+        found = fit_messages([exchange.message(link) for exchange in exchanges])
+        link = replace(link, bytes_per_s=found["bytes_per_s"].value, latency_s=found["latency_s"].value)
+    return found
+
+
+def fit_messages(messages: Sequence[Message]) -> dict[str, Measured]:
     """Latency and bandwidth by least squares of relative errors; ranges by drawing messages and rounds again."""
     chosen = random.Random(0)
     latency_s, per_byte_s = _line([(m, m.timed.seconds) for m in messages])
@@ -131,12 +171,6 @@ def fit_link(messages: Sequence[Message]) -> dict[str, Measured]:
         "bytes_per_s": _measured(1 / per_byte_s, rates, len(messages), errors),
         "latency_s": _measured(latency_s, latencies, len(messages), errors),
     }
-
-
-def link_error(messages: Sequence[Message], link: Link) -> list[float]:
-    """Predicted / measured - 1 of each message."""
-    rate = link.bytes_per_s * link.fraction
-    return [(m.latencies * link.latency_s + m.bytes / rate) / m.timed.seconds - 1 for m in messages]
 
 
 def _line(points: Sequence[tuple[Message, float]]) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from mmplan.cost_models.calibration import fit_device, fit_link
 from mmplan.errors import InputError
 from mmplan.runtime.link_benchmark import measure_links
 from mmplan.runtime.microbenchmarks import OnProgress, extent, measure
-from mmplan.scenario.catalogue import catalogue_device, device_names
+from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names
 from mmplan.scenario.document import did_you_mean, listed
 from mmplan.scenario.profile import Profile
 
@@ -89,7 +89,7 @@ def calibrate(
     link = {}
     if local is not None:
         on_progress(f"messages and all-reduces between {local} processes")
-        link = fit_link(measure_links(local, kind, quick=quick))
+        link = fit_link(measure_links(local, kind, quick=quick), catalogue_link(entry.node_link))
     return Profile(
         base=entry.device.name,
         device=name,

@@ -6,7 +6,6 @@ time is half of a round trip with the payload both ways, or one all-reduce betwe
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from mmplan.cost_models.calibration import Message, Timed
+from mmplan.cost_models.calibration import Exchange, Timed
 from mmplan.errors import RunError
 
 _SIZES = tuple(2**power for power in range(10, 27, 2))  # 1 KiB to 64 MiB
@@ -28,7 +27,7 @@ _REPEATS, _LONG_REPEATS, _LONG_BYTES = 20, 4, 2**22
 _TIMEOUT_S = 120.0
 
 
-def measure_links(processes: int, kind: str, *, quick: bool) -> tuple[Message, ...]:
+def measure_links(processes: int, kind: str, *, quick: bool) -> tuple[Exchange, ...]:
     """Start the processes and read what rank 0 found.
 
     Raises:
@@ -58,17 +57,14 @@ def measure_links(processes: int, kind: str, *, quick: bool) -> tuple[Message, .
             lines = [line.strip() for line in done.stderr.splitlines() if "Error" in line]
             raise RunError(f"measuring links between {processes} processes failed: {(lines or ['no message'])[0]}")
         rows = json.loads(out.read_text())
-    return tuple(_message(processes, **row) for row in rows)
-
-
-def _message(processes: int, collective: bool, size: int, seconds: float, rounds: list[float]) -> Message:
-    """As `collectives.py` prices it: an all-reduce is two half rings."""
-    steps = min(processes - 1, math.ceil(math.log2(processes)))
-    share = (processes - 1) / processes
-    return Message(
-        latencies=2.0 * steps if collective else 1.0,
-        bytes=2.0 * size * share if collective else float(size),
-        timed=Timed(seconds=seconds, rounds=tuple(rounds)),
+    return tuple(
+        Exchange(
+            collective=row["collective"],
+            size=row["size"],
+            ranks=processes,
+            timed=Timed(seconds=row["seconds"], rounds=tuple(row["rounds"])),
+        )
+        for row in rows
     )
 
 

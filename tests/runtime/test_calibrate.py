@@ -10,14 +10,23 @@ from typer.testing import CliRunner
 
 from mmplan.cli import app
 from mmplan.cost_models.attention_time import BACKWARD_RATE
-from mmplan.cost_models.calibration import FusedAttention, Message, Moved, Product, Samples, Timed, fit_device, fit_link
+from mmplan.cost_models.calibration import (
+    Exchange,
+    FusedAttention,
+    Moved,
+    Product,
+    Samples,
+    Timed,
+    fit_device,
+    fit_link,
+)
 from mmplan.errors import CostModelError, InputError
 from mmplan.planner.plan import Plan, save_plan, scenario_hash
 from mmplan.report.simulation import simulate_plan
 from mmplan.runtime.calibrate import calibrate, catalogue_name
 from mmplan.runtime.measurement import Measurement, RankMeasurement, StepMeasurement, plan_hash, save_run
 from mmplan.runtime.refine import refine, refined_profile
-from mmplan.scenario.catalogue import catalogue_device, device_names
+from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names
 from mmplan.scenario.cluster import Device
 from mmplan.scenario.profile import load_profile, profile_device
 
@@ -106,12 +115,15 @@ def test_operators_as_short_as_launches_are_refused() -> None:
         fit_device(tiny, CORE, "fp32", known_peaks=False)
 
 
-def test_a_link_gives_back_its_latency_and_bandwidth() -> None:
-    sizes = [(factor, factor * 4.0**power) for power in range(5, 13) for factor in (1.0, 2.0)]
-    messages = [Message(latencies=n, bytes=b, timed=timed(n * 30e-6 + b / 3e9)) for n, b in sizes]
-    found = fit_link(messages)
-    assert found["latency_s"].value == pytest.approx(30e-6)
-    assert found["bytes_per_s"].value == pytest.approx(3e9)
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_link_gives_back_its_latency_and_bandwidth(ranks: int) -> None:
+    true = replace(catalogue_link("loopback"), latency_s=30e-6, bytes_per_s=3e9)
+    kinds = [(collective, 2**power) for collective in (False, True) for power in range(10, 27, 2)]
+    unknown = [Exchange(collective=kind, size=size, ranks=ranks, timed=timed(1.0)) for kind, size in kinds]
+    exchanges = [replace(one, timed=timed(one.predicted_s(true))) for one in unknown]
+    found = fit_link(exchanges, catalogue_link("loopback"))
+    assert found["latency_s"].value == pytest.approx(30e-6, rel=1e-3)
+    assert found["bytes_per_s"].value == pytest.approx(3e9, rel=1e-3)
     assert all(item.p10 <= item.value <= item.p90 for item in found.values())
 
 
