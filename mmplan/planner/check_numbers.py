@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import edge_bytes, kept_bytes, trainable_parameters
+from mmplan.cost_models.counts import edge_bytes, trainable_parameters
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
-from mmplan.cost_models.memory import state_bytes
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
 from mmplan.planner.check_schedule import held_microbatches
 from mmplan.planner.finding import Finding
 from mmplan.planner.plan import Plan
@@ -82,8 +82,8 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator
         devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(index)]
         usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
         reserved_bytes = max(device.reserved_bytes for device in devices)
-        held_bytes = sum(state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp) for layer in layers)
-        each_bytes = sum(kept_bytes(layer, loads[layer.module], scenario.precision, plan.tp) for layer in layers)
+        held_bytes = sum(planned_state_bytes(layer, scenario, plan.tp) for layer in layers)
+        each_bytes = sum(planned_kept_bytes(layer, loads[layer.module], scenario, plan.tp) for layer in layers)
         needed_bytes = reserved_bytes + held_bytes + alive * each_bytes
         if _differs(stage.capacity_bytes, usable_bytes):
             message = f"stage {index} records a capacity of {format_bytes(stage.capacity_bytes)}, its devices have "
@@ -103,18 +103,14 @@ def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iter
     scenario = plan.scenario
     layers = [[graph.layer(layer) for layer in stage.layers] for stage in plan.stages]
     each_bytes = [
-        sum(kept_bytes(layer, loads[layer.module], scenario.precision, plan.tp) for layer in own) for own in layers
+        sum(planned_kept_bytes(layer, loads[layer.module], scenario, plan.tp) for layer in own) for own in layers
     ]
     for row in range(plan.pp):
         stages = plan.stages_of(row)
         devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(stages[0])]
         usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
         reserved_bytes = max(device.reserved_bytes for device in devices)
-        held_bytes = sum(
-            state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp)
-            for stage in stages
-            for layer in layers[stage]
-        )
+        held_bytes = sum(planned_state_bytes(layer, scenario, plan.tp) for stage in stages for layer in layers[stage])
         alive, peak_bytes = held_microbatches(plan, row, each_bytes)
         needed_bytes = reserved_bytes + held_bytes + peak_bytes
         for stage in stages:

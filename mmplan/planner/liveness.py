@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mmplan.cost_models.counts import kept_bytes
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
-from mmplan.cost_models.memory import state_bytes
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import Program
@@ -33,12 +32,12 @@ def footprint(plan: Plan, graph: ComputationGraph, program: Program, loads: Sequ
         kept.append({})
         for stage in plan.stages_of(plan.row(rank.stage)):
             layers = [graph.layer(layer) for layer in plan.stages[stage].layers]
-            static[-1] += sum(state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp) for layer in layers)
+            static[-1] += sum(planned_state_bytes(layer, scenario, plan.tp) for layer in layers)
             known: dict[int, int] = {}
             for microbatch, load in enumerate(loads[rank.replica]):
                 if id(load) not in known:
                     known[id(load)] = sum(
-                        kept_bytes(layer, load[layer.module], scenario.precision, plan.tp) for layer in layers
+                        planned_kept_bytes(layer, load[layer.module], scenario, plan.tp) for layer in layers
                     )
                 kept[-1][stage, microbatch] = known[id(load)]
     return Footprint(static_bytes=tuple(static), kept_bytes=tuple(kept))

@@ -4,12 +4,13 @@ from copy import copy
 from dataclasses import dataclass
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import kept_bytes, trainable_parameters
+from mmplan.cost_models.counts import trainable_parameters
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.loads import mean_loads
-from mmplan.cost_models.memory import state_bytes
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.planner.plan_technique import require_plannable
 from mmplan.scenario.scenario import Scenario
 
 
@@ -28,9 +29,13 @@ class Prices:
 
     Costs are linear in loads: a mean microbatch is so many mean samples. `trainable` holds the trainable parameters of
     each layer.
+
+    Raises:
+        InputError: the scenario's technique is one that plans do not price.
     """
 
     def __init__(self, scenario: Scenario, graph: ComputationGraph, costs: CostModel) -> None:
+        require_plannable(scenario)
         self.scenario, self.graph, self.costs = scenario, graph, costs
         self._sample_loads = mean_loads(scenario, 1)
         self._loads: dict[int, dict[str, Load]] = {}
@@ -75,6 +80,6 @@ class Prices:
         return LayerPrice(
             forward_s=self.costs.forward_s(layer, load, tp),
             backward_s=self.costs.backward_s(layer, load, tp),
-            state_bytes=state_bytes(layer, scenario.precision, scenario.optimizer, tp),
-            kept_bytes=kept_bytes(layer, load, scenario.precision, tp),
+            state_bytes=planned_state_bytes(layer, scenario, tp),
+            kept_bytes=planned_kept_bytes(layer, load, scenario, tp),
         )

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import edge_bytes, kept_bytes, trainable_parameters
+from mmplan.cost_models.counts import edge_bytes, trainable_parameters
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import sample_loads
-from mmplan.cost_models.memory import state_bytes
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
 from mmplan.planner.columns import RECV, SEND, W
 from mmplan.planner.composition import SampleTimes, StepComposition, imbalance, step_composition
 from mmplan.planner.durations import replicas_per_node
@@ -132,7 +132,7 @@ class _StepClock:
     def _static(self, row: int, stages: Sequence[int]) -> int:
         scenario, tp = self._plan.scenario, self._plan.tp
         layers = [layer for stage in stages for layer in self._layers[stage]]
-        state = sum(state_bytes(layer, scenario.precision, scenario.optimizer, tp) for layer in layers)
+        state = sum(planned_state_bytes(layer, scenario, tp) for layer in layers)
         return scenario.cluster.pool_of(int(self._columns.ranks[row])).device.reserved_bytes + state
 
     def _row(self, samples: tuple[Sample, ...]) -> int:
@@ -144,7 +144,10 @@ class _StepClock:
             self._prices.append(self._price(loads))
             precision, tp = self._plan.scenario.precision, self._plan.tp
             self._kept.append(
-                [sum(kept_bytes(la, loads[la.module], precision, tp) for la in layers) for layers in self._layers]
+                [
+                    sum(planned_kept_bytes(la, loads[la.module], self._plan.scenario, tp) for la in layers)
+                    for layers in self._layers
+                ]
             )
             cuts = self._stages.cuts
             self._sizes.append([edge_bytes(cut.edge, loads, precision) for cut in cuts])

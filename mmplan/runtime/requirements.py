@@ -6,6 +6,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.errors import InputError
 from mmplan.planner.lower import stage_gradient_bytes
 from mmplan.planner.plan import Plan
+from mmplan.planner.plan_technique import require_executable
 from mmplan.units import format_bytes
 
 SHORTEST_TIMEOUT_S = 60.0
@@ -22,10 +23,12 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     """Processes that a run of the plan takes; in a rehearsal one stands for each tensor-parallel group.
 
     Raises:
-        InputError: the plan shards tensors, or splits a tied vocabulary, and is to be run for real.
+        InputError: the plan is to be run for real, and shards tensors, splits a tied vocabulary or was made for a
+            technique that the runtime does not do.
     """
     if rehearse:
         return plan.pp * plan.dp
+    require_executable(plan.scenario)
     if plan.tp > 1:
         raise InputError(
             f"the plan has tp={plan.tp} and this release executes tp=1 only: "

@@ -179,6 +179,15 @@ def test_tensor_parallel_plans_are_refused_naming_the_constraint() -> None:
     assert process_count(plan, rehearse=True) == 2
 
 
+def test_a_plan_for_another_technique_is_refused_but_may_be_rehearsed() -> None:
+    plan = two_stage_plan()
+    technique = replace(plan.scenario.technique, recompute="full")
+    plan = replace(plan, scenario=replace(plan.scenario, technique=technique))
+    with pytest.raises(InputError, match=r"made for technique.recompute: full, and this release's runtime does none"):
+        process_count(plan, rehearse=False)
+    assert process_count(plan, rehearse=True) == 2
+
+
 def test_a_tied_vocabulary_may_not_be_split_over_stages() -> None:
     scenario = tiny_scenario()
     modules = tuple(

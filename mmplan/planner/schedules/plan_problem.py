@@ -1,10 +1,10 @@
 """The schedule problem of a plan: its stages and ranks with the seconds and bytes of a mean step."""
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import edge_bytes, kept_bytes
+from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.loads import mean_loads
-from mmplan.cost_models.memory import state_bytes
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.problem import Role, ScheduleProblem, StageEdge, StageWork
 from mmplan.planner.stage_graph import build_stage_graph
@@ -28,7 +28,7 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
         layers = [graph.layer(layer) for layer in stage.layers]
         input_s = sum(costs.dgrad_s(layer, loads[layer.module], plan.tp) for layer in layers)
         weight_s = sum(costs.wgrad_s(layer, loads[layer.module], plan.tp) for layer in layers)
-        held = sum(kept_bytes(layer, loads[layer.module], scenario.precision, plan.tp) for layer in layers)
+        held = sum(planned_kept_bytes(layer, loads[layer.module], scenario, plan.tp) for layer in layers)
         backward, trained = stages.has_backward[index], any(layer.trainable for layer in layers)
         work.append(
             StageWork(
@@ -41,9 +41,7 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
                 role=_role(plan, index),
             )
         )
-        static_bytes[plan.row(index)] += sum(
-            state_bytes(layer, scenario.precision, scenario.optimizer, plan.tp) for layer in layers
-        )
+        static_bytes[plan.row(index)] += sum(planned_state_bytes(layer, scenario, plan.tp) for layer in layers)
     lags: dict[tuple[int, int], tuple[float, float]] = {}
     cluster = scenario.cluster
     for cut in stages.cuts:

@@ -1,0 +1,131 @@
+"""Plans count memory by the scenario's technique as `mmplan fit` does, or refuse the technique in one sentence."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pipeline_toys import scenario
+
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.counts import kept_bytes
+from mmplan.cost_models.loads import mean_loads
+from mmplan.cost_models.memory import state_bytes
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.errors import InputError
+from mmplan.planner.check import check_plan
+from mmplan.planner.configuration import Configuration
+from mmplan.planner.cut_plan import plan_from_cut
+from mmplan.planner.degrees import Degrees
+from mmplan.planner.memory import estimate_memory
+from mmplan.planner.plan import Plan
+from mmplan.planner.plan_technique import require_executable
+from mmplan.planner.pricing import Prices
+from mmplan.planner.simulate import mean_step_loads, simulate
+from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.stacks import technique_of
+
+STAGES = [["llm.embed", "llm.0"], ["llm.1", "llm.2", "llm.head", "llm.loss"]]
+KEEPING = [
+    {},
+    {"recompute": "full"},
+    {"recompute": "selective", "attention": "math"},
+    {"attention": "math", "dropout": True},
+    {"cross_entropy": "fused"},
+    {"cross_entropy": "chunked"},
+    {"stack": "megatron-2021", "dropout": False},
+]
+
+
+def job() -> Scenario:
+    return scenario(llm_layers=3)
+
+
+def with_technique(choices: dict[str, Any]) -> Scenario:
+    return replace(job(), technique=technique_of(**choices))
+
+
+def two_stages(of: Scenario) -> Plan:
+    prices = Prices(of, build_graph(of), AnalyticCostModel(of))
+    size = Configuration(tp=1, dp=1, pp=2, microbatch_size=1, microbatches=of.global_batch, schedule="1f1b")
+    return plan_from_cut(prices, size, STAGES, bound_s=0.0, status="feasible", wall_s=0.0)
+
+
+def test_under_the_own_technique_plans_count_what_autograd_keeps() -> None:
+    of = job()
+    loads = mean_loads(of, 1)
+    for layer in build_graph(of).layers():
+        load = loads[layer.module]
+        for tp in (1, 2):
+            assert planned_kept_bytes(layer, load, of, tp) == kept_bytes(layer, load, of.precision, tp)
+            assert planned_state_bytes(layer, of, tp) == state_bytes(layer, of.precision, of.optimizer, tp)
+
+
+@pytest.mark.parametrize(("choices", "tp"), [*((one, 1) for one in KEEPING), ({"sequence_parallel": True}, 2)])
+def test_layers_sum_to_what_fit_says_of_the_whole_model(choices: dict[str, Any], tp: int) -> None:
+    of = with_technique(choices)
+    (fit,) = estimate_memory(of, Degrees(tp=tp, microbatches=of.global_batch))
+    layers, loads = build_graph(of).layers(), mean_loads(of, 1)
+    parts = {part.name: part.bytes for part in fit.moments[0].parts}
+    held = sum(parts.get(name, 0) for name in ("activations", "attention scores", "dropout masks", "logits"))
+    states = sum(parts.get(name, 0) for name in ("weights", "gradients", "optimizer state"))
+    kept = sum(planned_kept_bytes(layer, loads[layer.module], of, tp) for layer in layers)
+    assert kept == pytest.approx(held, abs=len(layers))
+    assert sum(planned_state_bytes(layer, of, tp) for layer in layers) == states
+
+
+@pytest.mark.parametrize("choices", KEEPING)
+def test_search_checker_and_simulation_agree_on_the_bytes_of_a_stage(choices: dict[str, Any]) -> None:
+    of = with_technique(choices)
+    plan = two_stages(of)
+    assert check_plan(plan) == ()
+    graph = build_graph(of)
+    prediction = simulate(plan, graph, AnalyticCostModel(of), mean_step_loads(plan))
+    peaks = [rank.peak_memory_bytes for rank in prediction.ranks]
+    assert peaks == [stage.memory_bytes for stage in plan.stages]
+
+
+def test_recomputation_takes_less_memory_and_more_time() -> None:
+    kept, again = two_stages(job()), two_stages(with_technique({"recompute": "full"}))
+    for whole, small in zip(kept.stages, again.stages, strict=True):
+        assert small.memory_bytes < whole.memory_bytes
+        assert small.backward_s > whole.backward_s
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"offload": "optimizer"}, "technique.offload: optimizer: plans do not price this .*; mmplan fit prices"),
+        ({"sharding": "parameters"}, "technique.sharding: parameters: plans do not price this"),
+        ({"sharding": "optimizer"}, "technique.sharding: optimizer: plans do not price this"),
+        ({"stack": "nemo-2025"}, r"technique.sharding: optimizer \(what stack nemo-2025 does\)"),
+        ({"recompute": "full", "recompute_layers": 1}, "technique.recompute_layers: 1: .* all blocks or none"),
+        ({"frozen_hooks": True}, "technique.frozen_hooks: true"),
+        ({"overlap_dp": True}, "technique.overlap_dp: true"),
+        ({"gradient_dtype": "bf16"}, r"technique.gradient_dtype: bf16: .* optimizer.gradient_dtype, which is fp32"),
+    ],
+)
+def test_a_technique_that_plans_do_not_price_is_refused(choices: dict[str, Any], message: str) -> None:
+    of = with_technique(choices)
+    with pytest.raises(InputError, match=message):
+        Prices(of, build_graph(of), AnalyticCostModel(of))
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"recompute": "full"}, "technique.recompute: full, and this release's runtime does none only"),
+        ({"sequence_parallel": True}, "technique.sequence_parallel: true, and .* does false only"),
+        ({"attention": "math"}, "technique.attention: math, and .* does flash2 only"),
+        ({"stack": "megatron-2021"}, "technique.stack: megatron-2021, and .* does mmplan only"),
+        ({"gradient_dtype": "bf16"}, "technique.gradient_dtype: bf16, and .* does the optimizer's only"),
+    ],
+)
+def test_a_run_refuses_a_technique_that_the_runtime_does_not_do(choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        require_executable(with_technique(choices))
+
+
+def test_the_runtimes_own_technique_runs() -> None:
+    require_executable(job())
+    require_executable(with_technique({"gradient_dtype": "fp32"}))
