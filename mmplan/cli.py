@@ -17,7 +17,7 @@ import typer
 
 from mmplan.errors import CheckError, InfeasibleError, InputError, MmplanError, NoPlanFoundError, RunError
 from mmplan.files import require_folder, write_file
-from mmplan.planner.stopping import TIME_LIMIT_S
+from mmplan.planner.stopping import SCHEDULE_SEARCH_S, TIME_LIMIT_S
 from mmplan.runtime.thresholds import Thresholds
 from mmplan.runtime.torchrun import first_to_report, is_main_process, under_torchrun
 from mmplan.units import parse_seconds
@@ -181,6 +181,9 @@ def optimize(
         float, typer.Option(min=0.1, help="Seconds after which the best plan so far is kept.")
     ] = TIME_LIMIT_S,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Same input and seed, same plan.")] = 0,
+    schedule_search: Annotated[
+        float, typer.Option(min=0.0, help="Seconds to look for a better schedule of the best cut; 0: keep 1F1B.")
+    ] = SCHEDULE_SEARCH_S,
     explain: Annotated[bool, typer.Option("--explain", help="Say why the runner-ups lose.")] = False,
     naive: Annotated[bool, typer.Option("--naive", help="Do not search: equal layer counts, as cut by hand.")] = False,
     json_file: JsonFile = None,
@@ -204,7 +207,14 @@ def optimize(
         if naive:
             result = naive_result(loaded)
         else:
-            result = optimize(loaded, gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)
+            result = optimize(
+                loaded,
+                gap=gap,
+                time_limit_s=time_limit,
+                seed=seed,
+                schedule_search_s=schedule_search,
+                on_improvement=progress,
+            )
     target = output or Path(f"{loaded.name}.plan.json")
     save_plan(result.plan, target)
     summary = summarise(loaded.name, result.plan, simulate_plan(result.plan))
@@ -221,23 +231,36 @@ def simulate(
     step: Annotated[
         int | None, typer.Option(help="Draw the samples of this step from the data; without it, mean samples.")
     ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another schedule for the plan's stages; all: compare them.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan with that schedule.")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Simulate one optimizer step of a plan: time, bubble, bytes and memory of every rank."""
     from mmplan.planner.interval import plan_interval
-    from mmplan.planner.plan import load_plan
+    from mmplan.planner.plan import load_plan, save_plan
     from mmplan.report.console import emit
-    from mmplan.report.documents import simulate_document
+    from mmplan.report.documents import schedules_document, simulate_document
     from mmplan.report.gantt import plot_gantt
     from mmplan.report.interval import interval_text
     from mmplan.report.perfetto import save_trace
+    from mmplan.report.schedules import schedule_name, schedule_rows, schedule_table, under_schedule
     from mmplan.report.simulation import simulate_plan
     from mmplan.report.sparkline import busy_table
     from mmplan.report.tables import prediction_table, stage_table
     from mmplan.report.utilisation import plan_utilisation, utilisation_table
 
-    require_folder(trace, plot, json_path(json_file))
+    require_folder(trace, plot, output, json_path(json_file))
     plan = load_plan(plan_file)
+    if schedule == "all":
+        rows = schedule_rows(plan)
+        emit(json_file, schedules_document(plan, rows), schedule_table(plan, rows))
+        return
+    if schedule is not None:
+        plan = under_schedule(plan, schedule_name(schedule))
+    if output is not None:
+        save_plan(plan, output)
     prediction = simulate_plan(plan, step)
     interval = plan_interval(plan, prediction.step_time_s)
     if trace is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.errors import CheckError, NoPlanFoundError
 from mmplan.planner.bounds import NEVER
 from mmplan.planner.check import check_plan
@@ -20,6 +21,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.quantise import floor_ns, lowered_ns, seconds
 from mmplan.planner.result import Considered, OptimizeResult, Progress
 from mmplan.planner.rivals import Candidate, candidate, first_in_simulation, list_rivals
+from mmplan.planner.schedules.reschedule import scheduled
 from mmplan.planner.space import Answer, Space, build_space, confirm_by_cpsat, solve_configuration
 from mmplan.planner.stopping import TIME_LIMIT_S, Deadline, never
 from mmplan.scenario.scenario import Scenario
@@ -55,6 +57,7 @@ def optimize(
     gap: float = 0.01,
     time_limit_s: float = TIME_LIMIT_S,
     seed: int = 0,
+    schedule_search_s: float = 0.0,
     on_improvement: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] = never,
 ) -> OptimizeResult:
@@ -63,6 +66,8 @@ def optimize(
     Args:
         gap: end when (objective - bound) / objective is at most this.
         time_limit_s: end with the best plan so far; so do `stop` and Ctrl-C.
+        schedule_search_s: look that long, at most, for a better schedule of the best cut. The closed form and its gap
+            stay those of the cut; the schedule's own bound is in `plan.schedule_certificate`.
         on_improvement: called after each solved configuration.
 
     Raises:
@@ -83,7 +88,7 @@ def optimize(
     if search.incumbent is None:
         tell("nothing fits into memory: looking for the nearest change that would")
         _refuse(space, search, deadline)
-    return _result(space, search, gap=gap, seed=seed, deadline=deadline)
+    return _result(space, search, gap=gap, seed=seed, schedule_search_s=schedule_search_s, deadline=deadline)
 
 
 def _teller(on_improvement: Callable[[Progress], None] | None, deadline: Deadline) -> Callable[[str], None]:
@@ -179,7 +184,9 @@ def _refuse(space: Space, search: _Search, deadline: Deadline) -> None:
     raise explain_infeasible(space, deadline)
 
 
-def _result(space: Space, search: _Search, *, gap: float, seed: int, deadline: Deadline) -> OptimizeResult:
+def _result(
+    space: Space, search: _Search, *, gap: float, seed: int, schedule_search_s: float, deadline: Deadline
+) -> OptimizeResult:
     """Choice among the leaders, second proof, runner-ups, check and certificate."""
     first = search.incumbent
     assert first is not None
@@ -215,6 +222,7 @@ def _result(space: Space, search: _Search, *, gap: float, seed: int, deadline: D
         status="optimal" if proved else "feasible",
         wall_s=deadline.spent_s,
     )
+    plan = _scheduled(plan, space, schedule_search_s, seed, deadline)
     _refuse_unsound(plan)
     return OptimizeResult(
         plan=plan,
@@ -226,6 +234,16 @@ def _result(space: Space, search: _Search, *, gap: float, seed: int, deadline: D
         runner_ups=list_runner_ups(best.time, others),
         proofs=proofs,
     )
+
+
+def _scheduled(plan: Plan, space: Space, search_s: float, seed: int, deadline: Deadline) -> Plan:
+    """The best cut under the best schedule that is allowed; the cut's own where Ctrl-C comes first."""
+    allowed = plan.scenario.constraints.schedule
+    kept = not allowed or plan.schedule in allowed
+    if kept and (search_s == 0 or plan.pp == 1):
+        return plan
+    costs = AnalyticCostModel(plan.scenario)
+    return scheduled(plan, space.prices.graph, costs, search_s=search_s, seed=seed, stop=deadline.stop)
 
 
 def _considered(space: Space, search: _Search) -> Considered:

@@ -10,6 +10,7 @@ from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.result import OptimizeResult
 from mmplan.report.interval import interval_values
+from mmplan.report.schedules import ScheduleRow
 from mmplan.report.summary import PlanSummary, summarise
 from mmplan.report.utilisation import plan_utilisation
 from mmplan.runtime.measurement import Measurement, run_document
@@ -69,6 +70,11 @@ def simulate_document(plan: Plan, prediction: Prediction, interval: StepInterval
         "ranks": ranks,
         "utilisation": values(plan_utilisation(plan, prediction)),
     }
+
+
+def schedules_document(plan: Plan, rows: Sequence[ScheduleRow]) -> Document:
+    """A plan under every schedule."""
+    return {"schema": "mmplan.schedules/1", "scenario": plan.scenario.name, "schedules": values(list(rows))}
 
 
 def stage_values(plan: Plan) -> list[Document]:

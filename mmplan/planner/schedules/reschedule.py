@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.errors import CheckError
+from mmplan.errors import CheckError, InfeasibleError
 from mmplan.planner.plan import Plan, ScheduleCertificate
 from mmplan.planner.schedule import Schedule
 from mmplan.planner.schedules.chunks import chunked_plan
@@ -15,10 +15,13 @@ from mmplan.planner.schedules.plan_problem import plan_problem
 from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
 from mmplan.planner.schedules.search.best import best_schedule
 from mmplan.planner.schedules.text import schedule_text
-from mmplan.scenario.schedule_names import ScheduleName
+from mmplan.planner.simulate import simulate
+from mmplan.scenario.schedule_names import SCHEDULE_NAMES, ScheduleName
 
 LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
 V_SHAPED: tuple[ScheduleName, ...] = ("zb-v", "v-half", "v-min", "dualpipe-v")
+LEAST_SEARCH_S = 2.0  # where only a searched schedule is allowed
+WORTH = 0.005  # part of a step that a searched schedule has to save
 CHUNKS = 2  # per rank, where a family wants several and the plan has one
 
 
@@ -129,3 +132,42 @@ def refuse_unusable(choice: Choice) -> Plan:
     if choice.plan is None or not choice.fits:
         raise CheckError(f"schedule {choice.name} is not for this plan: {choice.reason}")
     return choice.plan
+
+
+def scheduled(
+    plan: Plan,
+    graph: ComputationGraph,
+    costs: CostModel,
+    *,
+    search_s: float,
+    seed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Plan:
+    """The plan with the schedule that makes its mean step shortest, of those that its scenario allows.
+
+    Without `constraints.schedule` that is the plan's own or, with `search_s` above 0, the best that the search finds. A
+    searched schedule also has to be shorter by `WORTH`, because it splits backwards.
+
+    Raises:
+        InfeasibleError: none of the allowed schedules fits the plan's stages and memory.
+    """
+    allowed = plan.scenario.constraints.schedule
+    names = [name for name in SCHEDULE_NAMES if name in allowed] if allowed else [plan.schedule]
+    best = plan if plan.schedule in names else None
+    best_s = simulate(plan, graph, costs).step_time_s if best is not None else float("inf")
+    refused = []
+    for choice in compare_families(plan, [n for n in names if n not in ("optimized", plan.schedule)], graph, costs):
+        if choice.plan is None or not choice.fits:
+            refused.append(f"{choice.name}: {choice.reason}")
+            continue
+        step_s = simulate(choice.plan, graph, costs).step_time_s
+        if step_s < best_s:
+            best, best_s = choice.plan, step_s
+    if (not allowed and search_s > 0) or "optimized" in names:
+        searched = optimized(plan, graph, costs, time_limit_s=search_s or LEAST_SEARCH_S, seed=seed, stop=stop)
+        step_s = simulate(searched, graph, costs).step_time_s
+        if best is None or step_s < best_s * (1 - WORTH):
+            best = searched
+    if best is None:
+        raise InfeasibleError(f"no schedule of constraints.schedule is for the best cut: {'; '.join(refused)}")
+    return best

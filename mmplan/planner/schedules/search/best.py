@@ -101,17 +101,22 @@ class _State:
         self.nodes, self.bound_s, self.timeout = nodes, bound_s, timeout
         self.rows: list[list[int]] | None = None
         self.best_s = float("inf")
+        self.fullest = float("inf")  # part of its memory that the fullest rank uses under the best rows
         self.method = ""
         self.tried: list[tuple[str, float | str]] = []
         self.starts: list[list[list[int]]] = []
 
     def offer(self, rows: list[list[int]], method: str) -> float:
-        """Keep the rows if they are better; returns their length."""
+        """Keep the rows if they are shorter, or as short in less memory; returns their length."""
         orders = Orders(self.nodes, rows)
         if not orders.evaluate():
             return float("inf")
-        if orders.makespan_s < self.best_s * (1 - 1e-12):
+        limits = zip(orders.held, self.nodes.problem.capacity, strict=True)
+        fullest = max((max(held, default=0.0) / capacity for held, capacity in limits if capacity > 0), default=0.0)
+        shorter = orders.makespan_s < self.best_s * (1 - 1e-12)
+        if shorter or (orders.makespan_s <= self.best_s * (1 + 1e-12) and fullest < self.fullest * (1 - 1e-9)):
             self.best_s, self.rows, self.method = orders.makespan_s, orders.copied(), method
+            self.fullest = fullest
         return orders.makespan_s
 
     def ended(self) -> bool:
