@@ -90,7 +90,6 @@ class _Variant:
         for stage in range(count - 1, -1, -1):
             arrive_s[stage] = total_s
             total_s += stages[stage].input_s[0] + (self.backward_lag_s[stage - 1] if stage else 0.0)
-        late_s = 0.0  # what later stages' extra forwards add is not known yet: stages are filled from the front
         for stage in range(count):
             lane = self.lanes[stage]
             least = 1
@@ -102,7 +101,7 @@ class _Variant:
                     break
                 start_s = max(lane.clock_s, self._forward_ready_s(stage, k))
                 end_s = start_s + stages[stage].forward_s[k]
-                limit_s = arrive_s[stage] + late_s
+                limit_s = arrive_s[stage]
                 if k >= least and not (start_s < limit_s if self.delay_first else end_s <= limit_s):
                     break
                 self._forward(stage)
@@ -119,7 +118,9 @@ class _Variant:
             stage + 1 < len(self.lanes) and k <= min(m - 1, len(self.lanes[stage + 1].forward_end_s))
         )
         if stage and len(self.lanes[stage - 1].forward_end_s) <= k:
-            return
+            if not must:
+                return
+            self._maybe_forward(stage - 1, k)
         while lane.held + self.problem.stages[stage].memory_change("F", k) > self.limits[stage] * (1 + 1e-9):
             if lane.weights >= len(lane.input_end_s):
                 return
