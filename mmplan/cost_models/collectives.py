@@ -24,7 +24,7 @@ from mmplan.scenario.cluster import Link
 TREE_RATE = 0.92  # of the ring's: NCCL 2.18 src/graph/tuning.cc, ncclTopoTuneModel
 NVLS_RATE = 5 / 6  # NCCL 2.19 src/graph/tuning.cc: algorithm bandwidth of NVLS
 NVLS_LATENCY_S = 25e-6  # NCCL 2.18 src/graph/tuning.cc, hwLat: NVLINK, NVLS
-SHARP_RATE = 0.96  # of line rate, streaming aggregation of large messages (Graham et al., ISC 2020, section 5)
+SHARP_RATE = 0.95  # of point-to-point messages, streaming aggregation (Graham et al., ISC 2020, abstract)
 SHARP_LATENCY_S = 31e-6  # NCCL 2.18 src/graph/tuning.cc, hwLat: NET, CollNetDirect
 
 

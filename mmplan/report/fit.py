@@ -48,11 +48,11 @@ def configuration_text(fit: Fit) -> str:
     batch = f"{d.microbatches} x {d.microbatch_size} sequences per replica, global batch {d.global_batch}"
     return (
         f"{fit.scenario.name}: tp {d.tp} x cp {d.cp} x pp {d.pp} x dp {d.dp} = {d.devices} devices{experts}{chunks}, "
-        f"{d.schedule}, {batch}\n{technique_text(fit.scenario.technique, d.tp)}"
+        f"{d.schedule}, {batch}\n{technique_text(fit.scenario.technique, d.tp, d.cp)}"
     )
 
 
-def technique_text(technique: Technique, tp: int) -> str:
+def technique_text(technique: Technique, tp: int, cp: int = 1) -> str:
     """The software's choices in the words users use."""
     recompute: str = technique.recompute
     if technique.recompute_layers is not None:
@@ -66,6 +66,7 @@ def technique_text(technique: Technique, tp: int) -> str:
         f"cross entropy {technique.cross_entropy}",
     ]
     words += ["sequence parallel"] if technique.sequence_parallel and tp > 1 else []
+    words += [f"context parallel by {technique.context_parallel}"] if cp > 1 else []
     words += [f"fp8 {technique.fp8}"] if technique.fp8 != "none" else []
     words += [f"offload {technique.offload}"] if technique.offload != "none" else []
     words += ["dropout"] if technique.dropout else []
