@@ -1,6 +1,6 @@
 """Configurations a second that `StepEstimator` prices, of a model with 100 blocks; one CSV row on stdout.
 
-    python benchmarks/cost_models.py [--append benchmarks/cost_models.csv]
+python benchmarks/cost_models.py [--append benchmarks/cost_models.csv]
 """
 
 import argparse

@@ -42,9 +42,7 @@ def linked(stages: Sequence[StageWork], pairs: Sequence[tuple[int, int]], m: int
         return 0.0 if stages[source].rank == stages[target].rank else HOP
 
     edges = tuple(
-        StageEdge(
-            source=a, target=b, forward_s=lag(a, b), backward_s=lag(a, b), carries_grad=stages[a].has_backward
-        )
+        StageEdge(source=a, target=b, forward_s=lag(a, b), backward_s=lag(a, b), carries_grad=stages[a].has_backward)
         for a, b in pairs
     )
     return ScheduleProblem(stages=tuple(stages), edges=edges, microbatches=m, capacity=(capacity,) * RANKS)

@@ -6,8 +6,8 @@ from math import isqrt
 
 from mmplan.cost_models.degrees import tp_degrees
 from mmplan.errors import InfeasibleError
-from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.schedule_names import ScheduleName
 
 # Forwards of one replica: 64 stages x 8,192 microbatches. A program of that size takes a minute to build and check.
 MOST_FORWARDS = 524_288

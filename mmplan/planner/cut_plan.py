@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.planner.configuration import Configuration
-from mmplan.planner.schedules.in_flight import in_flight
 from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, scenario_hash
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import finish_s, lag_s, machine_of
+from mmplan.planner.schedules.in_flight import in_flight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

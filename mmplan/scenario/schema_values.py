@@ -150,8 +150,6 @@ CountOrList = Annotated[
 ]
 
 
-
-
 def _schedules(value: Any) -> list[str]:
     items = value if isinstance(value, list) else [value]
     for item in items:

@@ -1,4 +1,4 @@
-"""Our schedules as CSV in torch's own pipelining runtime: the body of its two processes, and the same in one process."""
+"""Our schedules as CSV in torch's own pipelining runtime: the body of its two processes, and one process."""
 
 import os
 from datetime import timedelta
@@ -12,7 +12,8 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 RANKS, M, WIDTH = 2, 6, 8
 # schedule: chunks per rank and the rank of each stage
-PLACES = {"1f1b": [0, 1], "zb-h1": [0, 1], "interleaved": [0, 1, 0, 1], "looped-bfs": [0, 1, 0, 1], "zb-v": [0, 1, 1, 0]}
+LOOPED, V_SHAPED = [0, 1, 0, 1], [0, 1, 1, 0]
+PLACES = {"1f1b": [0, 1], "zb-h1": [0, 1], "interleaved": LOOPED, "looped-bfs": LOOPED, "zb-v": V_SHAPED}
 
 
 def layers(count: int) -> nn.ModuleList:

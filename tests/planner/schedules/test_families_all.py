@@ -49,7 +49,7 @@ def test_orders_are_complete_and_end_and_come_back_from_text(name: ScheduleName,
 
 
 def test_interleaved_is_the_order_of_megatron() -> None:
-    """p = 2, v = 2, m = 4: rank 1 warms up with 2 forwards, rank 0 with 4; then one forward and one backward in turn."""
+    """p = 2, v = 2, m = 4: rank 1 warms up with 2 forwards, rank 0 with 4; then one of each in turn."""
     first, second = made("interleaved", chain(2, 4, chunks=2))
     assert text(first) == "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3"
     assert text(second) == "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3"
@@ -68,7 +68,8 @@ def test_families_of_chunks_say_why_they_do_not_apply() -> None:
     assert FAMILIES["interleaved"](chain(2, 4)) == NotApplicable(
         "it needs two or more chunks per rank, laid round the ranks"
     )
-    assert FAMILIES["interleaved"](chain(2, 5, chunks=2)) == NotApplicable("5 microbatches are no multiple of the 2 ranks")
+    refused = NotApplicable("5 microbatches are no multiple of the 2 ranks")
+    assert FAMILIES["interleaved"](chain(2, 5, chunks=2)) == refused
     assert isinstance(FAMILIES["zb-v"](chain(2, 4, chunks=2)), NotApplicable)
     assert isinstance(FAMILIES["dualpipe-v"](chain(3, 4, chunks=2, v_shaped=True)), NotApplicable)
     frozen = dag([(0, 1), (1, 2)], 4, no_weight=[2])

@@ -1,4 +1,4 @@
-"""Bubble rates of the zero-bubble paper (Qi et al., arXiv 2401.10241, tables 3 to 5, 9), calculated there from profiles.
+"""Bubble rates of the zero-bubble paper (Qi et al., arXiv 2401.10241, tables 3 to 5, 9), calculated from profiles.
 
 The rate is 1 - m (F + B + W) / X. X is the longest span of a rank, which the paper's optimizer needs no rank to wait
 for; where makespans differ they are larger and the rates by makespan are named apart. Two rows stand here; all twelve
