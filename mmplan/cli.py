@@ -54,6 +54,12 @@ def main() -> None:
     """Run a command and turn errors that a user can cause into one sentence and an exit code."""
     try:
         app()
+    except SystemExit as stop:
+        if stop.code == 130:
+            sys.stderr.write("interrupted: nothing was written\n")
+        if stop.code == 2:  # the parser has told the user what is wrong
+            _write_error("bad_input", "wrong options or arguments, see --help of the command")
+        raise
     except MmplanError as error:
         status = {InfeasibleError: "infeasible", NoPlanFoundError: "no_plan", CheckError: "failed", RunError: "failed"}
         _report_error(status.get(type(error), "bad_input"), str(error))
@@ -73,8 +79,13 @@ def _exit(code: int) -> None:
 
 
 def _report_error(status: str, message: str) -> None:
-    """The sentence to stderr, and a document where `--json` asked for one, once for all processes of a run."""
+    """The sentence to stderr, and its document, once for all processes of a run."""
     sys.stderr.write(f"error: {message}\n")
+    _write_error(status, message)
+
+
+def _write_error(status: str, message: str) -> None:
+    """The document of an error where `--json` asked for one."""
     arguments = sys.argv[1:]
     targets = [a.partition("=")[2] for a in arguments if a.startswith("--json=")]
     targets += [after for option, after in pairwise(arguments) if option == "--json"]

@@ -187,3 +187,10 @@ def test_help_texts_hold_no_square_brackets() -> None:
 
 def test_a_seed_that_no_solver_takes_is_bad_input(folder: Path) -> None:
     assert mmplan("optimize", TINY, "--seed", 10**20, cwd=folder).returncode == 2
+
+
+def test_wrong_usage_writes_a_document_too(folder: Path) -> None:
+    result = mmplan("optimize", TINY, "--gap", "-1", "--json", "-", cwd=folder)
+    assert result.returncode == 2
+    assert json.loads(result.stdout)["status"] == "bad_input"
+    assert "--gap" in result.stderr
