@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.errors import CheckError, InfeasibleError
+from mmplan.errors import CheckError, InfeasibleError, NoPlanFoundError
 from mmplan.planner.plan import Plan, ScheduleCertificate
 from mmplan.planner.schedule import Schedule
 from mmplan.planner.schedules.chunks import chunked_plan
@@ -150,6 +150,7 @@ def scheduled(
 
     Raises:
         InfeasibleError: none of the allowed schedules fits the plan's stages and memory.
+        NoPlanFoundError: only a searched schedule is allowed, and the search found none within memory.
     """
     allowed = plan.scenario.constraints.schedule
     names = [name for name in SCHEDULE_NAMES if name in allowed] if allowed else [plan.schedule]
@@ -164,7 +165,12 @@ def scheduled(
         if step_s < best_s:
             best, best_s = choice.plan, step_s
     if (not allowed and search_s > 0) or "optimized" in names:
-        searched = optimized(plan, graph, costs, time_limit_s=search_s or LEAST_SEARCH_S, seed=seed, stop=stop)
+        try:
+            searched = optimized(plan, graph, costs, time_limit_s=search_s or LEAST_SEARCH_S, seed=seed, stop=stop)
+        except NoPlanFoundError:
+            if best is None:
+                raise
+            return best
         step_s = simulate(searched, graph, costs).step_time_s
         if best is None or step_s < best_s * (1 - WORTH):
             best = searched
