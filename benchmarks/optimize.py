@@ -2,7 +2,7 @@
 
     python benchmarks/optimize.py            # prints a table and rewrites benchmarks/optimize.csv
 
-Each row is the fastest of three runs; `gap` and `objective_s` are the same in all of them.
+Each row is the faster of two runs; `gap` and `objective_s` are the same in all of them.
 """
 
 import csv
@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
-REPEATS = 3
+REPEATS = 2
 
 
 def measure(scenario: Path) -> dict[str, object]:
