@@ -71,10 +71,19 @@ def job_of(question: Question, scenario: Scenario | None = None) -> tuple[Scenar
     """
     if (question.scenario is None) == (question.model is None):
         raise InputError("give either a scenario file or --model (with --gpu, --gpus and --seq)")
+    if question.scenario is not None:
+        _refuse_model_options(question)
     if scenario is None:
         scenario = load_scenario(question.scenario) if question.scenario is not None else _quick_scenario(question)
     technique, cluster = _technique(scenario.technique, question), _cluster(scenario.cluster, question)
     return _with_degrees(replace(scenario, technique=technique, cluster=cluster), question)
+
+
+def _refuse_model_options(question: Question) -> None:
+    silent = Question()
+    for name in ("seq", "images", "image_size", "freeze", "lora"):
+        if getattr(question, name) != getattr(silent, name):
+            raise InputError(f"--{name.replace('_', '-')} belongs to --model; a scenario file says it itself")
 
 
 def _with_degrees(scenario: Scenario, question: Question) -> tuple[Scenario, Degrees]:

@@ -155,6 +155,9 @@ def _column_names(header: list[str], path: Path) -> list[tuple[str, int] | None]
     return names
 
 
+MOST_LAYERS = 10_000
+
+
 def _row(values: list[str], names: list[tuple[str, int] | None], path: Path, line: int) -> MeasuredRow:
     if len(values) != len(names):
         raise InputError(f"expected {len(names)} fields as in the header, found {len(values)}", file=path, line=line)
@@ -176,5 +179,7 @@ def _row(values: list[str], names: list[tuple[str, int] | None], path: Path, lin
             continue
         if not math.isfinite(number) or number < 0 or (number == 0 and name in ("layers", "gpus", "step_s")):
             raise InputError(f"expected a positive number, found '{value}'", file=path, line=line, key=name)
+        if name == "layers" and number > MOST_LAYERS:  # layers are built one by one
+            raise InputError(f"expected at most {MOST_LAYERS}, found '{value}'", file=path, line=line, key=name)
         numbers[name] = number
     return MeasuredRow(str(path), line, texts, numbers)

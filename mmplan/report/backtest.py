@@ -126,7 +126,8 @@ def plot_backtest(result: Backtest, path: Path) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("measured step (s)")
     axes.set_ylabel("predicted step (s)")
-    axes.legend(fontsize=6, loc="upper left")
+    if result.priced:
+        axes.legend(fontsize=6, loc="upper left")
     figure.savefig(path, format="png")
 
 

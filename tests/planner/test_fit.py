@@ -168,3 +168,11 @@ def test_the_command_answers_without_a_file_and_exits_1_when_out_of_memory() -> 
     assert "Largest tensors" in fits.output and "step time" in fits.output
     full = CliRunner().invoke(app, [*arguments.split(), "--zero", "0", "--json", "-"])
     assert full.exit_code == 1 and json.loads(full.output)["verdict"] == "OOM"
+
+
+@pytest.mark.parametrize(
+    "options", [{"seq": 4096}, {"images": 2}, {"image_size": 336}, {"freeze": ("vision",)}, {"lora": 8}]
+)
+def test_what_a_scenario_says_itself_is_no_option_beside_it(options: dict) -> None:
+    with pytest.raises(InputError, match=f"--{next(iter(options)).replace('_', '-')} belongs to --model"):
+        job_of(Question(scenario=LLAVA, **options))
