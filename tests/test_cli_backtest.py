@@ -66,3 +66,25 @@ def test_a_table_without_rows_is_plotted_without_a_warning(tmp_path: Path) -> No
     path.write_text(SHIPPED.read_text().splitlines()[0] + "\n")
     assert RUNNER.invoke(app, ["backtest", str(path), "--plot", str(picture)]).exit_code == 0
     assert picture.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("hidden", "wide", "hidden 'wide' is no number"),
+        ("seq", "long", "sequence 'long' is no number"),
+        ("global_batch", "all", "global batch 'all' is no number"),
+        ("mbs", "0", None),
+    ],
+)
+def test_a_cell_that_says_nothing_leaves_its_row_out_or_assumed(
+    column: str, value: str, reason: str | None, tmp_path: Path
+) -> None:
+    cells = {"layers": "24", "gpus": "8", "step_s": "1", "hidden": "2048", "heads": "16", "vocab": "32000"}
+    cells |= {"seq": "2048", "gpu": "h100-sxm", "global_batch": "64", "mbs": "1", column: value}
+    path = tmp_path / "cell.csv"
+    path.write_text(f"{','.join(cells)}\n{','.join(cells.values())}\n")
+    result = RUNNER.invoke(app, ["backtest", str(path), "--json", "-"])
+    document = json.loads(result.stdout)
+    assert [row["reason"] for row in document["unpriced"]] == ([reason] if reason else [])
+    assert len(document["priced"]) == (0 if reason else 1)

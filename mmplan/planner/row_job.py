@@ -58,6 +58,8 @@ def row_job(row: MeasuredRow) -> RowJob | Unpriced:
     for column in ("layers", "hidden", "sequence", "gpus", "gpu", "global_batch"):
         if column not in row.numbers and column not in row.texts:
             return Unpriced(row, f"no {column.replace('_', ' ')}")
+        if column in row.texts and column != "gpu":
+            return Unpriced(row, f"{column.replace('_', ' ')} '{row.texts[column]}' is no number")
     if row.texts.get("encoder"):
         return Unpriced(row, f"has an encoder ({row.texts['encoder']}) whose sizes per sample are not in the table")
     if row_device(row) is None:
@@ -134,7 +136,7 @@ def _degrees(row: MeasuredRow, assumed: list[str]) -> Degrees | str:
         return f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} GPUs"
     dp = gpus // (tp * pp * cp)
     batch = row.count("global_batch") or 0
-    size = row.count("microbatch")
+    size = row.count("microbatch") or None  # a zero says as little as a blank
     if size is None and row.count("grad_accum") and row.count("grad_accum") != 1:
         size = max(1, round(batch / dp / (row.count("grad_accum") or 1)))
     if size is None:
