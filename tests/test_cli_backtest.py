@@ -52,14 +52,6 @@ def test_one_row_is_explained_part_by_part(rows: Path) -> None:
     assert isinstance(unknown.exception, InputError) and "no row has the id 'zb-999'" in str(unknown.exception)
 
 
-def test_a_row_of_endless_layers_is_refused_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "endless.csv"
-    path.write_text("layers,gpus,step_s,hidden,heads,vocab,seq,gpu\n99999999999,8,1,4096,32,32000,2048,h100-sxm\n")
-    result = RUNNER.invoke(app, ["backtest", str(path)])
-    assert isinstance(result.exception, InputError)
-    assert "endless.csv:2: layers: expected at most 10000" in str(result.exception)
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_table_without_rows_is_plotted_without_a_warning(tmp_path: Path) -> None:
     path, picture = tmp_path / "none.csv", tmp_path / "none.png"

@@ -69,16 +69,22 @@ _NUMBERS = {
     "expert_ffn", "gpus_per_node", "gpus", "tp", "pp", "dp", "derived_dp", "cp", "ep", "etp", "microbatch",
     "global_batch", "grad_accum", "step_s", "tokens_per_s_per_gpu", "tokens_per_s_total", "samples_per_s", "year",
 }  # fmt: skip
+_POSITIVE = {
+    "layers", "hidden", "heads", "ffn", "sequence", "gpus", "global_batch", "step_s",
+    "tokens_per_s_per_gpu", "tokens_per_s_total", "samples_per_s",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRow:
-    """One row as written: `texts` and `numbers` by our column names; what is blank is absent."""
+    """One row as written: `texts` and `numbers` by our column names; what is blank is absent. `fault` says which cell
+    cannot be read, so that the row is listed and the rest of the table still priced."""
 
     file: str
     line: int
     texts: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
+    fault: str = ""
 
     @property
     def id(self) -> str:
@@ -163,6 +169,7 @@ def _row(values: list[str], names: list[tuple[str, int] | None], path: Path, lin
         raise InputError(f"expected {len(names)} fields as in the header, found {len(values)}", file=path, line=line)
     texts: dict[str, str] = {}
     numbers: dict[str, float] = {}
+    fault = ""
     columns = sorted((name[1], name[0], value.strip()) for name, value in zip(names, values, strict=True) if name)
     for _, name, value in columns:
         if not value or name in texts or name in numbers:
@@ -173,13 +180,14 @@ def _row(values: list[str], names: list[tuple[str, int] | None], path: Path, lin
         try:
             number = float(value.replace(",", ""))
         except ValueError:
-            if name in ("layers", "gpus", "step_s", "tp", "pp", "dp"):
-                raise InputError(f"expected a number, found '{value}'", file=path, line=line, key=name) from None
             texts[name] = value
+            if name in ("layers", "gpus", "step_s", "tp", "pp", "dp"):
+                fault = fault or f"{name}: expected a number, found '{value}'"
             continue
-        if not math.isfinite(number) or number < 0 or (number == 0 and name in ("layers", "gpus", "step_s")):
-            raise InputError(f"expected a positive number, found '{value}'", file=path, line=line, key=name)
-        if name == "layers" and number > MOST_LAYERS:  # layers are built one by one
-            raise InputError(f"expected at most {MOST_LAYERS}, found '{value}'", file=path, line=line, key=name)
-        numbers[name] = number
-    return MeasuredRow(str(path), line, texts, numbers)
+        if not math.isfinite(number) or number < 0 or (number == 0 and name in _POSITIVE):
+            fault = fault or f"{name}: expected a positive number, found '{value}'"
+        elif name == "layers" and number > MOST_LAYERS:  # layers are built one by one
+            fault = fault or f"{name}: expected at most {MOST_LAYERS}, found '{value}'"
+        else:
+            numbers[name] = number
+    return MeasuredRow(str(path), line, texts, numbers, fault)

@@ -52,6 +52,8 @@ class Unpriced:
 
 def row_job(row: MeasuredRow) -> RowJob | Unpriced:
     """The job of a row."""
+    if row.fault:
+        return Unpriced(row, row.fault)
     step_s = row.step_s()
     if step_s is None:
         return Unpriced(row, "no step time and no throughput with batch and sequence length")
