@@ -36,7 +36,7 @@ demo: setup
 	$(BIN)/mmplan execute $(OUT)/best.plan.json --local 4 --steps 10 -o $(OUT)/run.json
 	$(BIN)/mmplan validate $(OUT)/best.plan.json $(OUT)/run.json --html $(OUT)/validation.html
 	$(BIN)/mmplan optimize scenarios/tiny-rehearsal.yaml -o $(OUT)/rehearsal.plan.json
-	$(BIN)/mmplan execute $(OUT)/rehearsal.plan.json --local 8 --rehearse --steps 3 -o $(OUT)/rehearsal.json
+	$(BIN)/mmplan execute $(OUT)/rehearsal.plan.json --local 8 --rehearse --steps 5 -o $(OUT)/rehearsal.json
 	$(BIN)/mmplan validate $(OUT)/rehearsal.plan.json $(OUT)/rehearsal.json --html $(OUT)/rehearsal.html
 	@echo
 	@echo "plans side by side:      $(abspath $(OUT))/compare.html"
