@@ -75,9 +75,9 @@ def frozen_backbone(m: int) -> ScheduleProblem:
 
 
 def replicated_encoder(m: int) -> ScheduleProblem:
-    """The encoder of microbatch k runs on rank k mod 8, beside the language model."""
+    """The encoder of microbatch k runs on rank k mod 8, beside the language model, and holds 1.5."""
     others = [frozenset(k for k in range(m) if k % RANKS != rank) for rank in range(RANKS)]
-    stages = [stage(rank, 20, m, role="encoder", skipped=others[rank]) for rank in range(RANKS)]
+    stages = [stage(rank, 20, m, held=1.5, role="encoder", skipped=others[rank]) for rank in range(RANKS)]
     stages += [stage(rank, 10, m) for rank in range(RANKS)]
     pairs = [(rank, RANKS) for rank in range(RANKS)] + [(s, s + 1) for s in range(RANKS, 2 * RANKS - 1)]
     return linked(stages, pairs, m, 19)

@@ -17,19 +17,19 @@ from mmplan.planner.schedule import Schedule
 from mmplan.planner.schedules.evaluate import evaluate, fits
 from mmplan.planner.schedules.families import FAMILIES
 from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
-from mmplan.planner.schedules.search.bound import makespan_bound_s
+from mmplan.planner.schedules.search.bound import Bound, lower_bound
 from mmplan.planner.schedules.search.evolution import evolve
 from mmplan.planner.schedules.search.nodes import Nodes, build_nodes
 from mmplan.planner.schedules.search.orders import Orders
 from mmplan.planner.schedules.search.tabu import TabuSearch
-from mmplan.planner.schedules.search.windows import solve_window
+from mmplan.planner.schedules.search.windows import WindowAnswer, solve_window
 
-GENERATIONS, ROUNDS, ITERATIONS, WINDOWS = 12, 12, 1200, 12
+GENERATIONS, ROUNDS, ITERATIONS = 12, 30, 800
 STARTS = 3  # orders of evolution that tabu search goes on from in its first round
-WINDOW_EFFORT = 0.3
-PROVED_ACTIONS, PROOF_EFFORT = 400, 4.0
+WINDOW_EFFORT = 0.2  # of a first window; it grows with the square of the width
+PROVED_ACTIONS, PROOF_EFFORT, PROVED_ROUNDS = 400, 8.0, 4  # fewer rounds where CP-SAT can take over
 LARGE = 4000  # actions above which moves and windows are left out: one evaluation takes too long
-_FIRST_WINDOW, _LAST_WINDOW, _WIDER = 80, 260, 1.25  # actions in a window
+FIRST_WINDOW, WIDER = 80, 1.3  # actions in a window, and how it grows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ def best_schedule(
     """
     started = perf_counter()
     nodes = build_nodes(problem, spans=spans)
-    state = _State(nodes, makespan_bound_s(nodes), lambda: stop() or perf_counter() - started > time_limit_s)
+    state = _State(nodes, lower_bound(nodes), started + time_limit_s, stop)
     _families(state)
     if not state.ended():
         _rules(state, seed)
@@ -97,8 +97,9 @@ def best_schedule(
 class _State:
     """The best rows so far, other good ones to start from, and what was tried."""
 
-    def __init__(self, nodes: Nodes, bound_s: float, timeout: Callable[[], bool]) -> None:
-        self.nodes, self.bound_s, self.timeout = nodes, bound_s, timeout
+    def __init__(self, nodes: Nodes, bound: Bound, end_s: float, stop: Callable[[], bool]) -> None:
+        self.nodes, self.bound, self.bound_s = nodes, bound, bound.makespan_s
+        self.end_s, self.stop = end_s, stop
         self.rows: list[list[int]] | None = None
         self.best_s = float("inf")
         self.fullest = float("inf")  # part of its memory that the fullest rank uses under the best rows
@@ -118,6 +119,23 @@ class _State:
             self.best_s, self.rows, self.method = orders.makespan_s, orders.copied(), method
             self.fullest = fullest
         return orders.makespan_s
+
+    def timeout(self) -> bool:
+        return self.stop() or perf_counter() > self.end_s
+
+    def solve(self, orders: Orders, low_s: float, high_s: float, effort: float, seed: int) -> WindowAnswer:
+        """A window with all that is known of its actions, within the time that is left."""
+        return solve_window(
+            orders,
+            low_s,
+            high_s,
+            effort=effort,
+            floor_s=self.bound_s,
+            seed=seed,
+            limit_s=self.end_s - perf_counter(),
+            heads=self.bound.heads,
+            tails=self.bound.tails,
+        )
 
     def ended(self) -> bool:
         return self.best_s <= self.bound_s * (1 + 1e-12) or self.timeout()
@@ -151,42 +169,45 @@ def _rules(state: _State, seed: int) -> None:
 
 
 def _rounds(state: _State, seed: int) -> None:
-    """Tabu search and windows in turn: first from the best of several starts, then from the best."""
+    """Tabu search and windows in turn: first from the best of several starts, then from the best.
+
+    Windows that nothing is gained in get wider; they get no wider than everything.
+    """
     random = Random(seed)
     seconds = state.nodes.seconds
     tabu = TabuSearch(state.nodes, random, slack_s=2 * sum(seconds) / len(seconds))
-    width = float(_FIRST_WINDOW)
+    width = float(FIRST_WINDOW)
     assert state.rows is not None
     starts = [state.rows, *(rows for rows in state.starts if rows != state.rows)][:STARTS]
-    for turn in range(ROUNDS):
+    for turn in range(PROVED_ROUNDS if len(seconds) <= PROVED_ACTIONS else ROUNDS):
         for rows in starts if turn == 0 else [state.rows]:
             if state.ended():
                 break
-            found = tabu.run(
-                [list(row) for row in rows], iterations=ITERATIONS, floor_s=state.bound_s, stop=state.timeout
-            )
+            rows = [list(row) for row in rows]
+            found = tabu.run(rows, iterations=ITERATIONS, floor_s=state.bound_s, stop=state.timeout)
             state.offer(found, "tabu search")
         before_s = state.best_s
         _windows(state, random, width)
         if state.best_s == before_s:
-            width = min(width * _WIDER, _LAST_WINDOW)
-        if state.ended():
+            width *= WIDER
+        if state.ended() or width > len(seconds):
             break
     state.note("tabu search and windows")
 
 
 def _windows(state: _State, random: Random, width: float) -> None:
-    """Random windows of about `width` actions, each solved to its optimum where the effort allows."""
+    """Windows of about `width` actions that overlap by half, over the whole step, each solved to its optimum where the
+    effort allows."""
     assert state.rows is not None
     orders = Orders(state.nodes, [list(row) for row in state.rows])
     orders.evaluate()
-    for _ in range(WINDOWS):
-        if state.ended():
-            return
-        length_s = orders.makespan_s * width / len(state.nodes.actions)
-        low_s = random.uniform(-length_s / 2, orders.makespan_s - length_s / 2)
-        answer = solve_window(orders, low_s, low_s + length_s, effort=WINDOW_EFFORT, floor_s=state.bound_s)
+    length_s = orders.makespan_s * width / len(state.nodes.actions)
+    low_s = -length_s * random.uniform(0.25, 0.75)
+    effort = WINDOW_EFFORT * (width / FIRST_WINDOW) ** 2
+    while low_s < orders.makespan_s - length_s / 4 and not state.ended():
+        answer = state.solve(orders, low_s, low_s + length_s, effort, random.randrange(10**6))
         _take(state, orders, answer.rows, "windows by CP-SAT")
+        low_s += length_s / 2
 
 
 def _take(state: _State, orders: Orders, rows: list[list[int]] | None, method: str) -> None:
@@ -209,7 +230,7 @@ def _prove(state: _State, seed: int) -> None:
     assert state.rows is not None
     orders = Orders(state.nodes, [list(row) for row in state.rows])
     orders.evaluate()
-    answer = solve_window(orders, -1.0, float("inf"), effort=PROOF_EFFORT, floor_s=state.bound_s, seed=seed % 2**31)
+    answer = state.solve(orders, -1.0, float("inf"), PROOF_EFFORT, seed % 2**31)
     _take(state, orders, answer.rows, "CP-SAT")
     state.bound_s = max(state.bound_s, min(answer.bound_s, state.best_s))
     state.note("CP-SAT")

@@ -8,21 +8,35 @@ they stop growing. The bound is the largest preemptive one-machine makespan of a
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from mmplan.planner.schedules.search.memory_bound import memory_bound_s
 from mmplan.planner.schedules.search.nodes import Arc, Nodes
 
 _SHARPENED = 4000  # actions; above, paths alone
 
 
-def makespan_bound_s(nodes: Nodes) -> float:
-    """No schedule of the problem has a shorter makespan."""
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """No schedule has a makespan below `makespan_s`, none starts an action before its head or ends the step sooner than
+    its tail after the action's end."""
+
+    makespan_s: float
+    heads: np.ndarray
+    tails: np.ndarray
+
+
+def lower_bound(nodes: Nodes) -> Bound:
+    """The bound of a problem."""
     heads, tails = heads_and_tails(nodes)
     seconds = np.array(nodes.seconds)
     path_s = float((heads + seconds + tails).max())
     machines = [nodes.of_rank(rank) for rank in range(nodes.problem.ranks)]
-    return max(path_s, *(one_machine_s(heads[row], seconds[row], tails[row]) for row in machines if len(row)))
+    full_s = memory_bound_s(nodes, heads, tails)
+    machine_s = [one_machine_s(heads[row], seconds[row], tails[row]) for row in machines if len(row)]
+    return Bound(max(path_s, full_s, *machine_s), heads, tails)
 
 
 def heads_and_tails(nodes: Nodes) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from mmplan.planner.schedules.search.listing import Lister, Rules
 from mmplan.planner.schedules.search.nodes import Nodes
 
 POPULATION, ELITE, EQUAL_ELITE = 96, 12, 4
-CROSSED = 0.3
+CROSSED, ALIKE = 0.3, 0.3
 _URGENT, _LAST = 1000.0, 2000.0  # steps between classes of priority, far above any microbatch index
 
 
@@ -32,6 +32,7 @@ def evolve(
     random = np.random.default_rng(seed)
     lister = Lister(nodes)
     rules = _first(nodes, random)
+    groups = _groups(nodes)
     limit_s = np.inf
     elite: Rules | None = None
     elite_s = np.zeros(0)
@@ -53,7 +54,7 @@ def evolve(
         limit_s = float(finite.max()) * (1 + 1e-9)
         if finite.min() <= floor_s * (1 + 1e-12) or stop():
             break
-        rules = _children(elite.rows(np.isfinite(elite_s)), random)
+        rules = _children(elite.rows(np.isfinite(elite_s)), groups, random)
     return Bred(tuple(best_orders), tuple(best_orders.values()))
 
 
@@ -103,8 +104,25 @@ def _elite(makespan_s: np.ndarray) -> np.ndarray:
     return np.array(chosen)
 
 
-def _children(elite: Rules, random: np.random.Generator) -> Rules:
-    """One to three changes of an elite row, some after crossing two."""
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Lanes and stages that may change together: those of one kind and role, and those of one role."""
+
+    lane: np.ndarray
+    stage: np.ndarray
+
+
+def _groups(nodes: Nodes) -> _Groups:
+    stages = nodes.problem.stages
+    roles = {role: index for index, role in enumerate(dict.fromkeys(stage.role for stage in stages))}
+    first = [nodes.actions[numbers[0]] for numbers in nodes.lanes]
+    lane = [3 * roles[stages[action.stage].role] + "FIW".index(action.kind) for action in first]
+    return _Groups(np.array(lane), np.array([roles[stage.role] for stage in stages]))
+
+
+def _children(elite: Rules, groups: _Groups, random: np.random.Generator) -> Rules:
+    """One to three changes of an elite row, some after crossing two; a change is of one lane, stage or rank, or of all
+    that are alike."""
     count, rows = len(elite.offset), POPULATION
     first = random.integers(0, count, rows)
     second = np.where(random.random(rows) < CROSSED, random.integers(0, count, rows), first)
@@ -113,19 +131,24 @@ def _children(elite: Rules, random: np.random.Generator) -> Rules:
         take = random.random((rows, values.shape[1])) < 0.5
         parts.append(np.where(take, values[first], values[second]))
     offset, in_flight, patience = parts
-    everyone = np.arange(rows)
     for change in range(3):
         active = random.random(rows) < (1.0, 0.6, 0.3)[change]
         what = random.random(rows)
-        lane = random.integers(0, offset.shape[1], rows)
-        stage = random.integers(0, in_flight.shape[1], rows)
-        rank = random.integers(0, patience.shape[1], rows)
+        alike = (random.random(rows) < ALIKE)[:, None]
+        drawn_lane = random.integers(0, offset.shape[1], rows)[:, None]
+        lanes = np.where(alike, groups.lane == groups.lane[drawn_lane], np.arange(offset.shape[1]) == drawn_lane)
+        drawn_stage = random.integers(0, in_flight.shape[1], rows)[:, None]
+        stages = np.where(
+            alike, groups.stage == groups.stage[drawn_stage], np.arange(in_flight.shape[1]) == drawn_stage
+        )
+        drawn_rank = random.integers(0, patience.shape[1], rows)[:, None]
+        ranks = alike | (np.arange(patience.shape[1]) == drawn_rank)
         shift = random.normal(0.0, 2.0, rows) + np.where(
             random.random(rows) < 0.15, random.choice([-_URGENT, _URGENT], rows), 0
         )
-        offset[everyone, lane] += np.where(active & (what < 0.4), shift, 0.0)
+        offset += lanes * np.where(active & (what < 0.4), shift, 0.0)[:, None]
         step = np.where(active & (what >= 0.4) & (what < 0.7), random.integers(-2, 3, rows), 0)
-        in_flight[everyone, stage] = np.maximum(1, in_flight[everyone, stage] + step)
+        in_flight = np.maximum(1, in_flight + stages * step[:, None])
         drawn = np.where(random.random(rows) < 0.3, 0.0, random.random(rows) * 1.2)
-        patience[everyone, rank] = np.where(active & (what >= 0.7), drawn, patience[everyone, rank])
+        patience = np.where(ranks & (active & (what >= 0.7))[:, None], drawn[:, None], patience)
     return Rules(offset, in_flight, patience)

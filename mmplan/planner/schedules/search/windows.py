@@ -5,10 +5,10 @@ release time and as a tail of each action. Whole numbers are made here: duration
 true seconds; the caller evaluates an order that comes back exactly.
 """
 
-import itertools
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+import numpy as np
 from ortools.sat.python import cp_model
 
 from mmplan.planner.schedule import Compute, ComputeKind
@@ -47,14 +47,17 @@ def solve_window(
     effort: float,
     floor_s: float = 0.0,
     seed: int = 0,
-    kept: frozenset[int] = frozenset(),
+    limit_s: float = float("inf"),
+    heads: np.ndarray | None = None,
+    tails: np.ndarray | None = None,
 ) -> WindowAnswer:
     """The best order of the actions that run between `low_s` and `high_s`.
 
     Args:
         effort: limit in deterministic seconds of CP-SAT.
         floor_s: known bound on the makespan.
-        kept: actions that keep their order among each other on each rank, so that larger windows stay easy.
+        limit_s: and in real seconds.
+        heads, tails: of each action, earliest start and least time after its end in any order, where they are known.
     """
     ranges = [_inside(orders, row, low_s, high_s) for row in orders.rows]
     free = [number for row, (low, high) in zip(orders.rows, ranges, strict=True) for number in row[low:high]]
@@ -63,15 +66,21 @@ def solve_window(
     ticks_per_s = _TICKS / orders.makespan_s
     made = _Model(orders, cp_model.CpModel(), ticks_per_s, horizon=_TICKS + len(free))
     for number in free:
-        made.start[number] = made.model.new_int_var(0, made.horizon, "")
+        first = made.down(heads[number]) if heads is not None else 0
+        last = made.horizon
+        if tails is not None:
+            last -= made.down(tails[number]) + made.down(orders.nodes.seconds[number])
+        made.start[number] = made.model.new_int_var(first, max(first, last), "")
         made.model.add_hint(made.start[number], made.down(orders.start_s[number]))
     length = made.model.new_int_var(made.down(floor_s), made.horizon, "")
     for rank, (low, high) in enumerate(ranges):
         if low < high:
-            _order_rank(made, rank, low, high, length, kept)
+            _order_rank(made, rank, low, high, length)
             _limit_memory(made, rank, low, high)
     made.model.minimize(length)
     solver = cp_model.CpSolver()
+    if limit_s < float("inf"):
+        solver.parameters.max_time_in_seconds = max(limit_s, 0.05)
     parameters = solver.parameters
     parameters.num_workers, parameters.random_seed, parameters.max_deterministic_time = 1, seed, effort
     # A window is small and solved often: what only pays on large models is off.
@@ -90,7 +99,7 @@ def _inside(orders: Orders, row: list[int], low_s: float, high_s: float) -> tupl
     return low, high
 
 
-def _order_rank(made: _Model, rank: int, low: int, high: int, length: cp_model.IntVar, kept: frozenset[int]) -> None:
+def _order_rank(made: _Model, rank: int, low: int, high: int, length: cp_model.IntVar) -> None:
     """One action at a time; after their inputs; the makespan is at least end + tail of each."""
     orders, model, start = made.orders, made.model, made.start
     seconds, row = orders.nodes.seconds, orders.rows[rank]
@@ -99,9 +108,6 @@ def _order_rank(made: _Model, rank: int, low: int, high: int, length: cp_model.I
     model.add_no_overlap(
         [model.new_fixed_size_interval_var(start[x], made.down(seconds[x]), "") for x in row[low:high]]
     )
-    chain = [number for number in row[low:high] if number in kept]
-    for early, late in itertools.pairwise(chain):
-        model.add(start[late] >= start[early] + made.down(seconds[early]))
     for number in row[low:high]:
         first_s, last_s = release_s, tail_s
         for other, lag_s in orders.nodes.before[number]:
