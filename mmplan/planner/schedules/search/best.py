@@ -24,10 +24,10 @@ from mmplan.planner.schedules.search.orders import Orders
 from mmplan.planner.schedules.search.tabu import TabuSearch
 from mmplan.planner.schedules.search.windows import WindowAnswer, solve_window
 
-GENERATIONS, ROUNDS, ITERATIONS = 12, 30, 800
-STARTS = 3  # orders of evolution that tabu search goes on from in its first round
+ISLANDS, GENERATIONS, ROUNDS, ITERATIONS = 2, 8, 30, 800
+STARTS = 2  # orders of each island that tabu search goes on from in its first round
 WINDOW_EFFORT = 0.2  # of a first window; it grows with the square of the width
-PROVED_ACTIONS, PROOF_EFFORT, PROVED_ROUNDS = 400, 8.0, 4  # fewer rounds where CP-SAT can take over
+PROVED_ACTIONS, PROOF_EFFORT, PROVED_ROUNDS = 600, 12.0, 2  # fewer rounds where CP-SAT can take over
 LARGE = 4000  # actions above which moves and windows are left out: one evaluation takes too long
 FIRST_WINDOW, WIDER = 80, 1.3  # actions in a window, and how it grows
 
@@ -76,7 +76,7 @@ def best_schedule(
         )
     if len(nodes.actions) <= LARGE:
         _rounds(state, seed)
-        if len(nodes.actions) <= PROVED_ACTIONS and not state.ended():
+        if _provable(state) and not state.ended():
             _prove(state, seed)
     schedule = nodes.schedule(state.rows)
     evaluation = evaluate(problem, schedule)
@@ -161,10 +161,20 @@ def _families(state: _State) -> None:
 
 
 def _rules(state: _State, seed: int) -> None:
-    bred = evolve(state.nodes, generations=GENERATIONS, seed=seed, stop=state.timeout, floor_s=state.bound_s)
-    state.starts = [list(rows) for rows in bred.orders[:STARTS]]
-    for rows in bred.orders:
-        state.offer(rows, "evolution of rules")
+    """Evolution on islands that know nothing of each other; the best of each are starts for what follows."""
+    for island in range(ISLANDS):
+        if state.ended():
+            break
+        bred = evolve(
+            state.nodes,
+            generations=GENERATIONS,
+            seed=seed + island,
+            stop=state.timeout,
+            floor_s=state.bound_s,
+        )
+        state.starts += [list(rows) for rows in bred.orders[:STARTS]]
+        for rows in bred.orders:
+            state.offer(rows, "evolution of rules")
     state.note("evolution of rules")
 
 
@@ -178,8 +188,8 @@ def _rounds(state: _State, seed: int) -> None:
     tabu = TabuSearch(state.nodes, random, slack_s=2 * sum(seconds) / len(seconds))
     width = float(FIRST_WINDOW)
     assert state.rows is not None
-    starts = [state.rows, *(rows for rows in state.starts if rows != state.rows)][:STARTS]
-    for turn in range(PROVED_ROUNDS if len(seconds) <= PROVED_ACTIONS else ROUNDS):
+    starts = [state.rows, *(rows for rows in state.starts if rows != state.rows)]
+    for turn in range(PROVED_ROUNDS if _provable(state) else ROUNDS):
         for rows in starts if turn == 0 else [state.rows]:
             if state.ended():
                 break
@@ -223,6 +233,12 @@ def _take(state: _State, orders: Orders, rows: list[list[int]] | None, method: s
         orders.replace(old)
     else:
         state.offer(orders.copied(), method)
+
+
+def _provable(state: _State) -> bool:
+    """Whether CP-SAT has a chance on everything: with several stages on a rank it gains little."""
+    problem = state.nodes.problem
+    return len(state.nodes.actions) <= PROVED_ACTIONS and len(problem.stages) <= problem.ranks
 
 
 def _prove(state: _State, seed: int) -> None:
