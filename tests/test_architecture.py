@@ -20,7 +20,8 @@ ALLOWED = {
     "kernels": set(),
     "runtime": {"units", "errors", "files", "scenario", "cost_models", "planner", "kernels"},
     "report": {"units", "errors", "files", "scenario", "cost_models", "planner", "runtime"},
-    "cli": {"units", "errors", "files", "scenario", "cost_models", "planner", "runtime", "report"},
+    "commands": {"units", "errors", "files", "scenario", "cost_models", "planner", "runtime", "report"},
+    "cli": {"units", "errors", "files", "scenario", "cost_models", "planner", "runtime", "report", "commands"},
     "__main__": {"cli"},
     "__init__": set(),
 }

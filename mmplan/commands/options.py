@@ -1,0 +1,28 @@
+"""Options and arguments that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmplan.runtime.thresholds import Thresholds
+from mmplan.units import parse_seconds
+
+
+def seconds(text: str | float) -> float:
+    """An option such as `30 ms`, in seconds."""
+    try:
+        return text if isinstance(text, float) else parse_seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def json_path(json_file: str | None) -> Path | None:
+    """The file of `--json`, None when there is none or it is stdout."""
+    return None if json_file in (None, "-") else Path(str(json_file))
+
+
+JsonFile = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write a JSON document; - for stdout.")]
+ALLOWED = Thresholds()
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")]
+ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario YAML file.")]

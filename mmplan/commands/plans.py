@@ -1,0 +1,231 @@
+"""Commands on scenarios and plans: nothing here runs a model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmplan.commands.options import JsonFile, PlanFile, ScenarioFile, json_path
+from mmplan.files import require_folder
+from mmplan.planner.stopping import SCHEDULE_SEARCH_S, TIME_LIMIT_S
+
+
+def optimize(
+    scenario: ScenarioFile,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Plan file; default: NAME.plan.json.")] = None,
+    gap: Annotated[float, typer.Option(min=0.0, max=1.0, help="Stop when this gap is proven.")] = 0.01,
+    time_limit: Annotated[
+        float, typer.Option(min=0.1, help="Seconds after which the best plan so far is kept.")
+    ] = TIME_LIMIT_S,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Same input and seed, same plan.")] = 0,
+    schedule_search: Annotated[
+        float, typer.Option(min=0.0, help="Seconds to look for a better schedule of the best cut; 0: keep 1F1B.")
+    ] = SCHEDULE_SEARCH_S,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why the runner-ups lose.")] = False,
+    naive: Annotated[bool, typer.Option("--naive", help="Do not search: equal layer counts, as cut by hand.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Find the best plan of a scenario, with a proven gap. Ctrl-C keeps the best plan so far."""
+    from mmplan.planner.interval import plan_interval
+    from mmplan.planner.naive import naive_result
+    from mmplan.planner.plan import save_plan
+    from mmplan.planner.search import optimize
+    from mmplan.report.console import emit
+    from mmplan.report.documents import optimize_document
+    from mmplan.report.progress import search_progress
+    from mmplan.report.simulation import simulate_plan
+    from mmplan.report.summary import summarise
+    from mmplan.report.tables import optimize_tables
+    from mmplan.scenario.load import load_scenario
+
+    require_folder(output, json_path(json_file))
+    loaded = load_scenario(scenario)
+    with search_progress(loaded.name) as progress:
+        if naive:
+            result = naive_result(loaded)
+        else:
+            result = optimize(
+                loaded,
+                gap=gap,
+                time_limit_s=time_limit,
+                seed=seed,
+                schedule_search_s=schedule_search,
+                on_improvement=progress,
+            )
+    target = output or Path(f"{loaded.name}.plan.json")
+    save_plan(result.plan, target)
+    summary = summarise(loaded.name, result.plan, simulate_plan(result.plan))
+    interval = plan_interval(result.plan, summary.step_time_s)
+    tables = optimize_tables(result, summary, interval, target, explain)
+    emit(json_file, optimize_document(result, summary, interval), *tables)
+
+
+def simulate(
+    plan_file: PlanFile,
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace for Perfetto.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a Gantt chart as PNG.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Draw the samples of this step from the data; without it, mean samples.")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another schedule for the plan's stages; all: compare them.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan with that schedule.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Simulate one optimizer step of a plan: time, bubble, bytes and memory of every rank."""
+    from mmplan.planner.interval import plan_interval
+    from mmplan.planner.plan import load_plan, save_plan
+    from mmplan.report.console import emit
+    from mmplan.report.documents import schedules_document, simulate_document
+    from mmplan.report.gantt import plot_gantt
+    from mmplan.report.interval import interval_text
+    from mmplan.report.perfetto import save_trace
+    from mmplan.report.schedules import schedule_name, schedule_rows, schedule_table, under_schedule
+    from mmplan.report.simulation import simulate_plan
+    from mmplan.report.sparkline import busy_table
+    from mmplan.report.tables import prediction_table, stage_table
+    from mmplan.report.utilisation import plan_utilisation, utilisation_table
+
+    require_folder(trace, plot, output, json_path(json_file))
+    plan = load_plan(plan_file)
+    if schedule == "all":
+        rows = schedule_rows(plan)
+        emit(json_file, schedules_document(plan, rows), schedule_table(plan, rows))
+        return
+    if schedule is not None:
+        plan = under_schedule(plan, schedule_name(schedule))
+    if output is not None:
+        save_plan(plan, output)
+    prediction = simulate_plan(plan, step)
+    interval = plan_interval(plan, prediction.step_time_s)
+    if trace is not None:
+        save_trace(plan, prediction, trace)
+    if plot is not None:
+        plot_gantt(plan, prediction, plot)
+    parts = stage_table(plan), prediction_table(prediction), utilisation_table(plan_utilisation(plan, prediction))
+    document = simulate_document(plan, prediction, interval)
+    emit(json_file, document, *parts, busy_table(prediction), interval_text(interval))
+
+
+def compare(
+    plan_files: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="Two or more plan.json.")],
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures that needs no network.")] = None,
+    rank: Annotated[str | None, typer.Option(help="Order by the step time (p50) or its P90 (p90).")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Put plans side by side: time, bubble, memory, communication."""
+    from mmplan.planner.plan import load_plan
+    from mmplan.report.console import emit
+    from mmplan.report.documents import compare_document
+    from mmplan.report.page import compare_page
+    from mmplan.report.simulation import simulate_plan
+    from mmplan.report.summary import names_of, ranked, summarise
+    from mmplan.report.tables import summary_table
+
+    require_folder(html, json_path(json_file))
+    plans = dict(zip(names_of(plan_files), map(load_plan, plan_files), strict=True))
+    predictions = {name: simulate_plan(plan) for name, plan in plans.items()}
+    summaries = ranked([summarise(name, plan, predictions[name]) for name, plan in plans.items()], rank)
+    if html is not None:
+        compare_page(plans, predictions, summaries, html)
+    emit(json_file, compare_document(summaries), summary_table(summaries))
+
+
+def check(
+    plan_file: PlanFile,
+    runtime: Annotated[
+        str, typer.Option(help="Whose rules decide about hangs: mmplan, fsdp, zero3, zero2 or megatron-pp.")
+    ] = "mmplan",
+    json_file: JsonFile = None,
+) -> None:
+    """Check a plan independently of the planner: layers, memory, zones, degrees, deadlocks, hangs by missing images."""
+    from mmplan.planner.check import check_plan
+    from mmplan.planner.check_hangs import check_hangs, runtime_name
+    from mmplan.planner.plan import load_plan
+    from mmplan.report.console import emit
+    from mmplan.report.documents import check_document
+    from mmplan.report.tables import findings_table
+
+    plan = load_plan(plan_file)
+    findings = check_plan(plan) or check_hangs(plan, runtime_name(runtime))
+    emit(json_file, check_document(plan, findings), findings_table(plan, findings))
+    raise typer.Exit(1 if findings else 0)
+
+
+def fit(
+    scenario: Annotated[
+        Path | None, typer.Argument(metavar="SCENARIO", help="A scenario YAML file; or --model.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Instead of a scenario: a config.json or a bundled name.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="A device of `mmplan hardware`.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="How many.")] = None,
+    seq: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sequence, images included (with --model).")
+    ] = None,
+    images: Annotated[int, typer.Option(min=0, help="Images in a sequence (with --model).")] = 0,
+    image_size: Annotated[int, typer.Option(min=1, help="Their side in pixels (with --model).")] = 448,
+    freeze: Annotated[list[str] | None, typer.Option(help="A module not to train (with --model); repeatable.")] = None,
+    lora: Annotated[int | None, typer.Option(min=1, help="Rank of LoRA on the language model (with --model).")] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor parallel degree.")] = 1,
+    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
+    dp: Annotated[int | None, typer.Option(min=1, help="Replicas; default: all devices.")] = None,
+    cp: Annotated[int, typer.Option(min=1, help="Context parallel degree.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallel degree.")] = 1,
+    etp: Annotated[int, typer.Option(min=1, help="Tensor parallel degree inside an expert.")] = 1,
+    vp: Annotated[int, typer.Option(min=1, help="Chunks of layers per stage (interleaving).")] = 1,
+    mbs: Annotated[int, typer.Option(min=1, help="Sequences in a microbatch.")] = 1,
+    gbs: Annotated[int | None, typer.Option(min=1, help="Global batch; default: the scenario's.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="1f1b, gpipe, interleaved, zb-1p, zb-2p or zb-v.")] = None,
+    stack: Annotated[str | None, typer.Option(help="Software stack, e.g. nemo-2025, deepspeed-2024.")] = None,
+    zero: Annotated[int | None, typer.Option(min=0, max=3, help="ZeRO stage; 2 and 3 are FSDP's too.")] = None,
+    recompute: Annotated[str | None, typer.Option(help="none, selective, full, or layers per stage.")] = None,
+    attention: Annotated[str | None, typer.Option(help="math, flash1, flash2, flash3 or cudnn.")] = None,
+    offload: Annotated[
+        str | None, typer.Option(help="none, optimizer or parameters: what lives in host memory.")
+    ] = None,
+    sequence_parallel: Annotated[
+        bool | None, typer.Option("--sp/--no-sp", help="Sequence parallel; default: the stack's.")
+    ] = None,
+    fp8: Annotated[str | None, typer.Option(help="none, tensor, block or mx.")] = None,
+    cross_entropy: Annotated[str | None, typer.Option(help="plain, fused or chunked.")] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show every formula with its numbers.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Say whether one configuration fits, without search: memory by part and stage, step time, what would help."""
+    options = {name: value for name, value in locals().items() if name not in ("explain", "json_file", "freeze")}
+    from mmplan.planner.fit import fit
+    from mmplan.planner.fit_job import Question, job_of
+    from mmplan.report.console import emit
+    from mmplan.report.fit import fit_document, fit_tables
+
+    require_folder(json_path(json_file))
+    result = fit(*job_of(Question(freeze=tuple(freeze or ()), **options)))
+    emit(json_file, fit_document(result), *fit_tables(result, explain))
+    raise typer.Exit(1 if result.verdict.kind == "OOM" else 0)
+
+
+def data(
+    scenario: ScenarioFile,
+    plan_file: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="A plan.json of the scenario.")] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Steps to draw for step times.")] = 64,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan with the advice.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture as PNG.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Say what the data brings: tokens per module, and of a plan the step times of each way to compose microbatches."""
+    from mmplan.planner.data_study import save_advised_plan, study_data
+    from mmplan.planner.token_counts import token_counts
+    from mmplan.report.console import emit
+    from mmplan.report.data import data_document, data_tables, plot_data
+    from mmplan.scenario.load import load_scenario
+
+    require_folder(output, plot, json_path(json_file))
+    loaded = load_scenario(scenario)
+    study = study_data(loaded, plan_file, steps)
+    counts = token_counts(loaded, microbatch_size=study.microbatch_size, replicas=study.replicas)
+    if plot is not None:
+        plot_data(loaded, counts, study.times, plot)
+    if output is not None:
+        save_advised_plan(study, output)
+    emit(json_file, data_document(loaded, counts, study), *data_tables(loaded, counts, study))

@@ -1,0 +1,154 @@
+"""Commands that run plans, or hold predictions against what was measured."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmplan.commands.options import ALLOWED, JsonFile, PlanFile, json_path, seconds
+from mmplan.files import require_folder
+from mmplan.runtime.thresholds import Thresholds
+from mmplan.runtime.torchrun import is_main_process
+
+
+def execute(
+    plan_file: PlanFile,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 10,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the run is written.")] = Path("run.json"),
+    local: Annotated[int | None, typer.Option(help="Start that many processes on this machine.")] = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Sleep instead of computing; communicate for real.")
+    ] = False,
+    unit: Annotated[float, typer.Option(parser=seconds, help="Mean sleep of a forward in a rehearsal.")] = 0.03,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            parser=seconds,
+            help="A rank that waits longer ends the run; default: 1 min, or 4 predicted steps if longer.",
+        ),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Run a plan: under torchrun (torchrun ... -m mmplan execute PLAN), or here with --local N."""
+    from mmplan.planner.plan import load_plan
+    from mmplan.report.console import emit
+    from mmplan.report.documents import execute_document
+    from mmplan.report.progress import run_progress
+    from mmplan.report.tables import loss_text, run_table
+    from mmplan.runtime.launch import execute
+    from mmplan.runtime.measurement import save_run
+
+    if is_main_process():  # other hosts need no such folder
+        require_folder(output, json_path(json_file))
+    plan = load_plan(plan_file)
+    with run_progress(plan.scenario.name, steps, shown=is_main_process()) as progress:
+        run = execute(
+            plan,
+            local=local,
+            steps=steps,
+            rehearse=rehearse,
+            unit_s=unit,
+            timeout_s=timeout,
+            on_step=progress,
+        )
+    if run is not None:  # on rank 0 alone
+        save_run(run, output)
+        emit(json_file, execute_document(run), run_table(run), loss_text(run), f"run: {output}")
+
+
+def validate(
+    plan_file: PlanFile,
+    run_file: Annotated[Path, typer.Argument(metavar="RUN", help="The run.json of that plan.")],
+    bubble: Annotated[float, typer.Option(help="Allowed difference of the bubble rate of a run.")] = ALLOWED.bubble,
+    rehearsed_bubble: Annotated[float, typer.Option(help="The same of a rehearsal.")] = ALLOWED.rehearsed_bubble,
+    step_time: Annotated[float, typer.Option(help="Allowed relative difference of the step time.")] = ALLOWED.step_time,
+    memory: Annotated[float, typer.Option(help="Allowed relative difference of peak memory.")] = ALLOWED.memory,
+    communication: Annotated[
+        float | None, typer.Option(help="Allowed relative difference of communication time; default: no verdict.")
+    ] = ALLOWED.communication,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures that needs no network.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Put a run beside its prediction, per rank and in total; exit code 1 when a threshold is missed."""
+    from mmplan.planner.plan import load_plan
+    from mmplan.report.console import emit
+    from mmplan.report.documents import validate_document
+    from mmplan.report.tables import validation_table
+    from mmplan.report.validation import validation_page
+    from mmplan.runtime.measurement import load_run
+    from mmplan.runtime.run_check import require_consistent
+    from mmplan.runtime.validate import validate
+
+    require_folder(html, json_path(json_file))
+    plan, run = load_plan(plan_file), load_run(run_file)
+    require_consistent(run, run_file)
+    limits = Thresholds(
+        bubble=bubble,
+        rehearsed_bubble=rehearsed_bubble,
+        step_time=step_time,
+        memory=memory,
+        communication=communication,
+    )
+    validation = validate(plan, run, limits)
+    if html is not None:
+        validation_page(plan, run, validation, html)
+    emit(json_file, validate_document(validation), validation_table(validation))
+    raise typer.Exit(0 if validation.passed else 1)
+
+
+def calibrate(
+    plan_file: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="With --from: the plan that ran.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Profile file.")] = Path("device.profile.yaml"),
+    run_file: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="Refine by a run.json, measure nothing.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: CUDA where there is one.")] = None,
+    base: Annotated[str | None, typer.Option(help="Catalogue device whose peaks apply; default: by name.")] = None,
+    local: Annotated[int | None, typer.Option(help="Also measure links between so many processes here.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and repeats.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure what this device reaches of its peaks, or refine it by a run; a scenario can name the profile."""
+    from mmplan.report.calibration import calibrate_document, calibration_tables
+    from mmplan.report.console import emit
+    from mmplan.report.progress import calibration_progress
+    from mmplan.runtime.calibrate import calibrate
+    from mmplan.runtime.refine import refined_profile
+    from mmplan.scenario.profile import save_profile
+
+    require_folder(output, json_path(json_file))
+    with calibration_progress() as progress:
+        if run_file is not None or plan_file is not None:
+            profile = refined_profile(plan_file, run_file)
+        else:
+            profile = calibrate(device=device, base=base, quick=quick, local=local, on_progress=progress)
+    save_profile(profile, output)
+    emit(json_file, calibrate_document(profile, output), *calibration_tables(profile, output))
+
+
+def backtest(
+    tables: Annotated[
+        list[Path] | None, typer.Argument(metavar="[DATA.csv ...]", help="Measured steps; default: the shipped table.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write predicted against measured as PNG.")] = None,
+    explain: Annotated[str | None, typer.Option(metavar="ROW", help="Show where the time of one row goes.")] = None,
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="Predict each group by a fit to the others.")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Predict step times that others measured and published; errors per source, ranking inside sweeps."""
+    import mmplan.planner.backtest as measured
+    from mmplan.planner.leave_one_out import leave_one_out as fitted_to_others
+    from mmplan.planner.memory_backtest import memory_backtest
+    from mmplan.report.backtest import backtest_document, backtest_tables, explain_table, plot_backtest
+    from mmplan.report.console import emit
+
+    require_folder(plot, json_path(json_file))
+    result = measured.backtest(tables or [measured.SHIPPED])
+    memory = memory_backtest(result.rows())
+    left_out = fitted_to_others(result) if leave_one_out else None
+    parts = (explain_table(result, explain),) if explain else backtest_tables(result, memory, left_out)
+    if plot is not None:
+        plot_backtest(result, plot)
+    emit(json_file, backtest_document(result, memory, left_out), *parts)
