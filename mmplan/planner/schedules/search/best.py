@@ -28,7 +28,7 @@ ISLANDS, GENERATIONS, ROUNDS, ITERATIONS = 2, 8, 30, 800
 STARTS = 2  # orders of each island that tabu search goes on from in its first round
 WINDOW_EFFORT = 0.2  # of a first window; it grows with the square of the width
 PROVED_ACTIONS, PROOF_EFFORT, PROVED_ROUNDS = 600, 12.0, 2  # fewer rounds where CP-SAT can take over
-LARGE = 4000  # actions above which moves and windows are left out: one evaluation takes too long
+LARGE = 4000  # actions above which evolution is left out and a round has fewer moves: each takes too long
 FIRST_WINDOW, WIDER = 80, 1.3  # actions in a window, and how it grows
 
 
@@ -68,16 +68,15 @@ def best_schedule(
     nodes = build_nodes(problem, spans=spans)
     state = _State(nodes, lower_bound(nodes), started + time_limit_s, stop)
     _families(state)
-    if not state.ended():
+    if not state.ended() and (len(nodes.actions) <= LARGE or state.rows is None):
         _rules(state, seed)
     if state.rows is None:
         raise NoPlanFoundError(
             f"no schedule of {len(problem.stages)} stages fits the memory of its {problem.ranks} ranks"
         )
-    if len(nodes.actions) <= LARGE:
-        _rounds(state, seed)
-        if _provable(state) and not state.ended():
-            _prove(state, seed)
+    _rounds(state, seed)
+    if _provable(state) and not state.ended():
+        _prove(state, seed)
     schedule = nodes.schedule(state.rows)
     evaluation = evaluate(problem, schedule)
     value_s = evaluation.span_s if spans else evaluation.makespan_s
@@ -185,8 +184,9 @@ def _rounds(state: _State, seed: int) -> None:
     """
     random = Random(seed)
     seconds = state.nodes.seconds
-    tabu = TabuSearch(state.nodes, random, slack_s=2 * sum(seconds) / len(seconds))
+    tabu = TabuSearch(state.nodes, random)
     width = float(FIRST_WINDOW)
+    iterations = min(ITERATIONS, ITERATIONS * LARGE // len(seconds))
     assert state.rows is not None
     starts = [state.rows, *(rows for rows in state.starts if rows != state.rows)]
     for turn in range(PROVED_ROUNDS if _provable(state) else ROUNDS):
@@ -194,7 +194,7 @@ def _rounds(state: _State, seed: int) -> None:
             if state.ended():
                 break
             rows = [list(row) for row in rows]
-            found = tabu.run(rows, iterations=ITERATIONS, floor_s=state.bound_s, stop=state.timeout)
+            found = tabu.run(rows, iterations=iterations, floor_s=state.bound_s, stop=state.timeout)
             state.offer(found, "tabu search")
         before_s = state.best_s
         _windows(state, random, width)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from mmplan.planner.schedules.search.nodes import Arc, Nodes
 
+_NONE, _SEVERAL = -1, -2
+
 
 @dataclass(slots=True)
 class Orders:
@@ -24,6 +26,8 @@ class Orders:
     end_s: list[float] = field(default_factory=list)
     tail_s: list[float] = field(default_factory=list)
     makespan_s: float = 0.0
+    _single_before: list[Arc] = field(default_factory=list)
+    _single_after: list[Arc] = field(default_factory=list)
     position: list[int] = field(default_factory=list)
     held: list[list[float]] = field(default_factory=list)
 
@@ -35,6 +39,7 @@ class Orders:
         self.after = [
             tuple(arc for arc in arcs if rank[arc[0]] != rank[number]) for number, arcs in enumerate(self.nodes.after)
         ]
+        self._single_before, self._single_after = _single(self.before), _single(self.after)
         self.position = [0] * len(rank)
         self.held = [[] for _ in self.rows]
         for row in range(len(self.rows)):
@@ -51,7 +56,7 @@ class Orders:
 
     def evaluate(self) -> bool:
         """Times of all actions; False, and no change, when ranks wait for each other in a circle."""
-        seconds, before, rows = self.nodes.seconds, self.before, self.rows
+        seconds, before, single, rows = self.nodes.seconds, self.before, self._single_before, self.rows
         count = len(seconds)
         start_s, end_s = [0.0] * count, [-1.0] * count
         places, clocks = [0] * len(rows), [0.0] * len(rows)
@@ -65,19 +70,22 @@ class Orders:
                 while place < size:
                     number = row[place]
                     begin = clock
-                    for other, lag in before[number]:
+                    other, lag = single[number]
+                    if other >= 0:
                         end = end_s[other]
                         if end < 0.0:
                             break
                         if end + lag > begin:
                             begin = end + lag
-                    else:
-                        start_s[number] = begin
-                        clock = end_s[number] = begin + seconds[number]
-                        done.append(number)
-                        place += 1
-                        continue
-                    break
+                    elif other == _SEVERAL:
+                        ends = [end_s[source] for source, _ in before[number]]
+                        if min(ends) < 0.0:
+                            break
+                        begin = max(begin, *(end + arc[1] for end, arc in zip(ends, before[number], strict=True)))
+                    start_s[number] = begin
+                    clock = end_s[number] = begin + seconds[number]
+                    done.append(number)
+                    place += 1
                 if place != first:
                     places[rank], clocks[rank] = place, clock
                     moved = True
@@ -89,16 +97,19 @@ class Orders:
         return True
 
     def _set_tails(self, done: Sequence[int]) -> None:
-        seconds, after = self.nodes.seconds, self.after
+        seconds, after, single = self.nodes.seconds, self.after, self._single_after
         tail_s = [0.0] * len(done)
         behind = list(self.nodes.delivery_s)  # tail of the action that follows on the rank
         rank = self.nodes.rank
         for number in reversed(done):
             own = rank[number]
             tail = behind[own]
-            for other, lag in after[number]:
+            other, lag = single[number]
+            if other >= 0:
                 if tail_s[other] + lag > tail:
                     tail = tail_s[other] + lag
+            elif other == _SEVERAL:
+                tail = max(tail, *(tail_s[target] + arc_lag for target, arc_lag in after[number]))
             tail_s[number] = behind[own] = tail + seconds[number]
         self.tail_s = tail_s
 
@@ -114,3 +125,8 @@ class Orders:
         for rank in range(len(rows)):
             self.index(rank)
         return True
+
+
+def _single(arcs: list[tuple[Arc, ...]]) -> list[Arc]:
+    """The arc of each action that has one; most have one or none, and looking at it alone saves a loop."""
+    return [row[0] if len(row) == 1 else (_SEVERAL if row else _NONE, 0.0) for row in arcs]

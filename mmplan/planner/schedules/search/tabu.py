@@ -17,7 +17,9 @@ from mmplan.planner.schedules.search.orders import Orders
 _DISTANCE = 10  # places that an action moves at most
 _SAMPLES = 40  # critical actions looked at in an iteration
 _EXACT = 8  # moves computed exactly in an iteration
-_TENURE = 20  # iterations for which swapped pairs are kept, and up to half as many more
+# Each run draws its own: iterations for which swapped pairs are kept, and up to half as many more; how much longer than
+# the present order the next one may be, in mean durations. No one value is best on all problems tried.
+_TENURES, _SLACKS = (10, 20, 40), (0.5, 2.0, 6.0)
 _STALE = 400  # iterations without a new best after which the best is taken up again
 
 _PATIENCE, _REPRICE = 8, 1.4  # iterations beyond (within) memory after which the price rises (falls), and by how much
@@ -27,14 +29,12 @@ _Move = tuple[float, float, int, int, int, float]  # estimated length and fee, t
 
 @dataclass(slots=True)
 class TabuSearch:
-    """State of a search on one problem; `run` may be called again with other orders.
-
-    `slack_s`: how much longer than the present order the next one may be.
-    """
+    """State of a search on one problem; `run` may be called again with other orders."""
 
     nodes: Nodes
     random: Random
-    slack_s: float
+    slack_s: float = 0.0
+    tenure: int = 0
     price_s: float = 0.0  # of a unit of memory beyond capacity
     outside: int = 0  # iterations in a row beyond memory; negative: within
     follow: list[frozenset[int]] = field(default_factory=list)
@@ -56,6 +56,8 @@ class TabuSearch:
         """The best rows found; ends early when `floor_s` is reached or `stop` says so."""
         orders = Orders(self.nodes, rows)
         assert orders.evaluate(), "the first orders wait in a circle"
+        mean_s = sum(self.nodes.seconds) / len(self.nodes.seconds)
+        self.tenure, self.slack_s = self.random.choice(_TENURES), mean_s * self.random.choice(_SLACKS)
         best_s, best = orders.makespan_s, orders.copied()
         kept_until: dict[tuple[int, int], int] = {}
         stale = 0
@@ -88,7 +90,7 @@ class TabuSearch:
                 if orders.makespan_s + fee_s <= limit_s:
                     orders.index(rank)
                     low, high = min(source, target), max(source, target)
-                    until = iteration + _TENURE + random.randrange(_TENURE // 2)
+                    until = iteration + self.tenure + random.randrange(self.tenure // 2)
                     for other in row[low : high + 1]:
                         kept_until[number, other] = kept_until[other, number] = until
                     return
