@@ -4,13 +4,21 @@ The same functions price rows of published measurements (`mmplan backtest`) and 
 (`planner/estimate.py`).
 """
 
-from mmplan.cost_models.collectives import Group, all_reduce_s, message_s
+from dataclasses import replace
+
+from mmplan.cost_models.collectives import Group, all_reduce_s, gather_s, group_of, message_s
+from mmplan.cost_models.counts import op_parameters
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layer_time import layer_seconds, optimizer_seconds
+from mmplan.cost_models.layout import Layout, Trained, as_layout, trained_on_rank
 from mmplan.cost_models.load import Load
+from mmplan.cost_models.memory_states import is_expert
 from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.time_rules import PHASES, Rules, scenario_rules
 from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.technique import Recompute
+
+Phases = dict[str, float]
 
 
 class AnalyticCostModel:
@@ -23,23 +31,26 @@ class AnalyticCostModel:
 
     def __init__(self, scenario: Scenario, rules: Rules | None = None) -> None:
         self._rules, self._optimizer = rules or scenario_rules(scenario), scenario.optimizer
+        self._gathering = gathering_layers(scenario)
         self._kinds: dict[tuple[object, ...], int] = {}
         self._kind_of: dict[int, tuple[Layer, int]] = {}  # by id(layer); the layer is held so that its id stays its own
-        self._prices: dict[tuple[int, Load, int], dict[str, float]] = {}
+        self._prices: dict[tuple[object, ...], Phases] = {}
+        self._parameters: dict[tuple[int, Shard, bool], tuple[Trained, Trained]] = {}
+        self._alone: dict[tuple[int, Load, Shard, Recompute], Phases] = {}
 
-    def forward_s(self, layer: Layer, load: Load, tp: int) -> float:
-        return self._price(layer, load, tp)["forward"]
+    def forward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
+        return self._price(layer, load, as_layout(layout))["forward"]
 
-    def dgrad_s(self, layer: Layer, load: Load, tp: int) -> float:
-        """With what the technique recomputes, which a backward needs first."""
-        price = self._price(layer, load, tp)
+    def dgrad_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
+        """With what is recomputed, which a backward needs first."""
+        price = self._price(layer, load, as_layout(layout))
         return price["dgrad"] + price["recompute"]
 
-    def wgrad_s(self, layer: Layer, load: Load, tp: int) -> float:
-        return self._price(layer, load, tp)["wgrad"]
+    def wgrad_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
+        return self._price(layer, load, as_layout(layout))["wgrad"]
 
-    def backward_s(self, layer: Layer, load: Load, tp: int) -> float:
-        return self.dgrad_s(layer, load, tp) + self.wgrad_s(layer, load, tp)
+    def backward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
+        return self.dgrad_s(layer, load, layout) + self.wgrad_s(layer, load, layout)
 
     def transfer_s(self, bytes_sent: float, same_node: bool) -> float:
         return message_s(bytes_sent, self._rules.node_link if same_node else self._rules.network_link)
@@ -48,16 +59,122 @@ class AnalyticCostModel:
         group = Group(ranks, min(ranks, ranks_per_node))
         return all_reduce_s(bytes_reduced, group, self._rules.node_link, self._rules.network_link)
 
-    def optimizer_s(self, trainable_parameters_on_rank: int) -> float:
-        return optimizer_seconds(self._rules, self._optimizer, trainable_parameters_on_rank)
+    def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
+        """Sharded optimizers scatter sums of gradients and gather weights (arXiv 1910.02054, section 7); with sharded
+        gradients only the gather is left for the end of a step, with sharded parameters nothing is."""
+        rules, seconds = self._rules, 0.0
+        links = rules.node_link, rules.network_link
+        for count, group in self._groups(trained, layout, ranks_per_node):
+            if layout.sharding == "none":
+                seconds += all_reduce_s(count * rules.gradient_bytes, group, *links)
+            elif layout.sharding == "optimizer":
+                seconds += gather_s(count * rules.gradient_bytes, group, *links)
+            if layout.sharding in ("optimizer", "gradients"):
+                seconds += gather_s(count * self._gathered_bytes, group, *links)
+        return seconds
 
-    def _price(self, layer: Layer, load: Load, tp: int) -> dict[str, float]:
+    def optimizer_s(self, trained_parameters: float) -> float:
+        return optimizer_seconds(self._rules, self._optimizer, trained_parameters)
+
+    def update_s(self, trained: Trained, layout: Layout) -> float:
+        if layout.sharding == "none":
+            return self.optimizer_s(trained.total)
+        shares = (trained.dense / layout.replicas, trained.spread / (layout.replicas * layout.tp))
+        return self.optimizer_s(sum(shares) + trained.experts / layout.expert_replicas)
+
+    @property
+    def _gathered_bytes(self) -> int:
+        """Bytes per parameter of a gather after the update."""
+        in_fp8 = self._rules.technique.fp8 != "none" and self._rules.stack.fp8_gather
+        return 1 if in_fp8 else self._rules.element_bytes
+
+    def _groups(self, counts: Trained, layout: Layout, ranks_per_node: int) -> list[tuple[int, Group]]:
+        """Parameters by the ranks that hold the same ones."""
+        near = min(layout.replicas, ranks_per_node)
+        experts = group_of(layout.expert_replicas, layout.expert_side, self._rules.devices_per_node)
+        return [
+            (counts.dense, Group(layout.replicas, near)),
+            (counts.spread, Group(layout.replicas * layout.tp, near * layout.tp)),
+            (counts.experts, experts),
+        ]
+
+    def _price(self, layer: Layer, load: Load, layout: Layout) -> Phases:
         known = self._kind_of.get(id(layer))
         if known is None:
-            kind = self._kinds.setdefault((layer.module, layer.kind, layer.ops, layer.grad_values), len(self._kinds))
-            known = self._kind_of[id(layer)] = (layer, kind)
-        key = (known[1], load, tp)
+            gathers = layer.id in self._gathering
+            kind = (layer.module, layer.kind, layer.ops, layer.grad_values, gathers)
+            known = self._kind_of[id(layer)] = (layer, self._kinds.setdefault(kind, len(self._kinds)))
+        shard, again = layout.shard(layer), layout.recomputed(layer)
+        sharded = layout.sharding in ("gradients", "parameters") and layout.replicas > 1
+        ranks = (layout.sharding, layout.replicas, layout.expert_replicas) if sharded else ()
+        spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
+        key = (known[1], load, shard, again, ranks, spread)
         if key not in self._prices:
-            seconds = layer_seconds(self._rules, layer, load, Shard(tp=tp)).sum(axis=1)
-            self._prices[key] = dict(zip(PHASES, seconds.tolist(), strict=True))
+            price = dict(self._compute(known[1], layer, layout.load(layer, load), shard, again))
+            if sharded:
+                self._add_gathered_parameters(price, known[1], layer, layout)
+            if spread and layer.id in self._gathering:
+                self._add_gathered_outputs(price, layer, load, layout)
+            self._prices[key] = price
         return self._prices[key]
+
+    def _compute(self, kind: int, layer: Layer, load: Load, shard: Shard, again: Recompute) -> Phases:
+        key = (kind, load, shard, again)
+        if key not in self._alone:
+            technique = replace(self._rules.technique, recompute=again, recompute_layers=None)
+            seconds = layer_seconds(replace(self._rules, technique=technique), layer, load, shard).sum(axis=1)
+            self._alone[key] = dict(zip(PHASES, seconds.tolist(), strict=True))
+        return self._alone[key]
+
+    def _add_gathered_parameters(self, price: Phases, kind: int, layer: Layer, layout: Layout) -> None:
+        """What FSDP adds to a layer (arXiv 2304.11277, section 3): weights are gathered for forward and for backward,
+        gradients scattered, every microbatch; beside them it computes, but for a part of the smaller of the two."""
+        rules = self._rules
+        near = group_of(layout.replicas, layout.tp, rules.devices_per_node).per_node
+        held, trained = self._held(kind, layer, layout)
+        links = rules.node_link, rules.network_link
+        gather = sum(gather_s(n * rules.element_bytes, g, *links) for n, g in self._groups(held, layout, near))
+        scatter = sum(gather_s(n * rules.gradient_bytes, g, *links) for n, g in self._groups(trained, layout, near))
+        again = gather if layout.sharding == "parameters" else 0.0
+        price["forward"] += self._beside(price["forward"], again)
+        backward = price["dgrad"] + price["wgrad"] + price["recompute"]
+        if backward > 0:
+            price["dgrad"] += self._beside(backward, again + scatter)
+
+    def _held(self, kind: int, layer: Layer, layout: Layout) -> tuple[Trained, Trained]:
+        """All parameters of a rank, and the trained ones."""
+        shard, spread = layout.shard(layer), layer.module in layout.spread
+        key = (kind, shard, spread)
+        if key not in self._parameters:
+            whole = sum(op_parameters(op, shard) for op in layer.ops if not is_expert(op))
+            experts = sum(op_parameters(op, shard) for op in layer.ops) - whole
+            held = Trained(0, whole, experts) if spread else Trained(whole, 0, experts)
+            self._parameters[key] = held, trained_on_rank(layer, layout)
+        return self._parameters[key]
+
+    def _beside(self, compute_s: float, communication_s: float) -> float:
+        serial = self._rules.stack.fsdp_serial * min(compute_s, communication_s)
+        return max(0.0, communication_s - compute_s) + serial
+
+    def _add_gathered_outputs(self, price: Phases, layer: Layer, load: Load, layout: Layout) -> None:
+        """Outputs of a spread module are gathered over its ranks, their gradients scattered."""
+        rules, ranks = self._rules, layout.tp * layout.cp
+        group = Group(ranks, min(ranks, rules.devices_per_node))
+        size = layer.output.elements(load, Shard()) * rules.element_bytes
+        once = gather_s(size, group, rules.node_link, rules.network_link)
+        price["forward"] += once
+        if price["dgrad"] + price["wgrad"] > 0:
+            price["dgrad"] += once
+
+
+def gathering_layers(scenario: Scenario) -> frozenset[str]:
+    """Layers of other modules whose outputs a language model reads: the last one, or the one that the edge names."""
+    model = scenario.model
+    found = set()
+    for edge in model.edges:
+        module = model.module(edge.producer)
+        if module.kind == "language_model" or model.module(edge.consumer).kind != "language_model":
+            continue
+        last = module.transformer.layers - 1 if module.transformer is not None else 0
+        found.add(f"{module.name}.{last if edge.producer_layer is None else edge.producer_layer}")
+    return frozenset(found)

@@ -3,26 +3,27 @@
 from typing import Protocol
 
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import Layout, Trained
 from mmplan.cost_models.load import Load
 
 
 class CostModel(Protocol):
-    """Seconds, each from one source; a layer's are for one microbatch on each of its `tp` ranks, with the tensor
-    parallel communication that compute waits for."""
+    """Seconds, each from one source; a layer's are for one microbatch on each rank of its `layout` (a plain number is
+    its tp), with the communication that compute waits for and, in the backward, what is recomputed."""
 
-    def forward_s(self, layer: Layer, load: Load, tp: int) -> float:
+    def forward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
         """Seconds of the forward pass."""
         ...
 
-    def dgrad_s(self, layer: Layer, load: Load, tp: int) -> float:
+    def dgrad_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
         """Seconds of the input gradients; 0.0 where no value carries one."""
         ...
 
-    def wgrad_s(self, layer: Layer, load: Load, tp: int) -> float:
+    def wgrad_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
         """Seconds of the weight gradients; 0.0 where nothing is trained."""
         ...
 
-    def backward_s(self, layer: Layer, load: Load, tp: int) -> float:
+    def backward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
         """dgrad_s + wgrad_s."""
         ...
 
@@ -30,10 +31,15 @@ class CostModel(Protocol):
         """Seconds of one point-to-point message."""
         ...
 
-    def all_reduce_s(self, bytes_reduced: float, ranks: int, ranks_per_node: int) -> float:
-        """Seconds of an all-reduce of that many bytes on each of `ranks`, `ranks_per_node` of them in one node."""
+    def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
+        """Seconds in which the ranks of a stage sum the gradients of a step, and gather weights that are sharded.
+
+        Args:
+            trained: parameters of one rank.
+            ranks_per_node: of the dp * cp ranks that hold the same dense weights, those in one node.
+        """
         ...
 
-    def optimizer_s(self, trainable_parameters_on_rank: int) -> float:
+    def update_s(self, trained: Trained, layout: Layout) -> float:
         """Seconds of the optimizer update of one rank."""
         ...

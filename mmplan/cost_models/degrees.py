@@ -23,9 +23,19 @@ def sharded_widths(module: ModelModule) -> dict[str, int]:
     return widths
 
 
+def divides(module: ModelModule, tp: int) -> bool:
+    """Whether tensor parallelism can split the module so."""
+    return all(width % tp == 0 for width in sharded_widths(module).values())
+
+
 def tp_degrees(scenario: Scenario) -> tuple[int, ...]:
-    """Degrees that divide each pool's node and the heads, key-value heads, ffn, vocabulary and inner projector widths
-    of every module, ascending; 1 is always among them."""
+    """Degrees that divide each pool's node and the heads, key-value heads, ffn and vocabulary of every language model,
+    ascending; 1 is always among them. Other modules may be left whole (`Layout.spread`)."""
     sizes = [pool.devices_per_node for pool in scenario.cluster.pools]
-    sizes += [width for module in scenario.model.modules for width in sharded_widths(module).values()]
-    return tuple(degree for degree in range(1, min(sizes) + 1) if all(size % degree == 0 for size in sizes))
+    languages = [module for module in scenario.model.modules if module.kind == "language_model"]
+    split = languages or scenario.model.modules
+    return tuple(
+        degree
+        for degree in range(1, min(sizes) + 1)
+        if all(size % degree == 0 for size in sizes) and all(divides(module, degree) for module in split)
+    )

@@ -1,6 +1,6 @@
 """A layer: the smallest piece of a model that a pipeline stage can hold, with what is trained in it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mmplan.cost_models.expert_ops import Dispatch, TopK
@@ -25,6 +25,7 @@ class Layer:
 
     `index` counts the blocks of a module (0 for other kinds). `grad_values` names the values that carry a gradient:
     inputs with a trainable layer upstream and everything computed from them or from trainable parameters.
+    `has_experts`: some rows are routed.
     """
 
     id: str
@@ -35,6 +36,11 @@ class Layer:
     sources: tuple[Source, ...]
     ops: tuple[Op, ...]
     grad_values: tuple[str, ...]
+    has_experts: bool = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        routed = any(value.routed for op in self.ops for value in (op.y, *op_inputs(op)))
+        object.__setattr__(self, "has_experts", routed)
 
     @property
     def output(self) -> Value:

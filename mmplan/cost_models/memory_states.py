@@ -58,16 +58,19 @@ def is_expert(op: Op) -> bool:
 
 def layer_counts(layer: Layer, shard: Shard, tied_here: bool = False) -> ParameterCounts:
     """Parameters of a layer on one rank; a tied head whose table is on the same rank (`tied_here`) adds none."""
-    counts = ParameterCounts()
+    counts = {(expert, trained): 0 for expert in (False, True) for trained in (False, True)}
     for op in layer.ops:
         if tied_here and isinstance(op, Linear) and op.tied:
             continue
-        count, trained = op_parameters(op, shard), op_trainable(op)
-        if is_expert(op):
-            counts += ParameterCounts(expert=count if trained else 0, expert_frozen=0 if trained else count)
-        else:
-            counts += ParameterCounts(dense=count if trained else 0, dense_frozen=0 if trained else count)
-    return counts
+        count = op_parameters(op, shard)
+        if count:
+            counts[layer.has_experts and is_expert(op), op_trainable(op)] += count
+    return ParameterCounts(
+        dense=counts[False, True],
+        dense_frozen=counts[False, False],
+        expert=counts[True, True],
+        expert_frozen=counts[True, False],
+    )
 
 
 def state_parts(

@@ -1,38 +1,66 @@
 """Bytes of single layers under a scenario's technique, as plans count them: additive over layers and microbatches.
 
 The rules are those of `mmplan fit` (`memory_activations.py`, `memory_states.py`). Under mmplan's own technique they
-give `counts.kept_bytes` and `memory.state_bytes`. What a layer needs at work beside what it keeps is in neither: it
-comes out of `Device.reserved_bytes` and the headroom, and `mmplan fit` shows it.
+give `counts.kept_bytes` and `memory.state_bytes`. Of what layers need at work beside what they keep, a recomputed block
+and gathered parameters are counted (`planned_working_bytes`); smaller buffers come out of `Device.reserved_bytes` and
+the headroom, and `mmplan fit` shows them.
 """
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 
 from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.load import Load
+from mmplan.cost_models.layout import Layout, as_layout
+from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.memory_activations import BLOCKS, Setting, kept, kept_recomputed, logits_bytes
-from mmplan.cost_models.memory_states import Replicas, layer_counts, state_parts
-from mmplan.cost_models.shard import Shard
-from mmplan.scenario.scenario import Scenario
-
-_WHOLE = Replicas(dense=1, expert=1)
+from mmplan.cost_models.memory_states import layer_counts, state_parts
+from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
 
 
-def planned_state_bytes(layer: Layer, scenario: Scenario, tp: int = 1) -> int:
+def planned_state_bytes(layer: Layer, scenario: Scenario, layout: int | Layout = 1) -> int:
     """Bytes of a layer's weights, gradients and optimizer state on each rank; a tied head counts as a copy."""
-    counts = layer_counts(layer, Shard(tp=tp))
-    parts = state_parts(counts, _WHOLE, scenario.precision, scenario.optimizer, scenario.technique)
-    return sum(part.bytes for part in parts)
+    ranks = as_layout(layout)
+    technique = replace(scenario.technique, sharding=ranks.sharding)
+    counts, replicas = layer_counts(layer, ranks.shard(layer)), ranks.state_replicas(layer)
+    return sum(part.bytes for part in state_parts(counts, replicas, scenario.precision, scenario.optimizer, technique))
 
 
-def planned_kept_bytes(layer: Layer, load: Load, scenario: Scenario, tp: int = 1) -> int:
+def planned_kept_bytes(layer: Layer, load: Load, scenario: Scenario, layout: int | Layout = 1) -> int:
     """Bytes that a layer keeps of a microbatch from its forward to its backward, on each rank."""
-    technique = scenario.technique
-    setting = Setting(precision=scenario.precision, technique=technique, shard=Shard(tp=tp))
+    ranks = as_layout(layout)
+    setting, share = _setting(layer, scenario, ranks), ranks.load(layer, load)
     if layer.kind == "loss":
-        return math.ceil(logits_bytes(layer, load, setting, _hidden(scenario))[0]) if layer.has_backward else 0
-    if technique.recompute == "full" and layer.kind in BLOCKS:
-        return math.ceil(kept_recomputed(layer, load, setting).total)
-    return math.ceil(kept(layer, load, setting).total)
+        return math.ceil(logits_bytes(layer, share, setting, _hidden(scenario))[0]) if layer.has_backward else 0
+    if setting.technique.recompute == "full":
+        return math.ceil(kept_recomputed(layer, share, setting).total)
+    return math.ceil(kept(layer, share, setting).total)
+
+
+def planned_working_bytes(layers: Iterable[Layer], loads: Loads, scenario: Scenario, layout: Layout) -> int:
+    """Bytes that any stage has at most at work: a recomputed block's activations once more; with sharded parameters
+    the layer at work, the next one, and a gradient (torch FSDP docs, `BackwardPrefetch`)."""
+    again = whole = 0
+    for layer in layers:
+        if layout.recompute not in ("none", "selective") and layer.kind in BLOCKS:
+            load = loads[layer.module]
+            kept_bytes = planned_kept_bytes(layer, load, scenario, layout.at("none"))
+            again = max(again, kept_bytes - planned_kept_bytes(layer, load, scenario, layout.at("full")))
+        whole = max(whole, gathered_bytes(layer, scenario, layout))
+    return again + whole
+
+
+def gathered_bytes(layer: Layer, scenario: Scenario, layout: Layout) -> int:
+    """Whole weights of a layer and of one like it, and a gradient, where these are otherwise sharded."""
+    if layout.sharding != "parameters" or layout.replicas == 1:
+        return 0
+    counts = layer_counts(layer, layout.shard(layer))
+    return (2 * counts.total + counts.trained) * DTYPE_BYTES[scenario.precision]
+
+
+def _setting(layer: Layer, scenario: Scenario, layout: Layout) -> Setting:
+    technique = replace(scenario.technique, recompute=layout.recomputed(layer), recompute_layers=None)
+    return Setting(precision=scenario.precision, technique=technique, shard=layout.shard(layer))
 
 
 def _hidden(scenario: Scenario) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from mmplan.cost_models.counts import op_dgrad_flops, op_wgrad_flops, product_flops
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.ops import Attention
@@ -43,14 +44,27 @@ class Utilisation:
     padding_share: float  # of model and padding FLOPs
 
 
-def step_flops(scenario: Scenario, graph: ComputationGraph, tp: int) -> tuple[ModalityFlops, ...]:
-    """FLOPs per modality of a step of `global_batch` mean samples, in the order of the modules."""
+def step_flops(
+    scenario: Scenario, graph: ComputationGraph, layouts: int | Mapping[str, Layout]
+) -> tuple[ModalityFlops, ...]:
+    """FLOPs per modality of a step of `global_batch` mean samples, in the order of the modules.
+
+    Args:
+        layouts: of each layer; a plain tp stands for all, recomputing as the technique says. Work that ranks of a
+            replica do twice counts as padding.
+    """
+    if isinstance(layouts, int):
+        every = Layout(tp=layouts, recompute=scenario.technique.recompute)
+        layouts = dict.fromkeys((layer.id for layer in graph.layers()), every)
     padded, plain = (mean_loads(one, 1) for one in (scenario, _unpadded(scenario)))
     sums: dict[str, list[float]] = {}
     for layer in graph.layers():
         model = _products(layer, plain, Shard())
-        executed = tp * _products(layer, padded, Shard(tp=tp))
-        whole = executed - _skipped(layer, padded, scenario.technique) + _again(layer, padded, scenario.technique)
+        layout = layouts[layer.id]
+        share = {layer.module: layout.load(layer, padded[layer.module])}
+        executed = layout.tp * layout.cp * _products(layer, share, layout.shard(layer))
+        technique = replace(scenario.technique, recompute=layout.recomputed(layer), recompute_layers=None)
+        whole = executed - _skipped(layer, padded, technique) + _again(layer, padded, technique)
         entry = sums.setdefault(layer.modality, [0.0, 0.0, 0.0])
         for index, flops in enumerate((model, max(0.0, executed - model), whole)):
             entry[index] += flops * scenario.global_batch
@@ -61,13 +75,13 @@ def step_flops(scenario: Scenario, graph: ComputationGraph, tp: int) -> tuple[Mo
 
 
 def utilisation(
-    scenario: Scenario, graph: ComputationGraph, tp: int, devices: int, step_s: float
+    scenario: Scenario, graph: ComputationGraph, layouts: int | Mapping[str, Layout], devices: int, step_s: float
 ) -> Utilisation | None:
     """MFU and HFU of a step of that length; None where the device has no rate for the precision."""
     peak = scenario.cluster.pools[0].device.flops_per_s(scenario.precision)
     if peak is None or step_s <= 0:
         return None
-    modalities = step_flops(scenario, graph, tp)
+    modalities = step_flops(scenario, graph, layouts)
     model, padding, hardware = (
         sum(getattr(entry, name) for entry in modalities) for name in ("model_flops", "padding_flops", "hardware_flops")
     )

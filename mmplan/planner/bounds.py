@@ -12,20 +12,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mmplan.cost_models.layout import Layout
 from mmplan.planner.capacity import Rows, busiest_floors, some_cut_fits
 from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_problem import CutProblem
-from mmplan.planner.floors import bottleneck_floors, finish_floors, heaviest_paths, memory_may_fit, transfer_floors
+from mmplan.planner.first_bounds import NEVER
+from mmplan.planner.floors import bottleneck_floors, heaviest_paths, least_finish, memory_may_fit, transfer_floors
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import build_problem, devices_per_node
+from mmplan.planner.problem import build_problem, devices_per_node, finish_parts
 from mmplan.planner.upsets import BoolArray, IntArray
 
-NEVER = 2**62
+__all__ = ["NEVER", "SharpBounds", "lower_bounds"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bounds:
+class SharpBounds:
     """Per configuration: the step takes at least `step_ns`, NEVER where no cut fits into memory.
 
     With any memory it takes at least `roomy_ns`. The busiest stage works at least `busiest_ns` per microbatch.
@@ -38,34 +40,36 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Sizes:
-    """One problem per (tp, microbatch size) and the configurations that share it, as rows."""
+    """One problem per layout and microbatch size and the configurations that share it, as rows."""
 
     problems: tuple[CutProblem, ...]
     rows: Rows
 
 
-def lower_bounds(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> Bounds:
+def lower_bounds(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> SharpBounds:
     """Bounds of all configurations, which share one schedule."""
     node = devices_per_node(prices.scenario.cluster)
     sizes = _sizes(prices, groups, configurations)
     which, stages, microbatches = sizes.rows.problem, sizes.rows.stages, sizes.rows.microbatches
-    by_finish: dict[tuple[int, int, int], list[int]] = {}
+    by_finish: dict[tuple[Layout, int], list[int]] = {}
     for index, one in enumerate(configurations):
-        by_finish.setdefault((one.tp, one.dp, replicas_per_node(one, node)), []).append(index)
+        by_finish.setdefault((one.layout, replicas_per_node(one, node)), []).append(index)
     busiest_ns, once_ns = (np.zeros(len(configurations), dtype=np.int64) for _ in range(2))
     for index, problem in enumerate(sizes.problems):
         rows = np.flatnonzero(which == index)
         busiest_ns[rows] = bottleneck_floors(problem, stages[rows])
         once_ns[rows] += int(heaviest_paths(problem).max()) + transfer_floors(problem, stages[rows])
     for members in by_finish.values():
-        once_ns[members] += finish_floors(build_problem(prices, groups, configurations[members[0]]), stages[members])
+        ends = finish_parts(prices, groups, configurations[members[0]])
+        fixed_ns = ends.fixed_ns if any(ends.trainable) else 0
+        once_ns[members] += least_finish(ends.finish_ns, fixed_ns, stages[members])
     roomy_ns = (microbatches - 1) * busiest_ns + once_ns
     fits = _may_fit(sizes)
     open_rows = np.flatnonzero(fits)
     found = busiest_floors(sizes.problems, sizes.rows.take(open_rows), busiest_ns[open_rows])
     busiest_ns[open_rows], fits[open_rows] = found
     step_ns = np.where(fits, (microbatches - 1) * busiest_ns + once_ns, NEVER)
-    return Bounds(step_ns=step_ns, roomy_ns=roomy_ns, busiest_ns=busiest_ns)
+    return SharpBounds(step_ns=step_ns, roomy_ns=roomy_ns, busiest_ns=busiest_ns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +93,12 @@ def memory_needs(prices: Prices, groups: GroupGraph, configurations: Sequence[Co
 
 
 def _sizes(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> _Sizes:
-    index_of: dict[tuple[int, int], int] = {}
+    index_of: dict[tuple[Layout, int], int] = {}
     first: list[Configuration] = []
     which = np.zeros(len(configurations), dtype=np.int64)
     for index, one in enumerate(configurations):
-        size = (one.tp, one.microbatch_size)
+        layout = one.layout if one.sharding != "none" else replace(one.layout, dp=1)  # replicas are alike
+        size = (layout, one.microbatch_size)
         if size not in index_of:
             index_of[size] = len(first)
             first.append(one)

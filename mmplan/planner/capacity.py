@@ -1,7 +1,8 @@
 """The least time in which any cut can keep its busiest stage busy under memory, for all configurations at once.
 
 Decision for a trial time T: the stage that is j-th from the end holds min(m, j) microbatches, so it takes only so many
-layers within T and within memory. Bisecting T gives a floor for the busiest stage, and tells where nothing fits at all.
+layers within T and within memory, at the level of recomputation that lets it take the most. Bisecting T gives a floor
+for the busiest stage, and tells where nothing fits at all.
 
 The *tail* are the last groups, each of which follows everything before it: stages that hold a part of it stand in a
 row, and filling them from the end, each to the brim, is best. The stages before them hold the *head*: at most `width`
@@ -29,23 +30,33 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tables:
-    """Of several problems over one graph; `levels` are the numbers of microbatches in flight that occur.
+    """Of several problems over one graph; `depths` are the numbers of microbatches in flight that occur.
 
-    [problem, tail + 1] `work_ns`: of the last i groups of the tail. [problem, level, tail + 1] `reach`: last tail group
-    of a stage that memory ends, when i groups lie behind it. [problem, level] `most_ns`: no stage holds more work. All
-    `work_ns`, problem c shifted by c * `shift`, stand in `ascending`.
+    [problem, tail + 1] `work_ns`: of the last i groups of the tail, at least. [problem, depth] `most_ns`: no stage
+    holds more work. `ways`: one per level of recomputation.
     """
 
     schedule: ScheduleName
     work_ns: IntArray
     total_ns: IntArray
-    levels: IntArray
-    reach: IntArray
+    highest_ns: IntArray
+    depths: IntArray
     most_ns: IntArray
-    ascending: npt.NDArray[np.float64]
-    shift: float
+    ways: tuple["_Way", ...]
     width: int
     headless: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Way:
+    """One level of recomputation: `work_ns` as in `_Tables`; [problem, depth, tail + 1] `reach`: last tail group of a
+    stage that memory ends, when i groups lie behind it. All `work_ns`, problem c shifted by c * `shift`, stand in
+    `ascending`."""
+
+    work_ns: IntArray
+    reach: IntArray
+    ascending: npt.NDArray[np.float64]
+    shift: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +82,7 @@ def busiest_floors(problems: Sequence[CutProblem], rows: Rows, least_ns: IntArra
     if not len(least_ns):
         return floors_ns, np.ones(0, dtype=np.bool_)
     tables = _tables(problems, rows)
-    high_ns = np.maximum(least_ns, tables.total_ns[rows.problem])
+    high_ns = np.maximum(least_ns, tables.highest_ns[rows.problem])
     may = _suffices(tables, rows, high_ns)
     open_rows = np.flatnonzero(may)
     open_rows = open_rows[~_suffices(tables, rows.take(open_rows), least_ns[open_rows])]
@@ -91,7 +102,7 @@ def some_cut_fits(problems: Sequence[CutProblem], rows: Rows) -> BoolArray:
     if not len(rows.problem):
         return np.ones(0, dtype=np.bool_)
     tables = _tables(problems, rows)
-    return _suffices(tables, rows, tables.total_ns[rows.problem])
+    return _suffices(tables, rows, tables.highest_ns[rows.problem])
 
 
 def _tables(problems: Sequence[CutProblem], rows: Rows) -> _Tables:
@@ -102,26 +113,36 @@ def _tables(problems: Sequence[CutProblem], rows: Rows) -> _Tables:
         np.array([getattr(problem, name) for problem in problems], dtype=np.int64)
         for name in ("work_ns", "state_bytes", "kept_bytes")
     )
-    depths = np.arange(1, int(rows.stages.max()) + 1)
+    in_a_row = np.arange(1, int(rows.stages.max()) + 1)
     most = int(rows.microbatches.max())
-    levels = depths[depths <= most] if first.schedule == "1f1b" else np.unique(rows.microbatches)
-    capacity_bytes = first.capacity_bytes
-    work_ns, state_sums_bytes, kept_sums_bytes = (
-        _from_the_end(values[:, start:]) for values in (group_ns, state_bytes, kept_bytes)
-    )
-    total_ns = group_ns.sum(axis=1)
-    shift = 3.0 * float(total_ns.max()) + 3.0
+    depths = in_a_row[in_a_row <= most] if first.schedule == "1f1b" else np.unique(rows.microbatches)
+    room_bytes = np.array([one.capacity_bytes - one.least_working_bytes for one in problems], dtype=np.int64)
+    ways = tuple(_way(problems, level, start, depths) for level in range(len(first.choices)))
     return _Tables(
         schedule=first.schedule,
-        work_ns=work_ns,
-        total_ns=total_ns,
-        levels=levels,
-        reach=_reach(state_sums_bytes, kept_sums_bytes, levels, capacity_bytes),
-        most_ns=_most_work(group_ns, state_bytes, kept_bytes, levels, capacity_bytes),
-        ascending=(work_ns + shift * np.arange(len(problems))[:, None]).ravel(),
-        shift=shift,
+        work_ns=_from_the_end(group_ns[:, start:]),
+        total_ns=group_ns.sum(axis=1),
+        highest_ns=np.array([max(sum(level.work_ns) for level in one.choices) for one in problems], dtype=np.int64),
+        depths=depths,
+        most_ns=_most_work(group_ns, state_bytes, kept_bytes, depths, room_bytes),
+        ways=ways,
         width=chain_cover(start, pairs),
         headless=start == 0,
+    )
+
+
+def _way(problems: Sequence[CutProblem], level: int, start: int, depths: IntArray) -> _Way:
+    chosen = [problem.choices[level] for problem in problems]
+    state_bytes = _from_the_end(np.array([one.state_bytes[start:] for one in problems], dtype=np.int64))
+    kept_bytes = _from_the_end(np.array([one.kept_bytes[start:] for one in chosen], dtype=np.int64))
+    work_ns = _from_the_end(np.array([one.work_ns[start:] for one in chosen], dtype=np.int64))
+    room_bytes = [problem.capacity_bytes - one.working_bytes for problem, one in zip(problems, chosen, strict=True)]
+    shift = 3.0 * max(float(sum(one.work_ns)) for problem in problems for one in problem.choices) + 3.0
+    return _Way(
+        work_ns=work_ns,
+        reach=_reach(state_bytes, kept_bytes, depths, room_bytes),
+        ascending=(work_ns + shift * np.arange(len(problems))[:, None]).ravel(),
+        shift=shift,
     )
 
 
@@ -132,27 +153,31 @@ def _from_the_end(values: IntArray) -> IntArray:
     return sums
 
 
-def _reach(state_sums_bytes: IntArray, kept_sums_bytes: IntArray, levels: IntArray, capacity_bytes: int) -> IntArray:
-    """[problem, level, i] the most tail groups that are placed when a stage starts behind i of them, by memory."""
-    reach = np.zeros((len(state_sums_bytes), len(levels), state_sums_bytes.shape[1]), dtype=np.int64)
-    for problem in range(len(state_sums_bytes)):
-        for index, level in enumerate(levels):
-            used = state_sums_bytes[problem] + level * kept_sums_bytes[problem]
-            reach[problem, index] = np.searchsorted(used, used + capacity_bytes, side="right") - 1
+def _reach(
+    state_sums_bytes: IntArray, kept_sums_bytes: IntArray, depths: IntArray, room_bytes: Sequence[int]
+) -> IntArray:
+    """[problem, depth, i] the most tail groups that are placed when a stage starts behind i of them, by memory."""
+    reach = np.zeros((len(state_sums_bytes), len(depths), state_sums_bytes.shape[1]), dtype=np.int64)
+    size = reach.shape[2]
+    for problem, room in enumerate(room_bytes):
+        used = state_sums_bytes[problem] + depths[:, None] * kept_sums_bytes[problem]
+        used += (np.arange(len(depths)) * (int(used[-1, -1]) + max(room, 0) + 1))[:, None]  # one ascending row
+        ahead = np.searchsorted(used.ravel(), used + room, side="right") - 1
+        reach[problem] = np.maximum(ahead - size * np.arange(len(depths))[:, None], 0)
     return reach
 
 
 def _most_work(
-    group_ns: IntArray, state_bytes: IntArray, kept_bytes: IntArray, levels: IntArray, capacity_bytes: int
+    group_ns: IntArray, state_bytes: IntArray, kept_bytes: IntArray, depths: IntArray, room_bytes: IntArray
 ) -> IntArray:
-    """[problem, level] the work of the fractional knapsack: groups by work per byte until memory is full."""
-    in_flight = levels[None, :, None]
+    """[problem, depth] the work of the fractional knapsack: groups by work per byte until memory is full."""
+    in_flight = depths[None, :, None]
     need_bytes = np.maximum(1, state_bytes[:, None, :] + in_flight * kept_bytes[:, None, :]).astype(np.float64)
     order = np.argsort(-group_ns[:, None, :] / need_bytes, axis=2)
     value_ns = np.take_along_axis(np.broadcast_to(group_ns[:, None, :], need_bytes.shape), order, axis=2)
     need_bytes = np.take_along_axis(need_bytes, order, axis=2)
     before_bytes = np.cumsum(need_bytes, axis=2) - need_bytes
-    taken = np.clip((capacity_bytes - before_bytes) / need_bytes, 0.0, 1.0)
+    taken = np.clip((room_bytes[:, None, None] - before_bytes) / need_bytes, 0.0, 1.0)
     return above_ns((value_ns * taken).sum(axis=2))
 
 
@@ -165,10 +190,12 @@ def _suffices(tables: _Tables, rows: Rows, trial_ns: IntArray) -> BoolArray:
     active = np.flatnonzero((left > 0) & (size > 1))
     while len(active):
         problem, behind = rows.problem[active], placed[active]
-        level = _level(tables, rows.microbatches[active], depth[active])
-        limit = (tables.work_ns[problem, behind] + trial_ns[active]) * (1 + ROUNDING) + tables.shift * problem
-        by_time = np.searchsorted(tables.ascending, limit, side="right") - 1 - problem * size
-        ahead = np.minimum(by_time, tables.reach[problem, level, behind])
+        alive = _alive(tables, rows.microbatches[active], depth[active])
+        ahead = behind
+        for way in tables.ways:
+            limit = (way.work_ns[problem, behind] + trial_ns[active]) * (1 + ROUNDING) + way.shift * problem
+            by_time = np.searchsorted(way.ascending, limit, side="right") - 1 - problem * size
+            ahead = np.maximum(ahead, np.minimum(by_time, way.reach[problem, alive, behind]))
         if tables.headless:
             placed[active] = ahead
         # with a head, the stage that ends the tail is left to it, as it may hold both
@@ -186,10 +213,10 @@ def _suffices(tables: _Tables, rows: Rows, trial_ns: IntArray) -> BoolArray:
     return _head_fits(tables, rows, trial_ns, placed, depth, left)
 
 
-def _level(tables: _Tables, microbatches: IntArray, depth: IntArray) -> IntArray:
-    """Index into `levels` of stages at these depths."""
-    level: IntArray = np.searchsorted(tables.levels, in_flight_counts(tables.schedule, microbatches, depth))
-    return level
+def _alive(tables: _Tables, microbatches: IntArray, depth: IntArray) -> IntArray:
+    """Index into `depths` of stages at these depths."""
+    found: IntArray = np.searchsorted(tables.depths, in_flight_counts(tables.schedule, microbatches, depth))
+    return found
 
 
 def _head_fits(
@@ -205,7 +232,7 @@ def _head_fits(
     active = np.flatnonzero((left > 0) & (rest_ns > 0))
     while len(active):
         problem = rows.problem[active]
-        most_ns = tables.most_ns[problem, _level(tables, rows.microbatches[active], depth[active])]
+        most_ns = tables.most_ns[problem, _alive(tables, rows.microbatches[active], depth[active])]
         count = np.minimum(left[active], beside)
         rest_ns[active] -= count * np.minimum(trial_ns[active], most_ns)
         left[active] -= count

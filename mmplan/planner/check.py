@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
-from mmplan.cost_models.degrees import tp_degrees
+from mmplan.cost_models.degrees import divides, tp_degrees
 from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.layout import base_of
 from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import CheckError
 from mmplan.planner.check_numbers import check_numbers
@@ -56,7 +57,7 @@ def check_structure(plan: Plan) -> tuple[Finding, ...]:
     placed = tuple(check_placement(plan, graph))
     if placed:
         return placed
-    rules = (_layers, _degrees, _tensor_parallel, _batch, _allowed, check_orders)
+    rules = (_layers, _degrees, _tensor_parallel, _experts, _batch, _allowed, check_orders)
     findings = [finding for rule in rules for finding in rule(plan, graph)]
     if not any(finding.rule == "layers" for finding in findings):
         findings += [finding for rule in (_stage_order, _zones) for finding in rule(plan, graph)]
@@ -94,29 +95,61 @@ def _layers(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
 
 def _degrees(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
     """Positive degrees that fit the cluster."""
-    if min(plan.pp, plan.dp, plan.tp, plan.microbatch_size, plan.microbatches) < 1:
+    if min(plan.pp, plan.dp, plan.tp, plan.cp, plan.ep, plan.etp, plan.microbatch_size, plan.microbatches) < 1:
         message = (
-            f"pp={plan.pp}, dp={plan.dp}, tp={plan.tp}, microbatch size {plan.microbatch_size} and "
-            f"{plan.microbatches} microbatches must all be positive"
+            f"pp={plan.pp}, dp={plan.dp}, tp={plan.tp}, cp={plan.cp}, ep={plan.ep}, etp={plan.etp}, microbatch size "
+            f"{plan.microbatch_size} and {plan.microbatches} microbatches must all be positive"
         )
         yield Finding(rule="degrees", message=message)
+        return
     devices = plan.scenario.cluster.device_count
     if plan.rank_count > devices:
-        product = f"pp={plan.pp} x dp={plan.dp} x tp={plan.tp} = {plan.rank_count}"
+        cp = f" x cp={plan.cp}" if plan.cp > 1 else ""
+        product = f"pp={plan.pp} x dp={plan.dp}{cp} x tp={plan.tp} = {plan.rank_count}"
         yield Finding(rule="degrees", message=f"{product} devices, cluster {plan.scenario.cluster.name} has {devices}")
+
+
+def _experts(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
+    """Experts are spread evenly, and whole sets of them tile the ranks of a stage."""
+    if plan.ep <= 1 or min(plan.etp, plan.dp, plan.width) < 1:
+        return
+    shapes = [module.transformer for module in plan.scenario.model.modules if module.transformer is not None]
+    counts = sorted({shape.moe.experts for shape in shapes if shape.moe is not None})
+    if not counts:
+        yield Finding(rule="experts", message=f"ep={plan.ep}, and the model has no experts")
+    for count in counts:
+        if count % plan.ep:
+            message = f"{count} experts / ep={plan.ep} = {count / plan.ep:g} is no whole number"
+            yield Finding(rule="experts", message=message)
+    ranks, side = plan.width * plan.dp, plan.ep * plan.etp
+    if ranks % side:
+        message = f"ep={plan.ep} x etp={plan.etp} = {side} does not divide the {ranks} ranks of a stage"
+        yield Finding(rule="experts", message=message)
+    if plan.etp not in (1, plan.tp):
+        yield Finding(rule="experts", message=f"etp={plan.etp} is neither 1 nor tp={plan.tp}")
 
 
 def _tensor_parallel(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
     """tp divides the model's widths, and its group lies inside one node."""
+    if plan.tp < 1:
+        return  # said by the degrees
     possible = tp_degrees(plan.scenario)
     if plan.tp not in possible:
         names = ", ".join(str(degree) for degree in possible)
         message = f"tp={plan.tp} does not divide the heads, widths and nodes of this scenario; possible: {names}"
         yield Finding(rule="tensor parallel", message=message)
+    model = plan.scenario.model
+    for module in model.modules:
+        if module.name not in plan.spread and module.kind != "language_model" and not divides(module, plan.tp):
+            message = f"tp={plan.tp} does not divide the widths of {module.name}, which is not spread"
+            yield Finding(rule="tensor parallel", message=message)
+    for name in plan.spread:
+        if name not in [module.name for module in model.modules if module.kind != "language_model"]:
+            yield Finding(rule="tensor parallel", message=f"{name} is spread, and is no module that can be")
     cluster = plan.scenario.cluster
-    if plan.tp > 0 and all(pool.devices_per_node % plan.tp == 0 for pool in cluster.pools):
+    if all(pool.devices_per_node % plan.tp == 0 for pool in cluster.pools):
         return  # groups start at multiples of tp and so do nodes
-    for first in range(0, min(plan.rank_count, cluster.device_count), max(plan.tp, 1)):
+    for first in range(0, min(plan.rank_count, cluster.device_count), plan.tp):
         last = min(first + plan.tp, cluster.device_count) - 1
         if cluster.node_of(first) != cluster.node_of(last):
             nodes = f"nodes {cluster.node_of(first)} and {cluster.node_of(last)}"
@@ -141,6 +174,10 @@ def _allowed(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         ("dp", plan.dp, constraints.dp),
         ("microbatch", plan.microbatch_size, constraints.microbatch),
         ("schedule", plan.schedule, constraints.schedule),
+        ("cp", plan.cp, constraints.cp),
+        ("ep", plan.ep, constraints.ep),
+        ("sharding", plan.sharding, constraints.sharding),
+        *(("recompute", base_of(stage.recompute), constraints.recompute) for stage in plan.stages),
     )
     for name, value, allowed in limits:
         if allowed and value not in allowed:

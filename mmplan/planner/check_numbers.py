@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import edge_bytes, trainable_parameters
 from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.layout import Trained, trained_on_rank
 from mmplan.cost_models.load import Loads
-from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes, planned_working_bytes
 from mmplan.planner.check_schedule import held_microbatches
 from mmplan.planner.finding import Finding
 from mmplan.planner.plan import Plan
-from mmplan.scenario.scenario import DTYPE_BYTES
 from mmplan.units import format_bytes, format_seconds
 
 # Sums of float seconds in another order differ by some 1e-15 per term; a real error is far above this.
@@ -55,10 +54,10 @@ def _stage_times(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: L
     """Seconds of each stage."""
     finish_s = _finish_s(plan, graph, costs)
     for index, stage in enumerate(plan.stages):
-        layers = [graph.layer(layer) for layer in stage.layers]
+        layers, layout = [graph.layer(layer) for layer in stage.layers], plan.layout(index)
         for name, recorded_s, computed_s in (
-            ("forward", stage.forward_s, sum(costs.forward_s(x, loads[x.module], plan.tp) for x in layers)),
-            ("backward", stage.backward_s, sum(costs.backward_s(x, loads[x.module], plan.tp) for x in layers)),
+            ("forward", stage.forward_s, sum(costs.forward_s(x, loads[x.module], layout) for x in layers)),
+            ("backward", stage.backward_s, sum(costs.backward_s(x, loads[x.module], layout) for x in layers)),
             ("finish", stage.finish_s, finish_s[index]),
         ):
             if _differs(recorded_s, computed_s):
@@ -78,12 +77,13 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator
             message = f"stage {index} records {stage.in_flight} microbatches in flight, {plan.schedule} with "
             message += f"{plan.microbatches} microbatches at depth {depths[index]} holds {alive}"
             yield Finding(rule="in flight", message=message)
-        layers = [graph.layer(layer) for layer in stage.layers]
+        layers, layout = [graph.layer(layer) for layer in stage.layers], plan.layout(index)
         devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(index)]
         usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
         reserved_bytes = max(device.reserved_bytes for device in devices)
-        held_bytes = sum(planned_state_bytes(layer, scenario, plan.tp) for layer in layers)
-        each_bytes = sum(planned_kept_bytes(layer, loads[layer.module], scenario, plan.tp) for layer in layers)
+        reserved_bytes += planned_working_bytes(graph.layers(), loads, scenario, layout)
+        held_bytes = sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
+        each_bytes = sum(planned_kept_bytes(layer, loads[layer.module], scenario, layout) for layer in layers)
         needed_bytes = reserved_bytes + held_bytes + alive * each_bytes
         if _differs(stage.capacity_bytes, usable_bytes):
             message = f"stage {index} records a capacity of {format_bytes(stage.capacity_bytes)}, its devices have "
@@ -103,14 +103,16 @@ def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iter
     scenario = plan.scenario
     layers = [[graph.layer(layer) for layer in stage.layers] for stage in plan.stages]
     each_bytes = [
-        sum(planned_kept_bytes(layer, loads[layer.module], scenario, plan.tp) for layer in own) for own in layers
+        sum(planned_kept_bytes(layer, loads[layer.module], scenario, plan.layout(stage)) for layer in own)
+        for stage, own in enumerate(layers)
     ]
     for row in range(plan.pp):
         stages = plan.stages_of(row)
         devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(stages[0])]
         usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
         reserved_bytes = max(device.reserved_bytes for device in devices)
-        held_bytes = sum(planned_state_bytes(layer, scenario, plan.tp) for stage in stages for layer in layers[stage])
+        reserved_bytes += max(planned_working_bytes(graph.layers(), loads, scenario, plan.layout(s)) for s in stages)
+        held_bytes = sum(planned_state_bytes(layer, scenario, plan.layout(s)) for s in stages for layer in layers[s])
         alive, peak_bytes = held_microbatches(plan, row, each_bytes)
         needed_bytes = reserved_bytes + held_bytes + peak_bytes
         for stage in stages:
@@ -132,19 +134,19 @@ def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iter
 
 
 def _finish_s(plan: Plan, graph: ComputationGraph, costs: CostModel) -> list[float]:
-    """Per stage: gradient all-reduce over the replicas, then the update of one rank's parameters."""
+    """Per stage: sum of gradients over the ranks with the same weights, then the update of one rank's parameters."""
     together = min(_most_in_one_node(plan, stage) for stage in range(len(plan.stages)))
     result_s = []
-    for stage in plan.stages:
-        parameters = sum(trainable_parameters(graph.layer(layer)) for layer in stage.layers)
-        gradient_bytes = parameters * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype] / plan.tp
-        reduce_s = costs.all_reduce_s(gradient_bytes, plan.dp, together) if plan.dp > 1 else 0.0
-        result_s.append(reduce_s + costs.optimizer_s(parameters // plan.tp) if parameters else 0.0)
+    for index, stage in enumerate(plan.stages):
+        layout = plan.layout(index)
+        trained = sum((trained_on_rank(graph.layer(layer), layout) for layer in stage.layers), Trained())
+        finish_s = costs.reduce_s(trained, layout, together) + costs.update_s(trained, layout)
+        result_s.append(finish_s if trained.total else 0.0)
     return result_s
 
 
 def _most_in_one_node(plan: Plan, stage: int) -> int:
-    """Replicas of a stage that share a node, where most of them do."""
+    """Ranks of a stage with the same weights that share a node, where most of them do."""
     nodes = Counter(plan.scenario.cluster.node_of(rank) for rank in plan.stage_ranks(stage)[:: plan.tp])
     return max(nodes.values())
 
@@ -155,14 +157,15 @@ def _objective_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: L
     near = plan.rank_count <= min(pool.devices_per_node for pool in plan.scenario.cluster.pools)
     busy_s = [0.0] * plan.pp
     for layer in graph.layers():
-        load = loads[layer.module]
-        busy_s[stage_of[layer.id]] += costs.forward_s(layer, load, plan.tp) + costs.backward_s(layer, load, plan.tp)
+        load, layout = loads[layer.module], plan.layout(stage_of[layer.id])
+        busy_s[stage_of[layer.id]] += costs.forward_s(layer, load, layout) + costs.backward_s(layer, load, layout)
     tail_s = list(busy_s)
     for source in reversed(range(plan.pp)):
         for edge in graph.edges():
             target = stage_of[edge.consumer]
             if stage_of[edge.producer] == source and target != source:
-                one_way_s = costs.transfer_s(edge_bytes(edge, loads, plan.scenario.precision), near)
+                sent_bytes = plan.layout(source).sent_bytes(edge, loads, plan.scenario.precision)
+                one_way_s = costs.transfer_s(sent_bytes, near)
                 lag_s = one_way_s * (2 if edge.carries_grad else 1)
                 tail_s[source] = max(tail_s[source], busy_s[source] + lag_s + tail_s[target])
     return (plan.microbatches - 1) * max(busy_s) + max(tail_s) + max(_finish_s(plan, graph, costs))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import ceil
 
+from mmplan.cost_models.layout import Layout
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.contract import GroupGraph, merge_chains
 from mmplan.planner.priced_groups import PricedGroups
@@ -47,8 +48,8 @@ def coarse_enough(priced: PricedGroups) -> Coarse:
     upsets = enumerate_upsets(count, pairs)
     if upsets is not None:
         return Coarse(groups=groups, upsets=upsets, chains=rows, branches=branches)
-    layers = priced.prices.layers(1, 1)
-    weights = [sum(layers[x].forward_s + layers[x].backward_s for x in members) for members in groups.groups]
+    layers = priced.prices.layers(Layout(), 1)
+    weights = [sum(layers[x].work_s for x in members) for members in groups.groups]
     heaviest = max(sum(weights[group] for group in rows[index]) for index in branches)
     best: Coarse | None = None
     for step in range(STEPS):

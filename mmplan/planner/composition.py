@@ -63,12 +63,13 @@ class SampleTimes:
 
     def _one(self, sample: Sample) -> tuple[list[float], list[float]]:
         if sample not in self._known:
-            loads, tp = sample_loads(self._plan.scenario, [sample]), self._plan.tp
+            loads = sample_loads(self._plan.scenario, [sample])
             stages, modalities = [0.0] * len(self._layers), dict.fromkeys(self.modalities, 0.0)
             for stage, layers in enumerate(self._layers):
+                layout = self._plan.layout(stage)
                 for layer in layers:
                     load = loads[layer.module]
-                    layer_s = self._costs.forward_s(layer, load, tp) + self._costs.backward_s(layer, load, tp)
+                    layer_s = self._costs.forward_s(layer, load, layout) + self._costs.backward_s(layer, load, layout)
                     stages[stage] += floor_ns(layer_s)
                     modalities[layer.modality] += floor_ns(layer_s)
             self._known[sample] = (stages, list(modalities.values()))

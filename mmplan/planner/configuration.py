@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import cache
 from math import isqrt
 
-from mmplan.cost_models.degrees import tp_degrees
-from mmplan.errors import InfeasibleError
+from mmplan.cost_models.layout import Layout
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.schedule_names import ScheduleName
+from mmplan.scenario.technique import Sharding
 
 # Forwards of one replica: 64 stages x 8,192 microbatches. A program of that size takes a minute to build and check.
 MOST_FORWARDS = 524_288
@@ -23,51 +23,32 @@ class Configuration:
     microbatch_size: int
     microbatches: int
     schedule: ScheduleName
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    sharding: Sharding = "none"
+    spread: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
-        return self.tp * self.dp * self.pp
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks of a stage share its layers, without recomputation."""
+        return Layout(
+            tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, dp=self.dp, sharding=self.sharding, spread=self.spread
+        )
 
     def __str__(self) -> str:
+        cp = f" x cp={self.cp}" if self.cp > 1 else ""
+        experts = f", ep={self.ep} (etp={self.etp})" if self.ep > 1 else ""
+        sharding = f", {self.sharding} sharded" if self.sharding != "none" else ""
+        spread = f", {' and '.join(self.spread)} spread" if self.spread else ""
         return (
-            f"pp={self.pp} x dp={self.dp} x tp={self.tp}, {self.microbatches} microbatches of "
-            f"{self.microbatch_size}, {self.schedule}"
+            f"pp={self.pp} x dp={self.dp}{cp} x tp={self.tp}{experts}{sharding}{spread}, {self.microbatches} "
+            f"microbatches of {self.microbatch_size}, {self.schedule}"
         )
-
-
-def list_configurations(scenario: Scenario, groups: int) -> tuple[Configuration, ...]:
-    """All that fit the cluster, the batch and the constraints, with at most `groups` stages.
-
-    GPipe takes as long as 1F1B in the closed form and holds at least as many activations, so it is listed only where
-    the constraints exclude 1F1B. Stages x microbatches are at most `MOST_FORWARDS`.
-
-    Raises:
-        InfeasibleError: the constraints leave nothing; says which one.
-    """
-    devices, batch = scenario.cluster.device_count, scenario.global_batch
-    rules = scenario.constraints
-    # Stages are cut for 1F1B unless only GPipe is allowed; any other schedule is made afterwards, in the same memory.
-    schedule: ScheduleName = "gpipe" if set(rules.schedule) == {"gpipe"} else "1f1b"
-    possible = tp_degrees(scenario)
-    shards = [tp for tp in possible if not rules.tp or tp in rules.tp]
-    if not shards:
-        wanted, offered = (", ".join(map(str, values)) for values in (rules.tp, possible))
-        raise InfeasibleError(
-            f"constraints.tp allows {wanted}, but only {offered} divide the heads, widths and nodes of this scenario"
-        )
-    found = [
-        Configuration(tp=tp, dp=dp, pp=pp, microbatch_size=size, microbatches=batch // dp // size, schedule=schedule)
-        for tp in shards
-        for dp in divisors(batch)
-        if dp * tp <= devices and (not rules.dp or dp in rules.dp)
-        for pp in range(1, min(groups, devices // (dp * tp)) + 1)
-        if not rules.pp or pp in rules.pp
-        for size in divisors(batch // dp)
-        if (not rules.microbatch or size in rules.microbatch) and pp * (batch // dp // size) <= MOST_FORWARDS
-    ]
-    if not found:
-        raise InfeasibleError(_why_empty(scenario, groups, shards))
-    return tuple(found)
 
 
 @cache
@@ -77,7 +58,7 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // value for value in small)}))
 
 
-def _why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
+def why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
     """One sentence on the constraint that leaves no configuration."""
     rules, batch, devices = scenario.constraints, scenario.global_batch, scenario.cluster.device_count
     dp = [value for value in (rules.dp or divisors(batch)) if batch % value == 0]
@@ -106,14 +87,14 @@ def _names(values: tuple[int, ...] | list[int]) -> str:
 
 
 def replicas_per_node(configuration: Configuration, devices_per_node: int) -> int:
-    """How many replicas of a stage share a node, for the stage where this is least.
+    """How many of the dp * cp ranks with the same weights share a node, for the stage where this is least.
 
-    Stage s starts at rank s * dp * tp, so a node boundary may cut through its replicas. Counted in tensor-parallel
+    Stage s starts at rank s * dp * cp * tp, so a node boundary may cut through its replicas. Counted in tensor-parallel
     groups, of which a node holds `slots` and which never leave it.
     """
-    dp, slots = configuration.dp, max(1, devices_per_node // configuration.tp)
-    least = dp
+    count, slots = configuration.dp * configuration.cp, max(1, devices_per_node // configuration.tp)
+    least = count
     for stage in range(min(configuration.pp, slots)):  # offsets repeat after at most `slots` stages
-        first = min(dp, slots - stage * dp % slots)
-        least = min(least, max(first, min(dp - first, slots)))
+        first = min(count, slots - stage * count % slots)
+        least = min(least, max(first, min(count - first, slots)))
     return least

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmplan.cost_models.counts import edge_bytes
+from mmplan.cost_models.graph import Edge
+from mmplan.cost_models.layout import RecomputeLevel, Trained
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, scenario_hash
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import finish_s, lag_s, machine_of
+from mmplan.planner.problem import Machine, allowed_levels, finish_s, lag_s, machine_of
 from mmplan.planner.schedules.in_flight import in_flight
 
 
@@ -27,54 +28,82 @@ class StepTime:
 def cut_stages(
     prices: Prices, configuration: Configuration, stages: Sequence[Sequence[str]]
 ) -> tuple[tuple[StagePlan, ...], StepTime]:
-    """Numbers of every stage and of the step.
+    """Numbers of every stage and of the step; each stage recomputes no more than its memory demands.
 
     Args:
         stages: layer ids of each stage; stages numbered along the edges.
     """
-    layers = prices.layers(configuration.tp, configuration.microbatch_size)
+    cut = _cut_edges(prices, stages)
+    depths = [1] * len(stages)
+    for source, target, _ in cut:
+        depths[source] = max(depths[source], 1 + depths[target])
     machine = machine_of(prices.scenario)
-    work_s = [sum(layers[x].forward_s + layers[x].backward_s for x in ids) for ids in stages]
-    tails_s, depths = _tails_and_depths(prices, configuration, stages, work_s)
-    built: list[StagePlan] = []
-    for ids, depth in zip(stages, depths, strict=True):
-        alive = in_flight(configuration.schedule, configuration.microbatches, depth)
-        memory_bytes = machine.reserved_bytes + sum(layers[x].state_bytes + alive * layers[x].kept_bytes for x in ids)
-        built.append(
-            StagePlan(
-                layers=tuple(ids),
-                forward_s=sum(layers[x].forward_s for x in ids),
-                backward_s=sum(layers[x].backward_s for x in ids),
-                finish_s=finish_s(prices, configuration, sum(prices.trainable[x] for x in ids)),
-                in_flight=alive,
-                memory_bytes=memory_bytes,
-                capacity_bytes=machine.capacity_bytes,
-            )
-        )
+    built = tuple(
+        _stage(prices, configuration, machine, tuple(ids), depth) for ids, depth in zip(stages, depths, strict=True)
+    )
+    work_s = [stage.forward_s + stage.backward_s for stage in built]
+    loads, precision, tails_s = prices.loads(configuration.microbatch_size), prices.scenario.precision, list(work_s)
+    for source, target, edge in cut:
+        sent_bytes = configuration.layout.sent_bytes(edge, loads, precision)
+        way_s = lag_s(prices, configuration, sent_bytes, edge.carries_grad)
+        tails_s[source] = max(tails_s[source], work_s[source] + way_s + tails_s[target])
     time = StepTime(
         repeat_s=(configuration.microbatches - 1) * max(work_s),
         critical_path_s=max(tails_s),
         finish_s=max(stage.finish_s for stage in built),
     )
-    return tuple(built), time
+    return built, time
 
 
-def _tails_and_depths(
-    prices: Prices, configuration: Configuration, stages: Sequence[Sequence[str]], work_s: Sequence[float]
-) -> tuple[list[float], list[int]]:
-    """Per stage: seconds from its start to the end of the last stage for one microbatch, and stages on that way."""
+def _stage(
+    prices: Prices, configuration: Configuration, machine: Machine, ids: tuple[str, ...], depth: int
+) -> StagePlan:
+    """At the level of recomputation with the least work of those that fit; the leanest where none does."""
+    alive = in_flight(configuration.schedule, configuration.microbatches, depth)
+    options = [
+        _at_level(prices, configuration, machine, ids, alive, level) for level in allowed_levels(prices.scenario)
+    ]
+    fitting = [stage for stage in options if stage.memory_bytes <= stage.capacity_bytes]
+    if not fitting:
+        return min(options, key=lambda stage: stage.memory_bytes)
+    return min(fitting, key=lambda stage: stage.forward_s + stage.backward_s)
+
+
+def _at_level(
+    prices: Prices,
+    configuration: Configuration,
+    machine: Machine,
+    ids: tuple[str, ...],
+    alive: int,
+    level: RecomputeLevel,
+) -> StagePlan:
+    layout, size = configuration.layout.at(level), configuration.microbatch_size
+    priced = [prices.layers(layout, size)[layer] for layer in ids]
+    state_bytes, kept_bytes = sum(one.state_bytes for one in priced), sum(one.kept_bytes for one in priced)
+    at_work_bytes = machine.reserved_bytes + prices.working_bytes(layout, size)
+    return StagePlan(
+        layers=ids,
+        forward_s=sum(one.forward_s for one in priced),
+        backward_s=sum(one.backward_s for one in priced),
+        finish_s=finish_s(prices, configuration, sum((one.trained for one in priced), Trained())),
+        in_flight=alive,
+        memory_bytes=at_work_bytes + state_bytes + alive * kept_bytes,
+        capacity_bytes=machine.capacity_bytes,
+        recompute=level,
+    )
+
+
+def _cut_edges(prices: Prices, stages: Sequence[Sequence[str]]) -> list[tuple[int, int, Edge]]:
+    """(source, target, edge) of what passes between stages, the last sources first."""
     stage_of = {layer: index for index, ids in enumerate(stages) for layer in ids}
-    loads, precision = prices.loads(configuration.microbatch_size), prices.scenario.precision
-    tails_s, depths = list(work_s), [1] * len(stages)
-    cut = [edge for edge in prices.graph.edges() if stage_of[edge.producer] != stage_of[edge.consumer]]
-    for edge in sorted(cut, key=lambda edge: -stage_of[edge.producer]):
+    cut = []
+    for edge in prices.graph.edges():
         source, target = stage_of[edge.producer], stage_of[edge.consumer]
         if source > target:
             raise ValueError(f"edge {edge.name} leads from stage {source} back to stage {target}")
-        way_s = lag_s(prices, configuration, edge_bytes(edge, loads, precision), edge.carries_grad)
-        tails_s[source] = max(tails_s[source], work_s[source] + way_s + tails_s[target])
-        depths[source] = max(depths[source], 1 + depths[target])
-    return tails_s, depths
+        if source != target:
+            cut.append((source, target, edge))
+    return sorted(cut, key=lambda one: -one[0])
 
 
 def plan_from_cut(
@@ -94,6 +123,11 @@ def plan_from_cut(
         scenario_hash=scenario_hash(prices.scenario),
         dp=configuration.dp,
         tp=configuration.tp,
+        cp=configuration.cp,
+        ep=configuration.ep,
+        etp=configuration.etp,
+        sharding=configuration.sharding,
+        spread=configuration.spread,
         microbatch_size=configuration.microbatch_size,
         microbatches=configuration.microbatches,
         schedule=configuration.schedule,

@@ -5,13 +5,17 @@ whose quotient is acyclic, within memory, so that the closed-form step time is l
 
     tail_s   = T_s + max over cut edges from s to r of (lag + tail_r)       T_s: work of stage s per microbatch
     depth_s  = 1 + max over the stages r that follow s of depth_r
-    memory_s = sum of state + in_flight_s * sum of kept, in_flight_s = min(m, depth_s) for 1F1B and m for GPipe
+    memory_s = sum of state + in_flight_s * sum of kept + at work, in_flight_s = min(m, depth_s) for 1F1B, m for GPipe
     J        = (m - 1) * max_s T_s + max_s tail_s + max_s finish_s
+
+Work, kept and at work are those of one level of recomputation per stage: of those that fit, the one with the least
+work. A lighter stage never makes another one heavier, so that choosing for each stage alone is best.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mmplan.cost_models.layout import RecomputeLevel
 from mmplan.planner.schedules.in_flight import IntArray, in_flight, in_flight_counts
 from mmplan.scenario.schedule_names import ScheduleName
 
@@ -26,8 +30,21 @@ class CutEdge:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """One way of recomputing: work and kept activations of each group, and what a stage needs at work beside them."""
+
+    name: RecomputeLevel = "none"
+    work_ns: tuple[int, ...]
+    kept_bytes: tuple[int, ...]
+    working_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CutProblem:
     """One configuration in whole nanoseconds and bytes; every tuple has one entry per group.
+
+    `levels`: ways of recomputing of which each stage takes one; `work_ns` and `kept_bytes` are then the least of each
+    group, and without levels they are the only way.
 
     `finish_ns` is the group's part of gradient all-reduce and optimizer; a stage with at least one `trainable` group
     pays `finish_fixed_ns` once on top. `capacity_bytes` is what states and activations of a stage may take.
@@ -44,6 +61,7 @@ class CutProblem:
     stages: int
     microbatches: int
     schedule: ScheduleName
+    levels: tuple[Level, ...] = ()
 
     def __post_init__(self) -> None:
         if any(edge.producer >= edge.consumer for edge in self.edges):
@@ -54,6 +72,15 @@ class CutProblem:
     @property
     def groups(self) -> int:
         return len(self.work_ns)
+
+    @property
+    def choices(self) -> tuple[Level, ...]:
+        """At least one level."""
+        return self.levels or (Level(work_ns=self.work_ns, kept_bytes=self.kept_bytes),)
+
+    @property
+    def least_working_bytes(self) -> int:
+        return min(level.working_bytes for level in self.choices)
 
     def in_flight(self, depths: IntArray) -> IntArray:
         """Microbatches that stages at these depths hold at once."""
@@ -72,10 +99,11 @@ class CutProblem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutValue:
-    """What one answer is worth; `stage_memory_bytes` has one entry per stage, stages numbered in topological order."""
+    """What one answer is worth; one entry per stage, stages numbered in topological order."""
 
     objective_ns: int
     stage_memory_bytes: tuple[int, ...]
+    stage_levels: tuple[RecomputeLevel, ...]
 
 
 def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
@@ -89,22 +117,51 @@ def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
         raise ValueError(f"stages used {sorted(set(stage_of))}, expected 0 to {problem.stages - 1}")
     if any(stage_of[edge.producer] > stage_of[edge.consumer] for edge in problem.edges):
         raise ValueError("an edge leads back to an earlier stage")
-    work_ns, state_bytes, kept_bytes, finish_ns = ([0] * problem.stages for _ in range(4))
-    for group, stage in enumerate(stage_of):
-        work_ns[stage] += problem.work_ns[group]
-        state_bytes[stage] += problem.state_bytes[group]
-        kept_bytes[stage] += problem.kept_bytes[group]
-        finish_ns[stage] += problem.finish_ns[group]
+    state_bytes, finish_ns = _sums(problem, stage_of, problem.state_bytes), _sums(problem, stage_of, problem.finish_ns)
     for stage in {stage for group, stage in enumerate(stage_of) if problem.trainable[group]}:
         finish_ns[stage] += problem.finish_fixed_ns
-    tail_ns, depth = list(work_ns), [1] * problem.stages
-    for edge in sorted(problem.edges, key=lambda edge: -stage_of[edge.producer]):
+    cut = [edge for edge in problem.edges if stage_of[edge.producer] != stage_of[edge.consumer]]
+    cut.sort(key=lambda edge: -stage_of[edge.producer])
+    depth = [1] * problem.stages
+    for edge in cut:
         sender, receiver = stage_of[edge.producer], stage_of[edge.consumer]
-        if sender != receiver:
-            tail_ns[sender] = max(tail_ns[sender], work_ns[sender] + edge.lag_ns + tail_ns[receiver])
-            depth[sender] = max(depth[sender], 1 + depth[receiver])
-    alive = [in_flight(problem.schedule, problem.microbatches, depth[s]) for s in stages]
+        depth[sender] = max(depth[sender], 1 + depth[receiver])
+    chosen = _levels(problem, stage_of, state_bytes, depth)
+    work_ns = [work for _, work, _ in chosen]
+    tail_ns = list(work_ns)
+    for edge in cut:
+        sender, receiver = stage_of[edge.producer], stage_of[edge.consumer]
+        tail_ns[sender] = max(tail_ns[sender], work_ns[sender] + edge.lag_ns + tail_ns[receiver])
     return CutValue(
         objective_ns=(problem.microbatches - 1) * max(work_ns) + max(tail_ns) + max(finish_ns),
-        stage_memory_bytes=tuple(state_bytes[s] + alive[s] * kept_bytes[s] for s in stages),
+        stage_memory_bytes=tuple(memory for memory, _, _ in chosen),
+        stage_levels=tuple(name for _, _, name in chosen),
     )
+
+
+def _levels(
+    problem: CutProblem, stage_of: Sequence[int], state_bytes: Sequence[int], depth: Sequence[int]
+) -> list[tuple[int, int, RecomputeLevel]]:
+    """(memory, work, level) of each stage: the least work that fits, and where nothing does the least memory."""
+    ways = [
+        (level, _sums(problem, stage_of, level.work_ns), _sums(problem, stage_of, level.kept_bytes))
+        for level in problem.choices
+    ]
+    chosen = []
+    for stage in range(problem.stages):
+        alive = in_flight(problem.schedule, problem.microbatches, depth[stage])
+        options = [
+            (state_bytes[stage] + alive * kept[stage] + level.working_bytes, work[stage], level.name)
+            for level, work, kept in ways
+        ]
+        fitting = [one for one in options if one[0] <= problem.capacity_bytes]
+        chosen.append(min(fitting, key=lambda one: one[1]) if fitting else min(options, key=lambda one: one[0]))
+    return chosen
+
+
+def _sums(problem: CutProblem, stage_of: Sequence[int], values: Sequence[int]) -> list[int]:
+    """Of a per-group quantity, by stage."""
+    sums = [0] * problem.stages
+    for stage, value in zip(stage_of, values, strict=True):
+        sums[stage] += value
+    return sums

@@ -1,9 +1,12 @@
 """Why nothing fits, with the arithmetic, and the nearest changes that do: each is tried, none is guessed."""
 
+import numpy as np
+
 from mmplan.errors import InfeasibleError
 from mmplan.planner.bounds import NEVER
 from mmplan.planner.changes import Family, families
 from mmplan.planner.cut_plan import cut_stages
+from mmplan.planner.frontier import Frontier
 from mmplan.planner.least_memory import LeastMemory, fits, least_memory, memory_problem
 from mmplan.planner.problem import build_problem, machine_of
 from mmplan.planner.space import Space, build_space, space_of
@@ -12,6 +15,7 @@ from mmplan.scenario.layer_ids import shorten_ids
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_bytes
 
+MOST_LEAN = 1000  # configurations asked for the least memory
 MOST_CHANGES = 3  # named in the message
 MOST_TRIES = 3  # configurations tried per change, those with the least bounds first
 QUICK_WIDTH = 2  # labels kept per upset: finds a cut, need not prove that there is none
@@ -30,7 +34,7 @@ def explain_infeasible(space: Space, deadline: Deadline) -> InfeasibleError:
             space.groups,
             space.coarse.groups,
             space.coarse.upsets,
-            space.configurations,
+            [space.configurations[index] for index in _leanest(space)],
             stop=deadline.within(LEANEST_SHARE * deadline.left_s).passed,
         )
         if least is not None:
@@ -76,6 +80,14 @@ def nearest(family: Family, space: Space, deadline: Deadline) -> str | None:
     return text
 
 
+def _leanest(space: Space) -> list[int]:
+    """The configurations that need least where all stages need the same, in the order of the list."""
+    need_bytes = space.first.need_bytes
+    if len(need_bytes) <= MOST_LEAN:
+        return list(range(len(need_bytes)))
+    return sorted(np.argpartition(need_bytes, MOST_LEAN)[:MOST_LEAN].tolist())
+
+
 def _shortage_unknown(space: Space) -> str:
     """What is known without a cut: each configuration was excluded by a bound or by a solver."""
     machine = machine_of(space.prices.scenario)
@@ -90,15 +102,18 @@ def _shortage(space: Space, least: LeastMemory) -> str:
     stages, _ = cut_stages(space.prices, least.configuration, least.stages)
     index, worst = max(enumerate(stages), key=lambda item: (item[1].memory_bytes, -item[0]))
     machine, one = machine_of(space.prices.scenario), least.configuration
-    layers = space.prices.layers(one.tp, one.microbatch_size)
+    layers = space.prices.layers(one.layout.at(worst.recompute), one.microbatch_size)
     state_bytes = sum(layers[layer].state_bytes for layer in worst.layers)
     kept_bytes = sum(layers[layer].kept_bytes for layer in worst.layers)
+    working_bytes = space.prices.working_bytes(one.layout.at(worst.recompute), one.microbatch_size)
+    at_work = f"{format_bytes(working_bytes)} at work + " if working_bytes else ""
     headroom = space.prices.scenario.constraints.memory_headroom
     pieces = f", cut into at most {len(space.groups.groups)} pieces by no-split zones"
     zones = pieces if space.prices.scenario.constraints.no_split else ""
     return (
         f"the leanest cut{zones} ({one}) needs {format_bytes(worst.memory_bytes)} on stage {index} "
         f"({', '.join(shorten_ids(worst.layers))}) = {format_bytes(machine.reserved_bytes)} reserved + "
+        f"{at_work}"
         f"{format_bytes(state_bytes)} weights, gradients and optimizer + {worst.in_flight} x "
         f"{format_bytes(kept_bytes)} activations, and a device offers {format_bytes(worst.capacity_bytes)} "
         f"({headroom:.0%} stays free)"
@@ -117,10 +132,11 @@ def can_fit(scenario: Scenario, like: Space, deadline: Deadline) -> bool:
         space = space_of(like.priced.under(scenario), coarse=like.coarse) if same else build_space(scenario)
     except InfeasibleError:
         return False
-    order = space.bounds_ns.argsort(kind="stable")[:MOST_TRIES]
-    for index in order:
-        if space.bounds_ns[index] == NEVER or deadline.passed():
+    frontier = Frontier(space.bounds)
+    for _ in range(MOST_TRIES):
+        if frontier.least_ns() == NEVER or deadline.passed():
             return False
+        index = frontier.pop()
         problem = memory_problem(build_problem(space.prices, space.coarse.groups, space.configurations[index]))
         if fits(problem, space.coarse.upsets, width=QUICK_WIDTH, stop=deadline.passed).stage_of is not None:
             return True

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import trainable_parameters
 from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.layout import Trained
 from mmplan.cost_models.load import Loads
+from mmplan.planner.lower import stage_trained
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Action, Program, RankProgram
 from mmplan.planner.timing import Seconds
@@ -17,6 +18,8 @@ def predicted_durations(
 ) -> Seconds:
     """Seconds of each action of the program by the cost model."""
     layers = [[graph.layer(layer) for layer in stage.layers] for stage in plan.stages]
+    layouts = [plan.layout(stage) for stage in range(len(plan.stages))]
+    trained = [stage_trained(plan, graph, stage) for stage in range(len(plan.stages))]
     priced: dict[tuple[int, str, int], float] = {}  # equal loads are the same object in a mean step
 
     def compute_s(stage: int, kind: str, load: Loads) -> float:
@@ -24,7 +27,9 @@ def predicted_durations(
         if key not in priced:
             price = {"F": (costs.forward_s,), "B": (costs.dgrad_s, costs.wgrad_s), "I": (costs.dgrad_s,)}
             parts = price.get(kind, (costs.wgrad_s,))
-            priced[key] = sum(part(layer, load[layer.module], plan.tp) for layer in layers[stage] for part in parts)
+            priced[key] = sum(
+                part(layer, load[layer.module], layouts[stage]) for layer in layers[stage] for part in parts
+            )
         return priced[key]
 
     def action_s(rank: RankProgram, action: Action) -> float:
@@ -32,10 +37,11 @@ def predicted_durations(
             cluster = plan.scenario.cluster
             return costs.transfer_s(action.bytes, cluster.node_of(rank.rank) == cluster.node_of(action.peer))
         if action.kind == "REDUCE":
-            return costs.all_reduce_s(action.bytes, plan.dp, replicas_per_node(plan, action.stage))
+            stage = action.stage
+            return costs.reduce_s(trained[stage], layouts[stage], replicas_per_node(plan, stage))
         if action.kind == "STEP":
-            held = [layer for stage in plan.stages_of(plan.row(rank.stage)) for layer in layers[stage]]
-            return costs.optimizer_s(sum(trainable_parameters(layer) for layer in held) // plan.tp)
+            held = sum((trained[stage] for stage in plan.stages_of(plan.row(rank.stage))), Trained())
+            return costs.update_s(held, layouts[rank.stage])
         if action.kind == "RECV":
             return 0.0
         return compute_s(action.stage, action.kind, loads[rank.replica][action.microbatch])
@@ -44,8 +50,8 @@ def predicted_durations(
 
 
 def replicas_per_node(plan: Plan, stage: int) -> int:
-    """Most replicas of a stage that share one node."""
-    nodes = Counter(plan.scenario.cluster.node_of(plan.rank(stage, replica)) for replica in range(plan.dp))
+    """Most of a stage's dp * cp ranks with the same weights that share one node."""
+    nodes = Counter(plan.scenario.cluster.node_of(rank) for rank in plan.stage_ranks(stage)[:: plan.tp])
     return max(nodes.values())
 
 

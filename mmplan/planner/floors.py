@@ -1,5 +1,7 @@
 """What no cut of a problem can beat, term by term, for many numbers of stages at once."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mmplan.planner.cut_problem import CutProblem
@@ -30,8 +32,12 @@ def bottleneck_floors(problem: CutProblem, stages: IntArray) -> IntArray:
 
 def finish_floors(problem: CutProblem, stages: IntArray) -> IntArray:
     """[stages] no cut ends its step sooner after the last backward."""
-    fixed_ns = problem.finish_fixed_ns if any(problem.trainable) else 0
-    floors: IntArray = fixed_ns + np.maximum(max(problem.finish_ns), -(-sum(problem.finish_ns) // stages))
+    return least_finish(problem.finish_ns, problem.finish_fixed_ns if any(problem.trainable) else 0, stages)
+
+
+def least_finish(finish_ns: Sequence[int], fixed_ns: int, stages: IntArray) -> IntArray:
+    """[stages] from the parts of all groups: the heaviest one, or the mean of a stage."""
+    floors: IntArray = fixed_ns + np.maximum(max(finish_ns), -(-sum(finish_ns) // stages))
     return floors
 
 
@@ -52,8 +58,9 @@ def memory_may_fit(problem: CutProblem, stages: IntArray, microbatches: IntArray
     alive = in_flight_counts(problem.schedule, microbatches, 1)
     state_bytes = np.array(problem.state_bytes, dtype=np.int64)
     kept_bytes = np.array(problem.kept_bytes, dtype=np.int64)
-    spread = state_bytes.sum() + alive * kept_bytes.sum() <= stages * problem.capacity_bytes
-    largest = (state_bytes + alive[:, None] * kept_bytes).max(axis=1) <= problem.capacity_bytes
+    room_bytes = problem.capacity_bytes - problem.least_working_bytes
+    spread = state_bytes.sum() + alive * kept_bytes.sum() <= stages * room_bytes
+    largest = (state_bytes + alive[:, None] * kept_bytes).max(axis=1) <= room_bytes
     may: BoolArray = spread & largest
     return may
 
@@ -70,7 +77,7 @@ def finish_floor(problem: CutProblem) -> int:
 
 def busiest_ceiling(problem: CutProblem, cutoff_ns: int) -> int:
     """The longest that the busiest stage of a cut below the cutoff can work."""
-    total_ns = sum(problem.work_ns)
+    total_ns = max(sum(level.work_ns) for level in problem.choices)
     if problem.microbatches == 1:
         return total_ns
     spare_ns = cutoff_ns - 1 - int(heaviest_paths(problem).max()) - finish_floor(problem)

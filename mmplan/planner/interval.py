@@ -99,6 +99,11 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
     prices = Prices(scenario, build_graph(scenario), AnalyticCostModel(scenario))
     configuration = Configuration(
         tp=plan.tp,
+        cp=plan.cp,
+        ep=plan.ep,
+        etp=plan.etp,
+        sharding=plan.sharding,
+        spread=plan.spread,
         dp=plan.dp,
         pp=plan.pp,
         microbatch_size=plan.microbatch_size,

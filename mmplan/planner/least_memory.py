@@ -39,6 +39,7 @@ def least_memory(
     groups: GroupGraph,
     upsets: Upsets,
     configurations: Sequence[Configuration],
+    *,
     stop: Callable[[], bool] = never,
 ) -> LeastMemory | None:
     """The leanest cut, or None when it was not found before `stop`.
@@ -46,6 +47,7 @@ def least_memory(
     Args:
         fine: the groups that the relaxation is asked of.
         groups, upsets: what the dynamic program cuts: `fine` or coarser.
+        configurations: those worth asking.
     """
     needs = memory_needs(prices, fine, configurations)
     short_bytes = build_problem(prices, fine, configurations[0]).capacity_bytes
@@ -79,10 +81,12 @@ def fits(problem: CutProblem, upsets: Upsets, *, width: int = MAX_WIDTH, stop: C
 def memory_problem(problem: CutProblem) -> CutProblem:
     """The same problem where everything takes no time."""
     nothing = (0,) * problem.groups
+    levels = tuple(replace(level, work_ns=nothing) for level in problem.levels)
     edges = tuple(CutEdge(producer=edge.producer, consumer=edge.consumer, lag_ns=0) for edge in problem.edges)
     return replace(
         problem,
         work_ns=nothing,
+        levels=levels,
         finish_ns=nothing,
         trainable=(False,) * problem.groups,
         edges=edges,

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
-from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.cost_models.loads import mean_loads
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes, planned_working_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import Program
@@ -25,19 +26,24 @@ class Footprint:
 def footprint(plan: Plan, graph: ComputationGraph, program: Program, loads: Sequence[Sequence[Loads]]) -> Footprint:
     """Memory of each listed rank; kept bytes follow the load of each microbatch."""
     scenario = plan.scenario
+    layouts = [plan.layout(stage) for stage in range(len(plan.stages))]
+    mean = mean_loads(scenario, plan.microbatch_size)
+    working = {layout: planned_working_bytes(graph.layers(), mean, scenario, layout) for layout in layouts}
     static: list[int] = []
     kept: list[dict[tuple[int, int], int]] = []
     for rank in program.ranks:
         static.append(scenario.cluster.pool_of(rank.rank).device.reserved_bytes)
         kept.append({})
-        for stage in plan.stages_of(plan.row(rank.stage)):
-            layers = [graph.layer(layer) for layer in plan.stages[stage].layers]
-            static[-1] += sum(planned_state_bytes(layer, scenario, plan.tp) for layer in layers)
+        held = plan.stages_of(plan.row(rank.stage))
+        static[-1] += max(working[layouts[stage]] for stage in held)
+        for stage in held:
+            layers, layout = [graph.layer(layer) for layer in plan.stages[stage].layers], layouts[stage]
+            static[-1] += sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
             known: dict[int, int] = {}
             for microbatch, load in enumerate(loads[rank.replica]):
                 if id(load) not in known:
                     known[id(load)] = sum(
-                        planned_kept_bytes(layer, load[layer.module], scenario, plan.tp) for layer in layers
+                        planned_kept_bytes(layer, load[layer.module], scenario, layout) for layer in layers
                     )
                 kept[-1][stage, microbatch] = known[id(load)]
     return Footprint(static_bytes=tuple(static), kept_bytes=tuple(kept))

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mmplan.cost_models.counts import edge_bytes, trainable_parameters
 from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.layout import Trained, trained_on_rank
 from mmplan.cost_models.load import Loads
 from mmplan.planner.columns import program_of
 from mmplan.planner.dry_run import schedule_columns
@@ -25,7 +25,7 @@ from mmplan.scenario.scenario import DTYPE_BYTES
 
 
 def lower(plan: Plan, graph: ComputationGraph, loads: Sequence[Sequence[Loads]]) -> Program:
-    """The program of every rank with tp index 0.
+    """The program of every rank with tp and cp index 0.
 
     Args:
         loads: [replica][microbatch]. One replica stands for all when they do the same; else all `plan.dp` are given.
@@ -61,7 +61,7 @@ def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedul
     return Pipeline(
         schedule=schedule_columns(schedule, len(plan.stages), plan.microbatches),
         ranks=tuple(
-            tuple((row * plan.dp + replica) * plan.tp for row in range(len(schedule))) for replica in range(plan.dp)
+            tuple((row * plan.dp + replica) * plan.width for row in range(len(schedule))) for replica in range(plan.dp)
         ),
         transfers=tuple(
             Transfer(
@@ -75,14 +75,29 @@ def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedul
         seconds=tuple(
             (stage.forward_s, stage.backward_s, stage.backward_s / 2, stage.backward_s / 2) for stage in plan.stages
         ),
-        reduce_bytes=tuple(stage_gradient_bytes(plan, graph, stage) for stage in range(len(plan.stages))),
+        reduce_bytes=tuple(_reduced_bytes(plan, graph, stage) for stage in range(len(plan.stages))),
     )
 
 
 def stage_gradient_bytes(plan: Plan, graph: ComputationGraph, stage: int) -> int:
     """Gradient buffer of one rank of the stage."""
-    parameters = sum(trainable_parameters(graph.layer(layer)) for layer in plan.stages[stage].layers)
-    return parameters * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype] // plan.tp
+    trained = stage_trained(plan, graph, stage)
+    return trained.total * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype]
+
+
+def stage_trained(plan: Plan, graph: ComputationGraph, stage: int) -> Trained:
+    """Trained parameters of one rank of the stage."""
+    layout = plan.layout(stage)
+    return sum((trained_on_rank(graph.layer(layer), layout) for layer in plan.stages[stage].layers), Trained())
+
+
+def _reduced_bytes(plan: Plan, graph: ComputationGraph, stage: int) -> int:
+    """Nothing where a rank shares no weights with another one."""
+    trained, layout = stage_trained(plan, graph, stage), plan.layout(stage)
+    shared = (
+        layout.replicas > 1 or (trained.spread and layout.tp > 1) or (trained.experts and layout.expert_replicas > 1)
+    )
+    return stage_gradient_bytes(plan, graph, stage) if shared else 0
 
 
 def _tensor_bytes(plan: Plan, stages: StageGraph, loads: Sequence[Sequence[Loads]]) -> np.ndarray:
@@ -91,6 +106,7 @@ def _tensor_bytes(plan: Plan, stages: StageGraph, loads: Sequence[Sequence[Loads
     for row in loads:
         for load in row:
             if id(load) not in known:
-                known[id(load)] = [edge_bytes(cut.edge, load, plan.scenario.precision) for cut in stages.cuts]
+                layout, precision = plan.layout(0), plan.scenario.precision
+                known[id(load)] = [layout.sent_bytes(cut.edge, load, precision) for cut in stages.cuts]
     sizes = [[known[id(load)] for load in row] for row in loads]
     return np.array(sizes, dtype=np.int64).reshape(len(loads), plan.microbatches, len(stages.cuts))

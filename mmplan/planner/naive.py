@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from time import perf_counter
 
+import numpy as np
+
 from mmplan.errors import NoPlanFoundError
-from mmplan.planner.configuration import Configuration, list_configurations
+from mmplan.planner.configurations import Configurations, list_configurations
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_plan import cut_stages, plan_from_cut
 from mmplan.planner.plan import Plan
@@ -15,7 +17,8 @@ from mmplan.scenario.scenario import Scenario
 
 
 def naive_plan(scenario: Scenario) -> Plan:
-    """All devices, the longest pipeline, the smallest tensor-parallel degree and microbatch that fit.
+    """All devices, the longest pipeline, the smallest tensor-parallel degree and microbatch that fit; experts spread no
+    wider than needed, nothing sharded or spread that need not be.
 
     Layers stand in topological order and every stage takes the same number of them, as near as groups allow. The plan
     has no bound.
@@ -25,7 +28,9 @@ def naive_plan(scenario: Scenario) -> Plan:
     """
     priced = priced_groups(scenario)
     prices, groups = priced.prices, priced.groups
-    for configuration in sorted(list_configurations(scenario, len(groups.groups)), key=_by_hand):
+    configurations = list_configurations(scenario, len(groups.groups))
+    for index in _by_hand(configurations):
+        configuration = configurations[index]
         stages = equal_stages(groups, configuration.pp)
         built, _ = cut_stages(prices, configuration, stages)
         if all(stage.memory_bytes <= stage.capacity_bytes for stage in built):
@@ -49,9 +54,14 @@ def naive_result(scenario: Scenario) -> OptimizeResult:
     )
 
 
-def _by_hand(configuration: Configuration) -> tuple[int, int, int, int]:
-    """Most devices first, then the longest pipeline, then small tensor-parallel groups and microbatches."""
-    return (-configuration.ranks, -configuration.pp, configuration.tp, configuration.microbatch_size)
+def _by_hand(all_of: Configurations) -> list[int]:
+    """Most devices first, then no context parallelism, the longest pipeline, little sharding and spreading, small
+    tensor-parallel groups and microbatches."""
+    spread = np.array([len(base.spread) for base in all_of.bases])[all_of.base]
+    cp, ep, tp = all_of.of_bases("cp"), all_of.of_bases("ep"), all_of.of_bases("tp")
+    keys = (all_of.microbatch_size, tp, spread, all_of.sharding, ep, -all_of.pp, cp, -all_of.ranks)
+    order: list[int] = np.lexsort(keys).tolist()
+    return order
 
 
 def equal_stages(groups: GroupGraph, stages: int) -> tuple[tuple[str, ...], ...]:

@@ -29,7 +29,7 @@ class Pipeline:
     """A schedule and everything about its stages that decides which actions ranks have.
 
     ranks: `[replica][pipeline rank]` -> rank. seconds: `[stage][F, B, I, W]` of the dry run. reduce_bytes: gradient
-    buffer of each stage.
+    buffer of each stage, 0 where no other rank holds the same weights.
     """
 
     schedule: ScheduleColumns
@@ -160,7 +160,7 @@ def _with_finish(pipeline: Pipeline, rows: _Rows, owner: Integers, level: int) -
     finish: list[tuple[int, int, int, int]] = []  # pipeline rank, kind, stage, level
     for row in range(ranks):
         stages = [int(stage) for stage in np.nonzero(owner == row)[0]]
-        reduced = [stage for stage in stages if len(pipeline.ranks) > 1 and pipeline.reduce_bytes[stage] > 0]
+        reduced = [stage for stage in stages if pipeline.reduce_bytes[stage] > 0]
         finish += [(row, REDUCE, stage, level + index) for index, stage in enumerate(reduced)]
         finish.append((row, STEP, stages[0], level + len(reduced)))
     added = np.array(finish, dtype=np.int64).reshape(-1, 4).T

@@ -1,8 +1,9 @@
 """The plan: which layers run on which ranks, how the batch is cut, in which order stages work.
 
 plan.json is small and complete: it holds the resolved scenario, so it can be simulated, checked and executed on another
-machine. Ranks are laid out stage-major, then replica, then tp: stage `s` of replica `d` owns the `tp` ranks from
-`(s * dp + d) * tp` on, which keeps a tensor-parallel group inside a node whenever `tp` divides the node.
+machine. Ranks are laid out stage-major, then replica, then cp, then tp: stage `s` of replica `d` owns the `cp * tp`
+ranks from `(s * dp + d) * cp * tp` on, which keeps a tensor-parallel group inside a node when `tp` divides the node.
+Experts are spread over neighbouring ranks of a stage, those of one expert (etp) first.
 """
 
 import hashlib
@@ -12,12 +13,14 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from mmplan.cost_models.layout import Layout, RecomputeLevel
 from mmplan.errors import InputError
 from mmplan.files import write_file
 from mmplan.scenario.document import read_text, shown
 from mmplan.scenario.layer_ids import expand_ids, shorten_ids
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.schedule_names import ScheduleName
+from mmplan.scenario.technique import Sharding
 
 SCHEMA_VERSION = 1
 LARGEST_NUMBER = 2**63  # of seconds or bytes
@@ -42,6 +45,7 @@ class StagePlan:
     in_flight: int
     memory_bytes: int
     capacity_bytes: int
+    recompute: RecomputeLevel = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +82,7 @@ class Plan:
     """A complete plan.
 
     Attributes:
+        cp, ep, etp, sharding, spread: see `Layout`.
         placement: pipeline rank of each stage where ranks hold several; empty: stage `s` on pipeline rank `s`.
         orders: one line per pipeline rank of actions such as `3F0`. Empty for 1F1B and GPipe, which follow from the
             stages alone; every other schedule is kept as it is.
@@ -87,6 +92,11 @@ class Plan:
     scenario_hash: str
     dp: int
     tp: int
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    sharding: Sharding = "none"
+    spread: tuple[str, ...] = ()
     microbatch_size: int  # samples per microbatch and replica
     microbatches: int  # per replica and step
     schedule: ScheduleName
@@ -105,11 +115,29 @@ class Plan:
 
     @property
     def rank_count(self) -> int:
-        return self.pp * self.dp * self.tp
+        return self.pp * self.dp * self.width
 
-    def rank(self, stage: int, replica: int, tp_index: int = 0) -> int:
-        """The process that runs shard `tp_index` of `stage` in `replica`."""
-        return (self.row(stage) * self.dp + replica) * self.tp + tp_index
+    @property
+    def width(self) -> int:
+        """Ranks of a stage in one replica."""
+        return self.cp * self.tp
+
+    def layout(self, stage: int) -> Layout:
+        """How the ranks of a stage share its layers."""
+        return Layout(
+            tp=self.tp,
+            cp=self.cp,
+            ep=self.ep,
+            etp=self.etp,
+            dp=self.dp,
+            sharding=self.sharding,
+            spread=self.spread,
+            recompute=self.stages[stage].recompute,
+        )
+
+    def rank(self, stage: int, replica: int, shard: int = 0) -> int:
+        """The process that runs shard `shard` (cp index * tp + tp index) of `stage` in `replica`."""
+        return (self.row(stage) * self.dp + replica) * self.width + shard
 
     def row(self, stage: int) -> int:
         """The pipeline rank of a stage."""
@@ -121,8 +149,8 @@ class Plan:
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """All ranks of a stage, replica by replica."""
-        width = self.dp * self.tp
-        return tuple(range(self.row(stage) * width, (self.row(stage) + 1) * width))
+        count = self.dp * self.width
+        return tuple(range(self.row(stage) * count, (self.row(stage) + 1) * count))
 
     def stage_of_layer(self) -> dict[str, int]:
         return {layer: index for index, stage in enumerate(self.stages) for layer in stage.layers}

@@ -1,20 +1,33 @@
-"""Prices of all layers for one tensor-parallel degree and microbatch size; equal layers are priced once."""
+"""Prices of all layers for one layout and microbatch size; equal layers are priced once."""
 
+import math
+from collections.abc import Callable, Hashable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mmplan.cost_models.analytic import gathering_layers
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import trainable_parameters
-from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import BLOCKS_PER_PATTERN, Layout, Trained, trained_on_rank
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.loads import mean_loads
-from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.cost_models.memory_activations import BLOCKS
+from mmplan.cost_models.planned_memory import gathered_bytes, planned_kept_bytes, planned_state_bytes
+from mmplan.planner.contract import GroupGraph
 from mmplan.planner.plan_technique import require_plannable
 from mmplan.scenario.scenario import Scenario
 
+T = TypeVar("T")
+LARGEST_MICROBATCH = 2**31 - 1
+Counts = NDArray[np.int64]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+@dataclass(frozen=True, slots=True)
 class LayerPrice:
     """One layer on one rank, per mean microbatch."""
 
@@ -22,13 +35,18 @@ class LayerPrice:
     backward_s: float
     state_bytes: int
     kept_bytes: int
+    trained: Trained
+
+    @property
+    def work_s(self) -> float:
+        return self.forward_s + self.backward_s
 
 
 class Prices:
     """Answers of one scenario's cost model, remembered.
 
-    Costs are linear in loads: a mean microbatch is so many mean samples. `trainable` holds the trainable parameters of
-    each layer.
+    Costs are linear in loads: a mean microbatch is so many mean samples. `kinds` are layers that stand for all; of a
+    layer, `kind_of` names the one that is equal to it in all that costs.
 
     Raises:
         InputError: the scenario's technique is one that plans do not price.
@@ -39,24 +57,63 @@ class Prices:
         self.scenario, self.graph, self.costs = scenario, graph, costs
         self._sample_loads = mean_loads(scenario, 1)
         self._loads: dict[int, dict[str, Load]] = {}
-        self._priced: dict[tuple[int, int], dict[str, LayerPrice]] = {}
-        kinds: dict[object, Layer] = {}
-        self._like = {
-            layer.id: kinds.setdefault((layer.module, layer.ops, layer.grad_values), layer) for layer in graph.layers()
-        }
-        self._distinct = tuple(kinds.values())
-        self.trainable = {layer.id: trainable_parameters(layer) for layer in graph.layers()}
+        self._times: dict[Hashable, tuple[float, float]] = {}
+        self._bytes: dict[Hashable, int] = {}
+        self._trained: dict[Hashable, Trained] = {}
+        self._priced: dict[tuple[Layout, int], tuple[LayerPrice, ...]] = {}
+        self._members: dict[int, tuple[GroupGraph, Counts]] = {}  # by id; the groups are held so that it stays theirs
+        self._lags: dict[Hashable, tuple[float, ...]] = {}
+        alike: dict[object, int] = {}
+        known: dict[object, int] = {}
+        kinds: list[Layer] = []
+        self._like: list[int] = []  # kinds that differ only in which of four blocks they are have one number
+        self.kind_of: dict[str, int] = {}
+        handed_on = gathering_layers(scenario)
+        for layer in graph.layers():
+            key = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.id in handed_on)
+            turn = layer.index % BLOCKS_PER_PATTERN if layer.kind in BLOCKS else 0
+            like = alike.setdefault(key, len(alike))
+            if (like, turn) not in known:
+                known[like, turn] = len(kinds)
+                kinds.append(layer)
+                self._like.append(like)
+            self.kind_of[layer.id] = known[like, turn]
+        self.kinds = tuple(kinds)
+
+    def members(self, groups: GroupGraph) -> Counts:
+        """[group, kind] how many layers of each kind a group holds."""
+        if id(groups) not in self._members:
+            member = np.zeros((len(groups.groups), len(self.kinds)), dtype=np.int64)
+            for group, layers in enumerate(groups.groups):
+                for layer in layers:
+                    member[group, self.kind_of[layer]] += 1
+            self._members[id(groups)] = groups, member
+        return self._members[id(groups)][1]
+
+    def lags_s(self, edges: tuple[Edge, ...], layout: Layout, microbatch_size: int, near: bool) -> tuple[float, ...]:
+        """Seconds that the tensor of each edge, and its gradient where one flows back, is on its way when it is cut."""
+        loads, precision = self.loads(microbatch_size), self.scenario.precision
+
+        def ask() -> tuple[float, ...]:
+            sent = [layout.sent_bytes(edge, loads, precision) for edge in edges]
+            ways = [
+                self.costs.transfer_s(size, near) * (1 + edge.carries_grad)
+                for size, edge in zip(sent, edges, strict=True)
+            ]
+            return tuple(ways)
+
+        return _once(self._lags, (edges, layout.cp, microbatch_size, near), ask)
 
     def with_costs(self, costs: CostModel) -> "Prices":
         """The same scenario, graph and loads under another cost model."""
         other = copy(self)
-        other.costs, other._priced = costs, {}
+        other.costs, other._times, other._priced, other._lags = costs, {}, {}, {}
         return other
 
     def under(self, scenario: Scenario, costs: CostModel) -> "Prices":
         """Another cluster, batch or constraints for the same model, data and device: layers keep their prices."""
         other = copy(self)
-        other.scenario, other.costs = scenario, costs
+        other.scenario, other.costs, other._lags = scenario, costs, {}
         return other
 
     def loads(self, microbatch_size: int) -> dict[str, Load]:
@@ -67,19 +124,88 @@ class Prices:
             }
         return self._loads[microbatch_size]
 
-    def layers(self, tp: int, microbatch_size: int) -> dict[str, LayerPrice]:
-        """Layer id -> its price."""
-        key = (tp, microbatch_size)
+    def of_kinds(self, layout: Layout, microbatch_size: int) -> tuple[LayerPrice, ...]:
+        """The price of each kind of layer."""
+        if layout.recompute in ("none", "full"):
+            return self._alone(layout, microbatch_size, layout.recompute == "full")
+        if layout.recompute == "selective":
+            return self._priced_at(layout, microbatch_size)
+        kept, dropped = self._alone(layout, microbatch_size, False), self._alone(layout, microbatch_size, True)
+        return tuple(
+            dropped[kind] if layout.recomputed(layer) == "full" else kept[kind] for kind, layer in enumerate(self.kinds)
+        )
+
+    def _alone(self, layout: Layout, microbatch_size: int, full: bool) -> tuple[LayerPrice, ...]:
+        return self._priced_at(layout.at("full" if full else "none"), microbatch_size)
+
+    def _priced_at(self, layout: Layout, microbatch_size: int) -> tuple[LayerPrice, ...]:
+        if layout.sharding == "none" and layout.dp > 1:
+            layout = replace(layout, dp=1)  # replicas are alike
+        key = (layout, microbatch_size)
         if key not in self._priced:
-            distinct = {layer.id: self._price(layer, tp, microbatch_size) for layer in self._distinct}
-            self._priced[key] = {layer: distinct[like.id] for layer, like in self._like.items()}
+            loads = self.loads(microbatch_size)
+            found: dict[int, LayerPrice] = {}
+            for like, layer in zip(self._like, self.kinds, strict=True):
+                if like not in found:
+                    found[like] = self._price(like, layer, loads[layer.module], layout)
+            self._priced[key] = tuple(found[like] for like in self._like)
         return self._priced[key]
 
-    def _price(self, layer: Layer, tp: int, microbatch_size: int) -> LayerPrice:
-        load, scenario = self.loads(microbatch_size)[layer.module], self.scenario
-        return LayerPrice(
-            forward_s=self.costs.forward_s(layer, load, tp),
-            backward_s=self.costs.backward_s(layer, load, tp),
-            state_bytes=planned_state_bytes(layer, scenario, tp),
-            kept_bytes=planned_kept_bytes(layer, load, scenario, tp),
+    def layers(self, layout: Layout, microbatch_size: int) -> dict[str, LayerPrice]:
+        """Layer id -> its price."""
+        priced = self.of_kinds(layout, microbatch_size)
+        return {layer: priced[kind] for layer, kind in self.kind_of.items()}
+
+    def most_samples(self, layout: Layout, room_bytes: float) -> int:
+        """No larger microbatch fits: at any level of recomputation some moment holds what one layer keeps without."""
+        loads = self.loads(1)
+        kept = [
+            planned_kept_bytes(layer, loads[layer.module], self.scenario, layout)
+            for layer in self.kinds
+            if layer.module not in layout.spread  # kept bytes of the others are linear in samples
+        ]
+        most = max(kept, default=0) - 1
+        return math.floor(room_bytes / most) if most > 0 else LARGEST_MICROBATCH
+
+    def working_bytes(self, layout: Layout, microbatch_size: int) -> int:
+        """What any stage needs at work beside states and activations."""
+        again = whole = 0
+        if layout.recompute not in ("none", "selective"):
+            kept, dropped = self._alone(layout, microbatch_size, False), self._alone(layout, microbatch_size, True)
+            again = max(one.kept_bytes - other.kept_bytes for one, other in zip(kept, dropped, strict=True))
+        if layout.sharding == "parameters":
+            key = ("gathered", replace(layout, dp=1, recompute="none"), layout.replicas > 1)
+            layers, scenario = self.kinds, self.scenario
+            whole = _once(self._bytes, key, lambda: max(gathered_bytes(layer, scenario, layout) for layer in layers))
+        return again + whole
+
+    def _price(self, kind: int, layer: Layer, load: Load, layout: Layout) -> LayerPrice:
+        scenario, costs = self.scenario, self.costs
+        shard = layout.shard(layer)
+        spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
+        sharded = (layout.sharding, layout.replicas, layout.expert_replicas) if layout.sharding != "none" else ()
+        again = layout.recomputed(layer)
+        gathered = sharded if layout.sharding in ("gradients", "parameters") else ()
+        forward_s, backward_s = _once(
+            self._times,
+            (kind, load, shard, spread, again, gathered),
+            lambda: (costs.forward_s(layer, load, layout), costs.backward_s(layer, load, layout)),
         )
+        return LayerPrice(
+            forward_s,
+            backward_s,
+            _once(self._bytes, (kind, shard, spread, sharded), lambda: planned_state_bytes(layer, scenario, layout)),
+            _once(
+                self._bytes,
+                (kind, load, shard, spread, again),
+                lambda: planned_kept_bytes(layer, load, scenario, layout),
+            ),
+            _once(self._trained, (kind, shard, spread), lambda: trained_on_rank(layer, layout)),
+        )
+
+
+def _once(known: dict[Hashable, T], key: Hashable, ask: Callable[[], T]) -> T:
+    found = known.get(key)
+    if found is None:
+        found = known[key] = ask()
+    return found

@@ -7,15 +7,17 @@ a part per parameter, which is exact for the analytic cost model up to the launc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mmplan.cost_models.counts import edge_bytes
+import numpy as np
+
+from mmplan.cost_models.layout import RECOMPUTE_LEVELS, RecomputeLevel, Trained, base_of
 from mmplan.errors import InputError
 from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
-from mmplan.planner.cut_problem import CutEdge, CutProblem
-from mmplan.planner.pricing import Prices
-from mmplan.planner.quantise import ceil_bytes, floor_bytes, floor_ns, seconds
+from mmplan.planner.cut_problem import CutEdge, CutProblem, Level
+from mmplan.planner.pricing import Counts, Prices
+from mmplan.planner.quantise import floor_bytes, floor_ns, seconds
 from mmplan.scenario.cluster import Cluster
-from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
+from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_bytes
 
 LARGEST = 2**60  # nanoseconds (36 years) or bytes: sums of a few of them stay below 2**63
@@ -47,42 +49,70 @@ def devices_per_node(cluster: Cluster) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishPrice:
-    """Seconds at the end of a step are at least fixed_s + per_parameter_s * trainable parameters of the stage."""
+    """Seconds at the end of a step: at least fixed_s + the sum of per_*_s * trained parameters of the stage's rank."""
 
     fixed_s: float
-    per_parameter_s: float
+    per_dense_s: float
+    per_spread_s: float
+    per_expert_s: float
+
+    def of(self, trained: Trained) -> float:
+        """The part that grows with the parameters."""
+        spread_s, expert_s = trained.spread * self.per_spread_s, trained.experts * self.per_expert_s
+        return trained.dense * self.per_dense_s + spread_s + expert_s
 
 
-def finish_s(prices: Prices, configuration: Configuration, parameters: int) -> float:
-    """Gradient all-reduce over the replicas and optimizer update of a stage with so many trainable parameters."""
-    if parameters == 0:
+def finish_s(prices: Prices, configuration: Configuration, trained: Trained) -> float:
+    """Gradient reduction over the ranks with the same weights, and update, of a rank with these parameters."""
+    if trained.total == 0:
         return 0.0
-    costs, scenario = prices.costs, prices.scenario
-    gradient_bytes = parameters * DTYPE_BYTES[scenario.optimizer.gradient_dtype] / configuration.tp
-    near = replicas_per_node(configuration, devices_per_node(scenario.cluster))
-    reduce_s = costs.all_reduce_s(gradient_bytes, configuration.dp, near) if configuration.dp > 1 else 0.0
-    return reduce_s + costs.optimizer_s(parameters // configuration.tp)
+    layout, costs = configuration.layout, prices.costs
+    near = replicas_per_node(configuration, devices_per_node(prices.scenario.cluster))
+    return costs.reduce_s(trained, layout, near) + costs.update_s(trained, layout)
 
 
 def finish_price(prices: Prices, configuration: Configuration) -> FinishPrice:
-    """The affine lower bound of `finish_s` over every size a stage can have."""
-    sizes = sorted({count for count in prices.trainable.values() if count})
-    total = sum(prices.trainable.values())
-    if not sizes:
-        return FinishPrice(fixed_s=0.0, per_parameter_s=0.0)
-    return affine_below(lambda count: finish_s(prices, configuration, count), [*sizes, total // 2 + 1, total])
+    """An affine lower bound of `finish_s` over every size a stage can have.
+
+    Of spread modules and experts: the reduction is concave in their number, so that its secant from nothing to all of
+    them lies below; the update grows no slower than between all of them and twice as many.
+    """
+    priced = prices.of_kinds(configuration.layout, configuration.microbatch_size)
+    counts = np.bincount(list(prices.kind_of.values())).tolist()
+    total = sum((price.trained.times(count) for price, count in zip(priced, counts, strict=True)), Trained())
+    sizes = sorted({price.trained.dense for price in priced if price.trained.dense})
+    dense = affine_below(
+        lambda size: finish_s(prices, configuration, Trained(dense=size)), [*sizes, total.dense // 2 + 1, total.dense]
+    )
+    return FinishPrice(
+        fixed_s=dense[0] if not (total.spread or total.experts) else 0.0,
+        per_dense_s=dense[1],
+        per_spread_s=_per_parameter(prices, configuration, Trained(spread=total.spread)),
+        per_expert_s=_per_parameter(prices, configuration, Trained(experts=total.experts)),
+    )
 
 
-def affine_below(function: Callable[[int], float], sizes: Sequence[int]) -> FinishPrice:
-    """The secant of the two largest sizes, lowered until it is below the function at all of them."""
+def _per_parameter(prices: Prices, configuration: Configuration, trained: Trained) -> float:
+    if trained.total == 0:
+        return 0.0
+    costs, layout = prices.costs, configuration.layout
+    near = replicas_per_node(configuration, devices_per_node(prices.scenario.cluster))
+    more_s = costs.update_s(trained + trained, layout) - costs.update_s(trained, layout)
+    return (costs.reduce_s(trained, layout, near) + more_s) / trained.total
+
+
+def affine_below(function: Callable[[int], float], sizes: Sequence[int]) -> tuple[float, float]:
+    """(fixed, slope): the secant of the two largest sizes, lowered until it is below the function at all of them."""
+    if sizes[-1] == 0:
+        return 0.0, 0.0
     values = [function(size) for size in sizes]
     if sizes[-1] == sizes[-2]:
-        return FinishPrice(fixed_s=0.0, per_parameter_s=min(v / s for v, s in zip(values, sizes, strict=True)))
+        return 0.0, min(v / s for v, s in zip(values, sizes, strict=True))
     slope = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2])
     fixed = min(value - slope * size for value, size in zip(values, sizes, strict=True))
     if fixed >= 0:
-        return FinishPrice(fixed_s=fixed, per_parameter_s=slope)
-    return FinishPrice(fixed_s=0.0, per_parameter_s=min(v / s for v, s in zip(values, sizes, strict=True)))
+        return fixed, slope
+    return 0.0, min(v / s for v, s in zip(values, sizes, strict=True))
 
 
 def build_problem(prices: Prices, groups: GroupGraph, configuration: Configuration) -> CutProblem:
@@ -91,21 +121,30 @@ def build_problem(prices: Prices, groups: GroupGraph, configuration: Configurati
     Raises:
         InputError: a step or its memory is beyond what 64-bit integers count.
     """
-    machine = machine_of(prices.scenario)
-    layers = prices.layers(configuration.tp, configuration.microbatch_size)
-    finish = finish_price(prices, configuration)
-    members = groups.groups
-    parameters = [sum(prices.trainable[layer] for layer in group) for group in members]
+    machine, size = machine_of(prices.scenario), configuration.microbatch_size
+    member = prices.members(groups)
+    levels = []
+    for name in allowed_levels(prices.scenario):
+        layout = configuration.layout.at(name)
+        priced = prices.of_kinds(layout, size)
+        levels.append(
+            Level(
+                name=name,
+                work_ns=_floors_ns(member, [price.work_s for price in priced]),
+                kept_bytes=_sums(member, [price.kept_bytes for price in priced]),
+                working_bytes=prices.working_bytes(layout, size),
+            )
+        )
+    ends = finish_parts(prices, groups, configuration)
     problem = CutProblem(
-        work_ns=tuple(
-            floor_ns(sum(layers[layer].forward_s + layers[layer].backward_s for layer in group)) for group in members
-        ),
-        state_bytes=tuple(ceil_bytes(sum(layers[layer].state_bytes for layer in group)) for group in members),
-        kept_bytes=tuple(ceil_bytes(sum(layers[layer].kept_bytes for layer in group)) for group in members),
-        finish_ns=tuple(floor_ns(count * finish.per_parameter_s) for count in parameters),
-        trainable=tuple(count > 0 for count in parameters),
+        levels=tuple(levels),
+        work_ns=least_of([level.work_ns for level in levels]),
+        kept_bytes=least_of([level.kept_bytes for level in levels]),
+        state_bytes=_sums(member, [price.state_bytes for price in priced]),
+        finish_ns=ends.finish_ns,
+        trainable=ends.trainable,
         edges=_cut_edges(prices, groups, configuration),
-        finish_fixed_ns=floor_ns(finish.fixed_s),
+        finish_fixed_ns=ends.fixed_ns,
         capacity_bytes=floor_bytes(machine.capacity_bytes - machine.reserved_bytes),
         stages=configuration.pp,
         microbatches=configuration.microbatches,
@@ -115,14 +154,67 @@ def build_problem(prices: Prices, groups: GroupGraph, configuration: Configurati
     return problem
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishParts:
+    """The end of a step by group, see `CutProblem`."""
+
+    finish_ns: tuple[int, ...]
+    trainable: tuple[bool, ...]
+    fixed_ns: int
+
+
+def finish_parts(prices: Prices, groups: GroupGraph, configuration: Configuration) -> FinishParts:
+    """What each group adds to the end of a step."""
+    price, member = finish_price(prices, configuration), prices.members(groups)
+    trained = [one.trained for one in prices.of_kinds(configuration.layout, configuration.microbatch_size)]
+    return FinishParts(
+        finish_ns=_floors_ns(member, [price.of(count) for count in trained]),
+        trainable=tuple((member @ np.array([count.total for count in trained]) > 0).tolist()),
+        fixed_ns=floor_ns(price.fixed_s),
+    )
+
+
+def _floors_ns(member: Counts, seconds_of_kind: Sequence[float]) -> tuple[int, ...]:
+    """Sums of each group in whole nanoseconds."""
+    return tuple(map(floor_ns, (member @ np.array(seconds_of_kind)).tolist()))
+
+
+def _sums(member: Counts, bytes_of_kind: Sequence[int]) -> tuple[int, ...]:
+    """Sums of each group."""
+    return tuple((member @ np.array(bytes_of_kind, dtype=np.int64)).tolist())
+
+
+def allowed_levels(scenario: Scenario) -> tuple[RecomputeLevel, ...]:
+    """What a stage may recompute: what the technique says where it says anything, else what the constraints allow.
+
+    Dropping attention alone frees memory only where a score matrix is kept, so it is not tried elsewhere.
+    """
+    technique, rules = scenario.technique, scenario.constraints
+    if technique.recompute != "none":
+        return (technique.recompute,)
+    allowed = rules.recompute or ("none", "selective", "full")
+    return tuple(
+        level
+        for level in RECOMPUTE_LEVELS
+        if base_of(level) in allowed
+        and (level != "selective" or technique.attention == "math" or allowed == ("selective",))
+    )
+
+
+def least_of(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The least of each column."""
+    return rows[0] if len(rows) == 1 else tuple(map(min, *rows))
+
+
 def _refuse_uncountable(problem: CutProblem, scenario: Scenario) -> None:
     """Sums over all groups, edges and microbatches must stay whole numbers that arrays can hold."""
-    slowest_ns = problem.microbatches * sum(problem.work_ns) + sum(edge.lag_ns for edge in problem.edges)
-    slowest_ns += problem.finish_fixed_ns + sum(problem.finish_ns)
+    slowest_ns = problem.microbatches * max(sum(level.work_ns) for level in problem.choices)
+    slowest_ns += sum(edge.lag_ns for edge in problem.edges) + problem.finish_fixed_ns + sum(problem.finish_ns)
     if slowest_ns > LARGEST:
         message = f"a step of {scenario.name} could take {seconds(slowest_ns) / SECONDS_PER_YEAR:,.0f} years: "
         raise InputError(message + "check the sizes of the data and the rates and latencies of the cluster")
-    fullest_bytes = sum(problem.state_bytes) + problem.most_in_flight * sum(problem.kept_bytes)
+    kept_bytes = max(sum(level.kept_bytes) for level in problem.choices)
+    fullest_bytes = sum(problem.state_bytes) + problem.most_in_flight * kept_bytes
     if fullest_bytes > LARGEST:
         message = f"{scenario.name} could keep {format_bytes(fullest_bytes)} in one stage: "
         raise InputError(message + "check the sizes of the data and of the model")
@@ -141,9 +233,9 @@ def lag_s(prices: Prices, configuration: Configuration, sent_bytes: float, carri
 
 def _cut_edges(prices: Prices, groups: GroupGraph, configuration: Configuration) -> tuple[CutEdge, ...]:
     """One edge per pair of groups, with the largest lag among the tensors between them."""
-    loads, precision = prices.loads(configuration.microbatch_size), prices.scenario.precision
+    near = one_node(configuration, prices.scenario.cluster)
+    lags_s = prices.lags_s(groups.edges, configuration.layout, configuration.microbatch_size, near)
     lag_ns: dict[tuple[int, int], int] = {}
-    for edge, ends in zip(groups.edges, groups.ends, strict=True):
-        one_ns = floor_ns(lag_s(prices, configuration, edge_bytes(edge, loads, precision), edge.carries_grad))
-        lag_ns[ends] = max(one_ns, lag_ns.get(ends, 0))
+    for way_s, ends in zip(lags_s, groups.ends, strict=True):
+        lag_ns[ends] = max(floor_ns(way_s), lag_ns.get(ends, 0))
     return tuple(CutEdge(producer=u, consumer=v, lag_ns=ns) for (u, v), ns in sorted(lag_ns.items()))

@@ -11,10 +11,12 @@ from mmplan.planner.cut_plan import StepTime, cut_stages, plan_from_cut
 from mmplan.planner.simulate import simulate
 from mmplan.planner.space import Answer, Space, sketch_configuration
 from mmplan.planner.stopping import Deadline
+from mmplan.planner.upsets import IntArray
 
 # As many lines as a reader of `--explain` takes in.
 MOST_RIVALS = 8
 MOST_UNFIT = 2  # that would be fast if memory did not forbid them: tells what more memory could buy
+SHARPENED = 256  # configurations looked at for rivals
 # Forwards (stages x microbatches) simulated in all when leaders are compared: 30 to 45 us each, 1.5 s in all.
 MOST_FORWARDS = 40_000
 
@@ -41,13 +43,14 @@ def list_rivals(
 
     None where nothing fits: among these the ones whose bound would be the least with any memory.
     """
-    roomy_ns = space.bounds.roomy_ns
-    unfit = np.flatnonzero(space.bounds_ns == NEVER)
-    unfit = unfit[np.argsort(roomy_ns[unfit], kind="stable")][:MOST_UNFIT]
+    bounds = space.bounds
+    unfit = least_rows(np.where(bounds.step_ns == NEVER, bounds.roomy_ns, NEVER), MOST_UNFIT)
+    near = least_rows(bounds.step_ns, SHARPENED)
+    bounds.sharpen(near)
     promise = {
-        index: max(int(space.bounds_ns[index]), answers[index].bound_ns if index in answers else 0)
-        for index in range(len(space.configurations))
-        if space.configurations[index] != best and space.bounds_ns[index] != NEVER
+        index: max(int(bounds.step_ns[index]), answers[index].bound_ns if index in answers else 0)
+        for index in {*near.tolist(), *answers}
+        if bounds.step_ns[index] != NEVER and space.configurations[index] != best
     }
     rivals: dict[Configuration, Candidate | None] = {space.configurations[index]: None for index in unfit}
     for index in sorted(promise, key=lambda index: (promise[index], index))[:MOST_RIVALS]:
@@ -61,6 +64,14 @@ def list_rivals(
         elif answer.unfit:
             rivals[space.configurations[index]] = None
     return rivals
+
+
+def least_rows(values: IntArray, count: int) -> IntArray:
+    """The rows with the least values below NEVER, at most so many, in their order."""
+    rows = np.flatnonzero(values < NEVER)
+    if len(rows) > count:
+        rows = rows[values[rows] <= np.partition(values[rows], count - 1)[count - 1]]
+    return rows[np.argsort(values[rows], kind="stable")][:count]
 
 
 def first_in_simulation(

@@ -59,11 +59,20 @@ def find_runs(problem: CutProblem) -> tuple[tuple[Run, ...], tuple[RunEdge, ...]
     return found, between
 
 
-def _costs(problem: CutProblem, group: int) -> tuple[int, int, int, int, bool]:
+def at_levels(problem: CutProblem, group: int) -> tuple[tuple[int, int], ...]:
+    """(work, kept) of a group at each level of recomputation."""
+    return tuple((level.work_ns[group], level.kept_bytes[group]) for level in problem.choices)
+
+
+def options_of(problem: CutProblem, group: int) -> tuple[tuple[int, int], ...]:
+    """The same, each once."""
+    return tuple(sorted(set(at_levels(problem, group))))
+
+
+def _costs(problem: CutProblem, group: int) -> tuple[object, ...]:
     return (
-        problem.work_ns[group],
+        options_of(problem, group),
         problem.state_bytes[group],
-        problem.kept_bytes[group],
         problem.finish_ns[group],
         problem.trainable[group],
     )

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.errors import CheckError, NoPlanFoundError
 from mmplan.planner.bounds import NEVER
@@ -17,6 +15,7 @@ from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.diagnose import explain_infeasible
 from mmplan.planner.explain import list_runner_ups
+from mmplan.planner.frontier import Frontier
 from mmplan.planner.plan import Plan
 from mmplan.planner.quantise import floor_ns, lowered_ns, seconds
 from mmplan.planner.result import Considered, OptimizeResult, Progress
@@ -40,11 +39,12 @@ ROUNDING_GAP = 1e-5
 
 @dataclass(slots=True)
 class _Search:
-    """What the loop has learned: configurations are solved in the order of their bound, `position` is the next one."""
+    """What the loop has learned; `last` is the configuration solved last."""
 
-    order: list[int]
+    frontier: Frontier
     incumbent: Candidate | None = None
-    position: int = 0
+    solved: int = 0
+    last: Configuration | None = None
     within_gap: int = 0  # solved although the gap was proven already
     unproved_ns: int = NEVER  # least bound of what was solved
     exhausted: bool = False  # some configuration without a cut was not solved to the end
@@ -77,9 +77,9 @@ def optimize(
     deadline = Deadline(limit_s=time_limit_s, stop=stop)
     tell = _teller(on_improvement, deadline)
     space = build_space(scenario, tell)
-    search = _Search(order=[int(index) for index in np.argsort(space.bounds_ns, kind="stable")])
+    search = _Search(frontier=Frontier(space.bounds))
     try:
-        while not deadline.passed() and _worth_more(space, search, gap):
+        while not deadline.passed() and _worth_more(search, gap):
             _solve_next(space, search, gap, seed, deadline)
             if on_improvement is not None:
                 on_improvement(_progress(space, search, deadline))
@@ -111,28 +111,21 @@ def _teller(on_improvement: Callable[[Progress], None] | None, deadline: Deadlin
     return tell
 
 
-def _worth_more(space: Space, search: _Search, gap: float) -> bool:
+def _worth_more(search: _Search, gap: float) -> bool:
     """Whether the next configuration could still beat the incumbent by more than the gap, or, for a few, at all."""
-    if search.position == len(search.order) or _next_bound_ns(space, search) == NEVER:
-        return False
-    if search.incumbent is None:
-        return True
+    least_ns = search.frontier.least_ns()
+    if least_ns == NEVER or search.incumbent is None:
+        return least_ns != NEVER
     best_ns = floor_ns(search.incumbent.time.objective_s)
-    if _next_bound_ns(space, search) < lowered_ns(best_ns, gap):
+    if least_ns < lowered_ns(best_ns, gap):
         return True
     search.within_gap += 1
-    return search.within_gap <= MOST_WITHIN_GAP and _next_bound_ns(space, search) < best_ns
-
-
-def _next_bound_ns(space: Space, search: _Search) -> int:
-    if search.position == len(search.order):
-        return NEVER
-    return int(space.bounds_ns[search.order[search.position]])
+    return search.within_gap <= MOST_WITHIN_GAP and least_ns < best_ns
 
 
 def _solve_next(space: Space, search: _Search, gap: float, seed: int, deadline: Deadline) -> None:
     """Solve one configuration and keep its cut if it is the best so far."""
-    index = search.order[search.position]
+    index = search.frontier.pop()
     best_s = search.incumbent.time.objective_s if search.incumbent is not None else None
     tolerance = 0.0 if space.exact else gap  # CP-SAT alone is quick to prove the gap, slow to prove the optimum
     answer = solve_configuration(
@@ -143,7 +136,8 @@ def _solve_next(space: Space, search: _Search, gap: float, seed: int, deadline: 
         seed=seed,
         deadline=deadline,
     )
-    search.position += 1
+    search.solved += 1
+    search.last = space.configurations[index]
     search.answers[index] = answer
     if answer.stages is not None:
         found = candidate(space, index, answer.stages)
@@ -153,33 +147,34 @@ def _solve_next(space: Space, search: _Search, gap: float, seed: int, deadline: 
     search.exhausted |= answer.exhausted
 
 
-def _bound_s(space: Space, search: _Search) -> float:
+def _bound_s(search: _Search) -> float:
     """Nothing in the search space is faster."""
-    bound_ns = min(search.unproved_ns, _next_bound_ns(space, search))
+    bound_ns = min(search.unproved_ns, search.frontier.least_ns())
     best_s = search.incumbent.time.objective_s if search.incumbent is not None else float("inf")
     return min(seconds(bound_ns), best_s)
 
 
 def _progress(space: Space, search: _Search, deadline: Deadline) -> Progress:
-    bound_s = _bound_s(space, search)
+    bound_s = _bound_s(search)
     best_s = search.incumbent.time.objective_s if search.incumbent is not None else None
     return Progress(
         objective_s=best_s,
         bound_s=bound_s,
         gap=(best_s - bound_s) / best_s if best_s else None,
         wall_s=deadline.spent_s,
-        enumerated=len(search.order),
-        solved=search.position,
-        doing=str(space.configurations[search.order[search.position - 1]]),
+        enumerated=len(space.configurations),
+        solved=search.solved,
+        doing=str(search.last),
     )
 
 
 def _refuse(space: Space, search: _Search, deadline: Deadline) -> None:
     """No plan: proved, or not found in time."""
-    if search.exhausted or _next_bound_ns(space, search) != NEVER:
+    if search.exhausted or search.frontier.least_ns() != NEVER:
         raise NoPlanFoundError(
-            f"no plan of {space.prices.scenario.name} found: {search.position} of {len(search.order)} configurations "
-            f"tried when the search ended (limit {deadline.limit_s:g} s); give it more time or fewer degrees to try"
+            f"no plan of {space.prices.scenario.name} found: {search.solved} of {len(space.configurations):,} "
+            f"configurations tried when the search ended (limit {deadline.limit_s:g} s); give it more time or fewer "
+            "degrees to try"
         )
     raise explain_infeasible(space, deadline)
 
@@ -190,7 +185,7 @@ def _result(
     """Choice among the leaders, second proof, runner-ups, check and certificate."""
     first = search.incumbent
     assert first is not None
-    bound_s = _bound_s(space, search)
+    bound_s = _bound_s(search)
     proved = first.time.objective_s - bound_s <= (gap + ROUNDING_GAP) * first.time.objective_s
     rivals: dict[Configuration, Candidate | None] = {}
     best, proofs = first, ("dynamic program",) if proved and space.exact else ()
@@ -249,10 +244,10 @@ def _scheduled(plan: Plan, space: Space, search_s: float, seed: int, deadline: D
 def _considered(space: Space, search: _Search) -> Considered:
     excluded = int((space.bounds_ns == NEVER).sum())
     return Considered(
-        enumerated=len(search.order),
+        enumerated=len(space.configurations),
         out_of_memory=excluded,
-        bounded_away=len(search.order) - excluded - search.position,
-        solved=search.position,
+        bounded_away=len(space.configurations) - excluded - search.solved,
+        solved=search.solved,
         infeasible=sum(answer.unfit for answer in search.answers.values()),
     )
 

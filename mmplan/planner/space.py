@@ -3,14 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mmplan.planner.bounds import NEVER, Bounds, lower_bounds
+from mmplan.planner.bounds import NEVER
 from mmplan.planner.coarse import Coarse, coarse_enough, refined, spread
-from mmplan.planner.configuration import Configuration, list_configurations
+from mmplan.planner.configuration import Configuration
+from mmplan.planner.configurations import Configurations, list_configurations
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_result import CutResult
+from mmplan.planner.first_bounds import FirstBounds, first_bounds
+from mmplan.planner.frontier import Bounds
 from mmplan.planner.priced_groups import PricedGroups, priced_groups
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import build_problem
+from mmplan.planner.problem import build_problem, machine_of
 from mmplan.planner.quantise import lowered_ns, raised_ns
 from mmplan.planner.stage_cpsat import cut_by_cpsat
 from mmplan.planner.stage_solver import quick_cut, solve_cut, value_ceiling
@@ -29,7 +32,8 @@ class Space:
 
     priced: PricedGroups
     coarse: Coarse
-    configurations: tuple[Configuration, ...]
+    configurations: Configurations
+    first: FirstBounds
     bounds: Bounds
 
     @property
@@ -79,13 +83,19 @@ def space_of(priced: PricedGroups, *, coarse: Coarse, tell: Callable[[str], None
     Raises:
         InfeasibleError: the constraints leave no configuration.
     """
-    configurations = list_configurations(priced.prices.scenario, len(priced.groups.groups))
+    prices, machine = priced.prices, machine_of(priced.prices.scenario)
+    room_bytes = machine.capacity_bytes - machine.reserved_bytes
+    configurations = list_configurations(
+        prices.scenario, len(priced.groups.groups), lambda layout: prices.most_samples(layout, room_bytes)
+    )
     tell(f"bounding {len(configurations):,} configurations")
+    first = first_bounds(priced.prices, priced.groups, configurations)
     return Space(
         priced=priced,
         coarse=coarse,
         configurations=configurations,
-        bounds=lower_bounds(priced.prices, priced.groups, configurations),
+        first=first,
+        bounds=Bounds.of(priced.prices, priced.groups, configurations, first),
     )
 
 

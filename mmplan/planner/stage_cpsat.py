@@ -3,6 +3,9 @@
 Stages are numbered along the edges, so groups of a run lie in non-decreasing stages and counts say everything. An upper
 bound is always given: it bounds the busiest stage, without which the search has no grip. One worker and a limit in
 deterministic time, so that equal calls give equal answers.
+
+Where the groups of a run are not alike at every level of recomputation, each may have its own level: a relaxation. What
+that proves holds for one level per stage; its answers are scored by the definition.
 """
 
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ from mmplan.planner.cut_problem import CutProblem, evaluate_cut
 from mmplan.planner.cut_result import CutResult
 from mmplan.planner.floors import bottleneck_floor, busiest_ceiling, finish_floor, heaviest_paths, least_objective
 from mmplan.planner.quantise import floor_ns_of_bound
-from mmplan.planner.runs import Run, RunEdge, find_runs
+from mmplan.planner.runs import Run, RunEdge, at_levels, find_runs, options_of
 
 Variable: TypeAlias = cp_model.IntVar
 Expression: TypeAlias = cp_model.LinearExpr
@@ -28,6 +31,8 @@ class _Data:
     problem: CutProblem
     runs: tuple[Run, ...]
     edges: tuple[RunEdge, ...]
+    options: tuple[tuple[tuple[int, int], ...], ...]  # of each run: (work, kept) of one group at each level
+    levelled: bool  # options are the levels, and each stage has one
     cutoff_ns: int
     cap_ns: int  # no stage of a cut below the cutoff works longer
 
@@ -45,12 +50,15 @@ class _Data:
 class _Variables:
     """Keyed by (run, stage) unless said otherwise.
 
-    count: groups of the run in the stage; on: there is one; begun, done: the first, the last group lies in this stage
-    or before; tail_from, depth_from: largest tail and depth of the stages from this one on that hold a part of the run.
-    tail, depth by stage; deep[stage, d]: its depth is d or more.
+    count: groups of the run in the stage; way[run, option, stage]: those of them at one (work, kept) of the run; on:
+    there is one; begun, done: the first, the last group lies in this stage or before; tail_from, depth_from: largest
+    tail and depth of the stages from this one on that hold a part of the run.
+    at[level, stage]: the stage recomputes so. tail, depth by stage; deep[stage, d]: its depth is d or more.
     """
 
     count: dict[tuple[int, int], Variable]
+    at: dict[tuple[int, int], Variable]
+    way: dict[tuple[int, int, int], Variable]
     on: dict[tuple[int, int], Variable]
     begun: dict[tuple[int, int], Variable]
     done: dict[tuple[int, int], Variable]
@@ -107,7 +115,18 @@ def cut_by_cpsat(
 def _data(problem: CutProblem, cutoff_ns: int) -> _Data:
     runs, edges = find_runs(problem)
     cap_ns = busiest_ceiling(problem, cutoff_ns)
-    return _Data(problem=problem, runs=runs, edges=edges, cutoff_ns=cutoff_ns, cap_ns=cap_ns)
+    levelled = all(len({at_levels(problem, group) for group in run.groups}) == 1 for run in runs)
+    of_group = at_levels if levelled else options_of
+    options = tuple(of_group(problem, run.groups[0]) for run in runs)
+    return _Data(
+        problem=problem,
+        runs=runs,
+        edges=edges,
+        options=options,
+        levelled=levelled,
+        cutoff_ns=cutoff_ns,
+        cap_ns=cap_ns,
+    )
 
 
 def _variables(model: cp_model.CpModel, data: _Data) -> _Variables:
@@ -122,8 +141,15 @@ def _variables(model: cp_model.CpModel, data: _Data) -> _Variables:
     def flags(name: str) -> dict[tuple[int, int], Variable]:
         return {key: model.new_bool_var(f"{name}{key}") for key in keys}
 
+    count = {key: model.new_int_var(0, most(key[0]), f"count{key}") for key in keys}
+    levels = range(len(problem.choices)) if data.levelled else ()
+    at = {(level, stage): model.new_bool_var(f"at{level, stage}") for level in levels for stage in stages}
+    for stage in stages if data.levelled else ():
+        model.add_exactly_one(at[level, stage] for level in levels)
     return _Variables(
-        count={key: model.new_int_var(0, most(key[0]), f"count{key}") for key in keys},
+        count=count,
+        at=at,
+        way=_ways(model, data, count, at),
         on=flags("on"),
         begun=flags("begun"),
         done=flags("done"),
@@ -136,6 +162,26 @@ def _variables(model: cp_model.CpModel, data: _Data) -> _Variables:
         path=model.new_int_var(max(heaviest_paths(problem).tolist()), data.cutoff_ns, "path"),
         finish=model.new_int_var(finish_floor(problem), data.cutoff_ns, "finish"),
     )
+
+
+def _ways(
+    model: cp_model.CpModel, data: _Data, count: dict[tuple[int, int], Variable], at: dict[tuple[int, int], Variable]
+) -> dict[tuple[int, int, int], Variable]:
+    """The counts themselves where a run has one option, else variables that add up to them, and the level that each
+    stage has where that is what options are."""
+    ways: dict[tuple[int, int, int], Variable] = {}
+    for (run, stage), variable in count.items():
+        options = range(len(data.options[run]))
+        if len(options) == 1:
+            ways[run, 0, stage] = variable
+            continue
+        most = len(data.runs[run].groups)
+        parts = [model.new_int_var(0, most, f"way{run, option, stage}") for option in options]
+        model.add(Expression.sum(parts) == variable)
+        ways |= {(run, option, stage): part for option, part in enumerate(parts)}
+        for option, part in enumerate(parts if data.levelled else ()):
+            model.add(part == 0).only_enforce_if(~at[option, stage])
+    return ways
 
 
 def _counts_and_order(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
@@ -170,16 +216,23 @@ def _sum(data: _Data, variables: _Variables, stage: int, of_group: Sequence[int]
     return Expression.weighted_sum(terms, [of_group[members.groups[0]] for members in data.runs])
 
 
+def _chosen(data: _Data, variables: _Variables, stage: int, which: int) -> Expression:
+    """Work (`which` = 0) or kept bytes (1) of a stage."""
+    keys = [(run, option) for run, options in enumerate(data.options) for option in range(len(options))]
+    terms = [variables.way[run, option, stage] for run, option in keys]
+    return Expression.weighted_sum(terms, [data.options[run][option][which] for run, option in keys])
+
+
 def _stage_loads(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
     """T_s <= bottleneck."""
     for stage in data.stages:
-        model.add(_sum(data, variables, stage, data.problem.work_ns) <= variables.bottleneck)
+        model.add(_chosen(data, variables, stage, 0) <= variables.bottleneck)
 
 
 def _critical_path(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
     """tail_s >= T_s + lag + largest tail where the cut tensor is read next; path >= tail_s."""
     for stage in data.stages:
-        work_ns = _sum(data, variables, stage, data.problem.work_ns)
+        work_ns = _chosen(data, variables, stage, 0)
         model.add(variables.tail[stage] >= work_ns)
         model.add(variables.path >= variables.tail[stage])
         for run in range(len(data.runs)):
@@ -228,15 +281,20 @@ def _cuts(data: _Data, variables: _Variables, stage: int) -> list[tuple[list[Var
 
 
 def _memory(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
-    """sum of state + in_flight_s * sum of kept <= capacity, once per number of microbatches in flight."""
+    """sum of state + in_flight_s * sum of kept + at work <= capacity, once per number of microbatches in flight."""
     problem = data.problem
     for stage in data.stages:
         state_bytes = _sum(data, variables, stage, problem.state_bytes)
-        kept_bytes = _sum(data, variables, stage, problem.kept_bytes)
-        model.add(state_bytes + problem.least_in_flight * kept_bytes <= problem.capacity_bytes)
+        used_bytes = state_bytes + problem.least_working_bytes
+        if data.levelled:
+            working = [level.working_bytes for level in problem.choices]
+            at = [variables.at[level, stage] for level in range(len(working))]
+            used_bytes = state_bytes + Expression.weighted_sum(at, working)
+        kept_bytes = _chosen(data, variables, stage, 1)
+        model.add(used_bytes + problem.least_in_flight * kept_bytes <= problem.capacity_bytes)
         for depth in data.depths:
             deep = variables.deep[stage, depth]
-            model.add(state_bytes + depth * kept_bytes <= problem.capacity_bytes).only_enforce_if(deep)
+            model.add(used_bytes + depth * kept_bytes <= problem.capacity_bytes).only_enforce_if(deep)
 
 
 def _finish(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
@@ -272,11 +330,14 @@ def _extract(data: _Data, variables: _Variables, solver: cp_model.CpSolver, stat
         placed = [stage for stage in data.stages for _ in range(counts[stage])]
         for group, stage in zip(members.groups, placed, strict=True):
             stage_of[group] = stage
-    objective_ns = evaluate_cut(data.problem, stage_of).objective_ns
-    optimal = status == cp_model.OPTIMAL
+    value = evaluate_cut(data.problem, stage_of)
+    if max(value.stage_memory_bytes) > data.problem.capacity_bytes or value.objective_ns >= data.cutoff_ns:
+        return CutResult(stage_of=None, objective_ns=None, bound_ns=min(proven_ns, data.cutoff_ns), exhausted=True)
+    exact = status == cp_model.OPTIMAL and data.levelled
+    bound_ns = value.objective_ns if exact else min(proven_ns, value.objective_ns)
     return CutResult(
         stage_of=tuple(stage_of),
-        objective_ns=objective_ns,
-        bound_ns=objective_ns if optimal else min(proven_ns, objective_ns),
-        exhausted=not optimal,
+        objective_ns=value.objective_ns,
+        bound_ns=bound_ns,
+        exhausted=bound_ns < value.objective_ns,
     )

@@ -192,19 +192,34 @@ def _extend(tables: _Tables, labels: _Labels, chosen: IntArray, stages_left: int
     fits &= rest.work_ns[moves.above[move]] <= stages_left * tables.cap_ns
     parent, move = parent[fits], move[fits]
     depth = 1 + np.where(moves.takes[move], labels.depth[parent], 0).max(axis=1)
-    fits = moves.state_bytes[move] + problem.in_flight(depth) * moves.kept_bytes[move] <= problem.capacity_bytes
-    parent, move, depth = parent[fits], move[fits], depth[fits]
-    child = _children(tables, labels, parent, move, depth)
+    work_ns = _least_work(tables, move, problem.in_flight(depth))
+    fits = work_ns <= tables.cap_ns
+    parent, move, depth, work_ns = parent[fits], move[fits], depth[fits], work_ns[fits]
+    child = _children(tables, labels, parent, move, depth, work_ns)
     child = child.take(np.flatnonzero(_rest_fits(tables, child, stages_left)))
     bound_ns = _completion_bound(tables, child, stages_left)
     return replace(child, bound_ns=bound_ns).take(np.flatnonzero(bound_ns < tables.cutoff_ns))
 
 
-def _children(tables: _Tables, labels: _Labels, parent: IntArray, move: IntArray, depth: IntArray) -> _Labels:
-    """Labels after putting stage `move`, of this depth, in front of label `parent`, row by row."""
+def _least_work(tables: _Tables, move: IntArray, alive: IntArray) -> IntArray:
+    """[rows] work of a stage at the level of recomputation that is the fastest of those that fit; beyond any cap where
+    none does."""
+    problem, moves = tables.problem, tables.moves
+    work_ns = np.full(len(move), np.iinfo(np.int64).max, dtype=np.int64)
+    for index, level in enumerate(problem.choices):
+        need_bytes = moves.state_bytes[move] + alive * moves.level_kept_bytes[index, move] + level.working_bytes
+        fits = need_bytes <= problem.capacity_bytes
+        work_ns[fits] = np.minimum(work_ns[fits], moves.level_work_ns[index, move[fits]])
+    return work_ns
+
+
+def _children(
+    tables: _Tables, labels: _Labels, parent: IntArray, move: IntArray, depth: IntArray, work_ns: IntArray
+) -> _Labels:
+    """Labels after putting stage `move`, of this depth and work, in front of label `parent`, row by row."""
     moves = tables.moves
     takes, carried, lag_ns = moves.takes[move], moves.carried[move], moves.lag_ns[move]
-    tail_ns = moves.work_ns[move] + np.where(takes, labels.tail_ns[parent], 0).max(axis=1)
+    tail_ns = work_ns + np.where(takes, labels.tail_ns[parent], 0).max(axis=1)
     slot, stays, feeds = np.maximum(carried, 0), carried >= 0, lag_ns >= 0
     old_tail_ns = np.where(stays, np.take_along_axis(labels.tail_ns[parent], slot, axis=1), 0)
     old_depth = np.where(stays, np.take_along_axis(labels.depth[parent], slot, axis=1), 0)
@@ -213,7 +228,7 @@ def _children(tables: _Tables, labels: _Labels, parent: IntArray, move: IntArray
     return _Labels(
         upset=moves.above[move],
         parent=parent,
-        bottleneck_ns=np.maximum(labels.bottleneck_ns[parent], moves.work_ns[move]),
+        bottleneck_ns=np.maximum(labels.bottleneck_ns[parent], work_ns),
         finish_ns=np.maximum(labels.finish_ns[parent], moves.finish_ns[move]),
         path_ns=np.maximum(labels.path_ns[parent], np.where(feeds.any(axis=1), 0, tail_ns)),
         tail_ns=np.maximum(old_tail_ns, np.where(feeds, lag_ns + tail_ns[:, None], 0)),
@@ -231,7 +246,7 @@ def _rest_fits(tables: _Tables, labels: _Labels, stages_left: int) -> BoolArray:
     more = problem.in_flight(labels.depth + 1) - least
     more_bytes = np.where(producer >= 0, rest.path_kept_bytes[producer] * more, 0).max(axis=1)
     need_bytes = rest.state_bytes[labels.upset] + least * kept_bytes + more_bytes
-    fits: BoolArray = need_bytes <= stages_left * problem.capacity_bytes
+    fits: BoolArray = need_bytes <= stages_left * (problem.capacity_bytes - problem.least_working_bytes)
     return fits
 
 

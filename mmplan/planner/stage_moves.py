@@ -17,15 +17,18 @@ NONE = -1  # lag where no edge leads into the stage: below every real lag
 class Moves:
     """Stages that respect the cap on work and fit into memory at least at the end of the pipeline.
 
-    `first[u]`, `count[u]`: the moves that start from upset u. With w over the frontier slots of an upset: `takes[i, w]`
-    says that slot w of `below` is in the stage; `carried[i, w]` is the slot of `below` that holds the same producer as
-    slot w of `above` (-1: none); `lag_ns[i, w]` the largest lag from that producer into the stage (-1: no edge).
+    `work_ns` is the least; [level, moves] `level_work_ns` and `level_kept_bytes` are those of each level of
+    recomputation. `first[u]`, `count[u]`: the moves that start from upset u. With w over the frontier slots of an
+    upset: `takes[i, w]` says that slot w of `below` is in the stage; `carried[i, w]` is the slot of `below` that holds
+    the same producer as slot w of `above` (-1: none); `lag_ns[i, w]` the largest lag from that producer into the stage
+    (-1: no edge).
     """
 
     above: IntArray
     work_ns: IntArray
     state_bytes: IntArray
-    kept_bytes: IntArray
+    level_work_ns: IntArray
+    level_kept_bytes: IntArray
     finish_ns: IntArray
     takes: BoolArray
     carried: IntArray
@@ -39,11 +42,12 @@ def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
     values = (problem.work_ns, problem.state_bytes, problem.kept_bytes, problem.finish_ns, problem.trainable)
     work_ns, state_bytes, kept_bytes, finish_ns, trainable = (sums_over(upsets.member, of_group) for of_group in values)
     least_bytes = state_bytes + problem.least_in_flight * kept_bytes
+    room_bytes = problem.capacity_bytes - problem.least_working_bytes
     below, above = upsets.below, upsets.above
     least_ns = int(work_ns[-1]) - (problem.stages - 1) * cap_ns  # what the other stages cannot hold
     stage_ns = work_ns[above] - work_ns[below]
     allowed: BoolArray = (stage_ns <= cap_ns) & (stage_ns >= least_ns)
-    allowed &= least_bytes[above] - least_bytes[below] <= problem.capacity_bytes
+    allowed &= least_bytes[above] - least_bytes[below] <= room_bytes
     below, above = below[allowed], above[allowed]
     fixed_ns = np.where(trainable[above] > trainable[below], problem.finish_fixed_ns, 0)
     count = np.bincount(below, minlength=upsets.count).astype(np.int64)
@@ -53,7 +57,8 @@ def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
         above=above,
         work_ns=stage_ns[allowed],
         state_bytes=state_bytes[above] - state_bytes[below],
-        kept_bytes=kept_bytes[above] - kept_bytes[below],
+        level_work_ns=_by_level(upsets, below, above, [level.work_ns for level in problem.choices]),
+        level_kept_bytes=_by_level(upsets, below, above, [level.kept_bytes for level in problem.choices]),
         finish_ns=finish_ns[above] - finish_ns[below] + fixed_ns,
         takes=(old >= 0) & upsets.member[above[:, None], old],
         carried=np.where(same.any(axis=2), same.argmax(axis=2), -1),
@@ -61,6 +66,12 @@ def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
         first=np.cumsum(count) - count,
         count=count,
     )
+
+
+def _by_level(upsets: Upsets, below: IntArray, above: IntArray, of_groups: list[tuple[int, ...]]) -> IntArray:
+    """[level, moves] sums over each stage."""
+    sums = [sums_over(upsets.member, of_group) for of_group in of_groups]
+    return np.stack([values[above] - values[below] for values in sums])
 
 
 def _new_lags(problem: CutProblem, upsets: Upsets, below: IntArray, above: IntArray) -> IntArray:

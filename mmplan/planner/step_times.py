@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import edge_bytes, trainable_parameters
 from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.layout import Trained
 from mmplan.cost_models.load import Loads
-from mmplan.cost_models.loads import sample_loads
-from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.cost_models.loads import mean_loads, sample_loads
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes, planned_working_bytes
 from mmplan.planner.columns import RECV, SEND, W
 from mmplan.planner.composition import SampleTimes, StepComposition, imbalance, step_composition
 from mmplan.planner.durations import replicas_per_node
-from mmplan.planner.lower import plan_pipeline, stage_gradient_bytes
+from mmplan.planner.lower import plan_pipeline, stage_trained
 from mmplan.planner.memory_over_time import memory_events, peak_bytes
 from mmplan.planner.place import place
 from mmplan.planner.plan import Composition, Plan
@@ -94,6 +94,7 @@ class _StepClock:
         self._columns = place(pipeline, sizes).columns
         self._waves: Waves = gated_waves(self._columns)
         self._layers = [[graph.layer(layer) for layer in stage.layers] for stage in plan.stages]
+        self._layouts = [plan.layout(stage) for stage in range(len(plan.stages))]
         self._rows: dict[tuple[Sample, ...], int] = {}
         self._prices: list[Floats] = []  # [stage, F B I W]
         self._sizes: list[list[int]] = []  # bytes of each cut
@@ -130,10 +131,11 @@ class _StepClock:
         return result
 
     def _static(self, row: int, stages: Sequence[int]) -> int:
-        scenario, tp = self._plan.scenario, self._plan.tp
-        layers = [layer for stage in stages for layer in self._layers[stage]]
-        state = sum(planned_state_bytes(layer, scenario, tp) for layer in layers)
-        return scenario.cluster.pool_of(int(self._columns.ranks[row])).device.reserved_bytes + state
+        scenario, layouts = self._plan.scenario, self._layouts
+        state = sum(planned_state_bytes(la, scenario, layouts[stage]) for stage in stages for la in self._layers[stage])
+        loads, every = mean_loads(scenario, self._plan.microbatch_size), self._graph.layers()
+        working = max(planned_working_bytes(every, loads, scenario, layouts[stage]) for stage in stages)
+        return scenario.cluster.pool_of(int(self._columns.ranks[row])).device.reserved_bytes + state + working
 
     def _row(self, samples: tuple[Sample, ...]) -> int:
         """Number of a microbatch's prices; the order of its samples does not matter."""
@@ -142,25 +144,25 @@ class _StepClock:
             loads = sample_loads(self._plan.scenario, key)
             self._rows[key] = len(self._prices)
             self._prices.append(self._price(loads))
-            precision, tp = self._plan.scenario.precision, self._plan.tp
+            scenario, layouts = self._plan.scenario, self._layouts
             self._kept.append(
                 [
-                    sum(planned_kept_bytes(la, loads[la.module], self._plan.scenario, tp) for la in layers)
-                    for layers in self._layers
+                    sum(planned_kept_bytes(la, loads[la.module], scenario, layout) for la in layers)
+                    for layers, layout in zip(self._layers, layouts, strict=True)
                 ]
             )
-            cuts = self._stages.cuts
-            self._sizes.append([edge_bytes(cut.edge, loads, precision) for cut in cuts])
+            sent_bytes = layouts[0].sent_bytes
+            self._sizes.append([sent_bytes(cut.edge, loads, scenario.precision) for cut in self._stages.cuts])
         return self._rows[key]
 
     def _price(self, loads: Loads) -> Floats:
-        costs, tp = self._costs, self._plan.tp
+        costs = self._costs
         result = np.zeros((len(self._layers), 4))
-        for stage, layers in enumerate(self._layers):
+        for stage, (layers, layout) in enumerate(zip(self._layers, self._layouts, strict=True)):
             for layer in layers:
                 load = loads[layer.module]
-                dgrad_s, wgrad_s = costs.dgrad_s(layer, load, tp), costs.wgrad_s(layer, load, tp)
-                result[stage] += (costs.forward_s(layer, load, tp), dgrad_s + wgrad_s, dgrad_s, wgrad_s)
+                dgrad_s, wgrad_s = costs.dgrad_s(layer, load, layout), costs.wgrad_s(layer, load, layout)
+                result[stage] += (costs.forward_s(layer, load, layout), dgrad_s + wgrad_s, dgrad_s, wgrad_s)
         return result
 
     def _ends(self, rows: NDArray[np.int64]) -> Floats:
@@ -199,11 +201,11 @@ class _StepClock:
             span = slice(int(columns.first[row]), int(columns.first[row + 1]))
             stages = sorted({int(s) for s, k in zip(columns.stage[span], columns.kind[span], strict=True) if k <= W})
             seconds, reduced = 0.0, False
-            for stage in stages:
-                size = stage_gradient_bytes(plan, self._graph, stage)
-                if plan.dp > 1 and size > 0:
-                    seconds += self._costs.all_reduce_s(size, plan.dp, replicas_per_node(plan, stage))
+            trained = [stage_trained(plan, self._graph, stage) for stage in stages]
+            for stage, counts in zip(stages, trained, strict=True):
+                if plan.dp > 1 and counts.total > 0:
+                    seconds += self._costs.reduce_s(counts, self._layouts[stage], replicas_per_node(plan, stage))
                     reduced = True
-            parameters = sum(trainable_parameters(layer) for stage in stages for layer in self._layers[stage])
-            result.append((reduced, seconds + self._costs.optimizer_s(parameters // plan.tp)))
+            update_s = self._costs.update_s(sum(trained, Trained()), self._layouts[stages[0]])
+            result.append((reduced, seconds + update_s))
         return result

@@ -21,7 +21,7 @@ class PlanSummary:
     is the closed form that the search minimises and `bound_s` bounds. Bytes are those of all ranks in one step:
     `stage_bytes` sent between stages, `gradient_stage_bytes` of these as gradients, `reduce_bytes` of gradient buffers.
     `overlap_rate`: time in which a rank computes and communicates at once, over the time it communicates (1 when it
-    never communicates).
+    never communicates). `recompute` is that of each stage; for `sharding` and `spread` see `Layout`.
     """
 
     name: str
@@ -38,6 +38,12 @@ class PlanSummary:
     pp: int
     dp: int
     tp: int
+    cp: int
+    ep: int
+    etp: int
+    sharding: str
+    spread: tuple[str, ...]
+    recompute: tuple[str, ...]
     microbatch_size: int
     microbatches: int
     schedule: str
@@ -76,6 +82,12 @@ def summarise(name: str, plan: Plan, prediction: Prediction) -> PlanSummary:
         pp=plan.pp,
         dp=plan.dp,
         tp=plan.tp,
+        cp=plan.cp,
+        ep=plan.ep,
+        etp=plan.etp,
+        sharding=plan.sharding,
+        spread=plan.spread,
+        recompute=tuple(stage.recompute for stage in plan.stages),
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
         schedule=plan.schedule,

@@ -1,5 +1,6 @@
 """Terminal tables of plans and predictions."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -70,6 +71,12 @@ def prediction_table(prediction: Prediction) -> Table:
     return result
 
 
+_ZERO = {
+    "optimizer": "optimizer state (ZeRO-1)",
+    "gradients": "optimizer state, gradients (ZeRO-2)",
+    "parameters": "all states (ZeRO-3, FSDP)",
+}
+
 _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("step time, simulated", lambda s: format_seconds(s.step_time_s)),
     ("... P10 to P90", lambda s: f"{format_seconds(s.step_time_p10_s)} to {format_seconds(s.step_time_p90_s)}"),
@@ -79,7 +86,11 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("samples/s", lambda s: f"{s.samples_per_s:.4g}"),
     ("tokens/s per device", lambda s: f"{s.tokens_per_s_per_device:,.0f}"),
     ("bubble", lambda s: f"{s.bubble:.1%}"),
-    ("pp x dp x tp", lambda s: f"{s.pp} x {s.dp} x {s.tp} = {s.devices} devices"),
+    ("pp x dp x cp x tp", lambda s: f"{s.pp} x {s.dp} x {s.cp} x {s.tp} = {s.devices} devices"),
+    ("experts", lambda s: f"ep {s.ep}, etp {s.etp}" if s.ep > 1 else ""),
+    ("split over replicas", lambda s: "" if s.sharding == "none" else _ZERO[s.sharding]),
+    ("spread over samples", lambda s: ", ".join(s.spread)),
+    ("recomputed", lambda s: _recompute_text(s.recompute)),
     ("microbatches x samples", lambda s: f"{s.microbatches} x {s.microbatch_size}"),
     ("schedule", lambda s: s.schedule),
     ("fullest rank", lambda s: f"{format_bytes(s.worst_memory_bytes)} of {format_bytes(s.capacity_bytes)}"),
@@ -90,11 +101,24 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
 )
 
 
+def _recompute_text(levels: Sequence[str]) -> str:
+    """`full in 2 of 4 stages, half in 1`; empty where nothing is recomputed."""
+    counts = Counter(level for level in levels if level != "none")
+    if not counts:
+        return ""
+    if len(levels) == 1:
+        return next(iter(counts))
+    first, *others = (f"{level} in {count}" for level, count in counts.most_common())
+    return ", ".join([f"{first} of {len(levels)} stages", *others])
+
+
 def summary_table(summaries: Sequence[PlanSummary]) -> Table:
     """Plans side by side, the first one as the reference for the speed ratio."""
     result = table("Plans side by side" if len(summaries) > 1 else "The plan", "", *(s.name for s in summaries))
     for label, text in _METRICS:
-        result.add_row(label, *(text(summary) for summary in summaries))
+        cells = [text(summary) for summary in summaries]
+        if any(cells):
+            result.add_row(label, *(cell or "none" for cell in cells))
     if len(summaries) > 1:
         first_s = summaries[0].step_time_s
         ratios = [f"{s.step_time_s / first_s:.3f}" for s in summaries]

@@ -13,7 +13,8 @@ from mmplan.units import format_flops
 def plan_utilisation(plan: Plan, prediction: Prediction) -> Utilisation | None:
     """FLOPs of the plan's step over its predicted time, on the devices it uses."""
     graph = build_graph(plan.scenario)
-    return utilisation(plan.scenario, graph, plan.tp, plan.rank_count, prediction.step_time_s)
+    layouts = {layer: plan.layout(stage) for layer, stage in plan.stage_of_layer().items()}
+    return utilisation(plan.scenario, graph, layouts, plan.rank_count, prediction.step_time_s)
 
 
 def utilisation_table(found: Utilisation | None) -> Table | str:

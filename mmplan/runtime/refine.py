@@ -13,10 +13,10 @@ import numpy as np
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
-from mmplan.cost_models.counts import trainable_parameters
 from mmplan.cost_models.gemm import STREAM_FRACTION
 from mmplan.cost_models.time_rules import Rules, scenario_rules
 from mmplan.errors import InputError
+from mmplan.planner.lower import stage_trained
 from mmplan.planner.plan import Plan, load_plan
 from mmplan.planner.simulate import drawn_step_loads
 from mmplan.runtime.measurement import Measurement, load_run, plan_hash
@@ -102,11 +102,12 @@ class _Computes:
         self.measured_s = np.array([item.end_s - item.start_s for item in timed])
 
     def predicted_s(self, rules: Rules) -> Vector:
-        costs, tp = AnalyticCostModel(self._plan.scenario, rules), self._plan.tp
+        costs = AnalyticCostModel(self._plan.scenario, rules)
+        layouts = [self._plan.layout(stage) for stage in range(len(self._plan.stages))]
         parts = {"F": (costs.forward_s,), "B": (costs.dgrad_s, costs.wgrad_s), "I": (costs.dgrad_s,)}
         sums = [
             sum(
-                part(layer, loads[layer.module], tp)
+                part(layer, loads[layer.module], layouts[stage])
                 for layer in self._layers[stage]
                 for part in parts.get(kind, (costs.wgrad_s,))
             )
@@ -154,9 +155,8 @@ def _update_fraction(plan: Plan, run: Measurement, rules: Rules) -> Measured | N
     for item in run.timeline:
         if item.action.kind != "STEP" or item.end_s <= item.start_s:
             continue
-        layers = plan.stages[stage_of[item.rank]].layers
-        parameters = sum(trainable_parameters(graph.layer(layer)) for layer in layers)
-        predicted_s = costs.optimizer_s(parameters // plan.tp)
+        stage = stage_of[item.rank]
+        predicted_s = costs.update_s(stage_trained(plan, graph, stage), plan.layout(stage))
         if predicted_s > rules.device.launch_s:
             found.append(current * predicted_s / (item.end_s - item.start_s))
     if not found:

@@ -24,14 +24,14 @@ def time_scale(plan: Plan, unit_s: float) -> float:
     return max(1.0, unit_s / (sum(stage.forward_s for stage in plan.stages) / plan.pp))
 
 
-def collapse_tp(program: Program, tp: int) -> Program:
-    """The program with one process for each tensor-parallel group: ranks and peers divided by `tp`."""
+def collapse_shards(program: Program, width: int) -> Program:
+    """The program with one process for the `width` ranks of a replica's stage: ranks and peers divided by it."""
     ranks = tuple(
         RankProgram(
-            rank=rank.rank // tp,
+            rank=rank.rank // width,
             stage=rank.stage,
             replica=rank.replica,
-            actions=tuple(replace(action, peer=action.peer // tp) for action in rank.actions),
+            actions=tuple(replace(action, peer=action.peer // width) for action in rank.actions),
         )
         for rank in program.ranks
     )

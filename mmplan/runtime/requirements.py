@@ -29,13 +29,26 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     if rehearse:
         return plan.pp * plan.dp
     require_executable(plan.scenario)
-    if plan.tp > 1:
-        raise InputError(
-            f"the plan has tp={plan.tp} and this release executes tp=1 only: "
-            "set `constraints.tp: [1]` in the scenario and optimize again, or rehearse the plan"
-        )
+    for name, found, executed in _choices(plan):
+        if found != executed:
+            raise InputError(
+                f"the plan has {name}={found} and this release executes {name}={executed} only: "
+                f"set `constraints.{name}: [{executed}]` in the scenario and optimize again, or rehearse the plan"
+            )
     _refuse_split_vocabulary(plan)
     return plan.rank_count
+
+
+def _choices(plan: Plan) -> tuple[tuple[str, object, object], ...]:
+    """Name of a constraint, what the plan has, and what the runtime does."""
+    levels = sorted({stage.recompute for stage in plan.stages} - {"none"})
+    return (
+        ("tp", plan.tp, 1),
+        ("cp", plan.cp, 1),
+        ("ep", plan.ep, 1),
+        ("sharding", plan.sharding, "none"),
+        ("recompute", levels[0] if levels else "none", "none"),
+    )
 
 
 def _refuse_split_vocabulary(plan: Plan) -> None:
@@ -59,7 +72,8 @@ def check_local_run(plan: Plan, local: int, *, rehearse: bool) -> None:
     """
     expected = process_count(plan, rehearse=rehearse)
     if local != expected:
-        product = f"pp={plan.pp} x dp={plan.dp}" + ("" if rehearse else f" x tp={plan.tp}")
+        shards = "" if rehearse else f" x tp={plan.tp}"
+        product = f"pp={plan.pp} x dp={plan.dp}{shards}"
         raise InputError(f"{local} local processes, the plan needs {product} = {expected}")
     if rehearse and plan.dp > 1:
         graph = build_graph(plan.scenario)

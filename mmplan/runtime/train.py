@@ -23,7 +23,7 @@ from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.clock import Clock
 from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
-from mmplan.runtime.rehearse import SleepStage, collapse_tp
+from mmplan.runtime.rehearse import SleepStage, collapse_shards
 from mmplan.runtime.stage import LayerStage, Stage
 from mmplan.scenario.scenario import Sample
 
@@ -138,7 +138,7 @@ def prepare_rehearsal(plan: Plan, rank: int, scale: float) -> Prepare:
         loads = step_data(plan, step).loads
         program = lower(plan, graph, loads)
         durations_s = predicted_durations(plan, graph, costs, program, loads)[rank]
-        own = collapse_tp(program, plan.tp).ranks[rank]
+        own = collapse_shards(program, plan.width).ranks[rank]
         for stage in stages.values():
             stage.load(own, [seconds * scale for seconds in durations_s])
         return own, stages

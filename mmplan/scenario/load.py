@@ -155,4 +155,20 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         dp=tuple(spec.dp),
         microbatch=tuple(spec.microbatch),
         schedule=tuple(spec.schedule),
+        cp=tuple(spec.cp),
+        ep=tuple(spec.ep),
+        sharding=tuple(spec.sharding),
+        recompute=tuple(spec.recompute),
+        spread=_spread(spec, model, document),
     )
+
+
+def _spread(spec: ConstraintsSpec, model: Model, document: Document) -> tuple[str, ...] | None:
+    if spec.spread is None:
+        return None
+    others = [module.name for module in model.modules if module.kind != "language_model"]
+    for name in spec.spread:
+        if name not in others:
+            hint = did_you_mean(name, others) or f"; modules that can be: {listed(others)}"
+            raise document.error(("constraints", "spread"), f"'{name}' cannot be spread{hint}")
+    return tuple(spec.spread)

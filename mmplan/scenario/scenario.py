@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mmplan.scenario.cluster import Cluster
-from mmplan.scenario.technique import Technique
+from mmplan.scenario.technique import Recompute, Sharding, Technique
 
 ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "projector", "language_model"]
 Modality = Literal["vision", "audio", "text", "speech"]
@@ -277,6 +277,11 @@ class Constraints:
     dp: tuple[int, ...] = ()
     microbatch: tuple[int, ...] = ()
     schedule: tuple[str, ...] = ()
+    cp: tuple[int, ...] = ()
+    ep: tuple[int, ...] = ()
+    sharding: tuple[Sharding, ...] = ()
+    recompute: tuple[Recompute, ...] = ()
+    spread: tuple[str, ...] | None = None  # modules that run whole on part of the samples; None leaves the choice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,8 +18,10 @@ from mmplan.scenario.schema_values import (
     DistributionSpec,
     ImageSizes,
     Rate,
+    Recomputes,
     Schedules,
     Seconds,
+    Shardings,
 )
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -341,6 +343,13 @@ class ConstraintsSpec(Strict):
     dp: CountOrList = Field(default=[], description="allowed numbers of replicas")
     microbatch: CountOrList = Field(default=[], description="allowed samples per microbatch")
     schedule: Schedules = Field(default=[], description="allowed schedules")
+    cp: CountOrList = Field(default=[], description="allowed context-parallel degrees")
+    ep: CountOrList = Field(default=[], description="allowed expert-parallel degrees")
+    sharding: Shardings = Field(default=[], description="allowed ZeRO shardings over the replicas")
+    recompute: Recomputes = Field(default=[], description="what stages may recompute; full: also part of the blocks")
+    spread: list[ModuleName] | None = Field(
+        default=None, description="modules not split by tp, each rank running part of the samples; default: as is best"
+    )
 
 
 class TechniqueSpec(Strict):

@@ -5,7 +5,7 @@ Each parser raises one sentence; the JSON Schema beside it says the same to an e
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from mmplan.scenario.document import did_you_mean, shown
 from mmplan.scenario.scenario import Distribution
 from mmplan.scenario.schedule_names import SCHEDULE_NAMES
+from mmplan.scenario.technique import RECOMPUTES, SHARDINGS, Recompute, Sharding
 from mmplan.units import parse_bytes, parse_bytes_per_s, parse_flops_per_s, parse_seconds
 
 MAX_AMOUNT = 1e9  # tokens, images, seconds of one sample
@@ -150,18 +151,28 @@ CountOrList = Annotated[
 ]
 
 
-def _schedules(value: Any) -> list[str]:
-    items = value if isinstance(value, list) else [value]
-    for item in items:
-        if item not in SCHEDULE_NAMES:
-            hint = did_you_mean(item, SCHEDULE_NAMES) if isinstance(item, str) else ""
-            raise refuse(f"expected one of {', '.join(SCHEDULE_NAMES)}, found {shown(item)}{hint}")
-    return items
+def _choices_of(names: Sequence[str]) -> tuple[Callable[[Any], list[Any]], dict[str, Any]]:
+    """Parser and JSON Schema of one of the names or a list of them."""
+
+    def choices(value: Any) -> list[Any]:
+        items = value if isinstance(value, list) else [value]
+        for item in items:
+            if item not in names:
+                hint = did_you_mean(item, names) if isinstance(item, str) else ""
+                raise refuse(f"expected one of {', '.join(names)}, found {shown(item)}{hint}")
+        return items
+
+    one = {"enum": list(names)}
+    return choices, {"anyOf": [one, {"type": "array", "items": one}]}
 
 
-_SCHEDULE = {"enum": list(SCHEDULE_NAMES)}
+_SHARDING, _SHARDING_SCHEMA = _choices_of(SHARDINGS)
+Shardings = Annotated[list[Sharding], BeforeValidator(_SHARDING), WithJsonSchema(_SHARDING_SCHEMA)]
+_RECOMPUTE, _RECOMPUTE_SCHEMA = _choices_of(RECOMPUTES)
+Recomputes = Annotated[list[Recompute], BeforeValidator(_RECOMPUTE), WithJsonSchema(_RECOMPUTE_SCHEMA)]
+_SCHEDULE, _SCHEDULE_SCHEMA = _choices_of(SCHEDULE_NAMES)
 Schedules = Annotated[
     list[str],
-    BeforeValidator(_schedules),
-    WithJsonSchema({"anyOf": [_SCHEDULE, {"type": "array", "items": _SCHEDULE}]}),
+    BeforeValidator(_SCHEDULE),
+    WithJsonSchema(_SCHEDULE_SCHEMA),
 ]

@@ -12,6 +12,7 @@ Fp8 = Literal["none", "tensor", "block", "mx"]
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]
 Offload = Literal["none", "optimizer", "parameters"]
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SHARDINGS: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")  # ZeRO-0 to ZeRO-3
 LossKernel = Literal["plain", "fused", "chunked"]
 ContextParallel = Literal["ring", "all-to-all"]

@@ -58,7 +58,7 @@ def test_clips_padded_to_thirty_seconds_are_padding() -> None:
 
 def test_utilisation_divides_by_devices_time_and_peak() -> None:
     """The toy device has 8 TFLOP/s in bf16."""
-    found = utilisation(TEXT, build_graph(TEXT), tp=1, devices=4, step_s=0.5)
+    found = utilisation(TEXT, build_graph(TEXT), layouts=1, devices=4, step_s=0.5)
     assert found is not None
     assert found.mfu == pytest.approx(text_flops(TEXT).model_flops / (0.5 * 4 * 8e12))
     assert found.hfu == pytest.approx(text_flops(TEXT).hardware_flops / (0.5 * 4 * 8e12))

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mmplan.planner.cut_problem import CutEdge, CutProblem
+from mmplan.planner.cut_problem import CutEdge, CutProblem, Level
+from mmplan.planner.problem import least_of
 
 
 def partitions(items: int, blocks: int) -> Iterator[list[int]]:
@@ -25,46 +27,90 @@ def partitions(items: int, blocks: int) -> Iterator[list[int]]:
 
 def partition_value(problem: CutProblem, block_of: list[int]) -> int | None:
     """J by recursion over the quotient, None when it is cyclic or a stage does not fit."""
+    work = stage_works(problem, block_of)
+    if work is None:
+        return None
+    follows = _follows(problem, block_of)
+    finish = [0] * problem.stages
+    for block in range(problem.stages):
+        inside = [g for g in range(problem.groups) if block_of[g] == block]
+        finish[block] = problem.finish_fixed_ns * any(problem.trainable[g] for g in inside)
+        finish[block] += sum(problem.finish_ns[g] for g in inside)
+
+    @cache
+    def tail(block: int) -> int:
+        return work[block] + max((lag + tail(target) for target, lag in follows[block]), default=0)
+
+    return (problem.microbatches - 1) * max(work) + max(map(tail, range(problem.stages))) + max(finish)
+
+
+def _follows(problem: CutProblem, block_of: list[int]) -> dict[int, list[tuple[int, int]]]:
+    """(target, lag) of the tensors that leave each block."""
     follows: dict[int, list[tuple[int, int]]] = {block: [] for block in range(problem.stages)}
     for edge in problem.edges:
         source, target = block_of[edge.producer], block_of[edge.consumer]
         if source != target:
             follows[source].append((target, edge.lag_ns))
-    inside = [[g for g in range(problem.groups) if block_of[g] == block] for block in range(problem.stages)]
-    work = [sum(problem.work_ns[g] for g in groups) for groups in inside]
-    on_path: set[int] = set()
+    return follows
+
+
+def stage_works(problem: CutProblem, block_of: list[int]) -> list[int] | None:
+    """Work of each stage at the quickest level that fits; None when the quotient is cyclic or a stage does not fit."""
+    follows, on_path = _follows(problem, block_of), set[int]()
 
     @cache
-    def tail_and_depth(block: int) -> tuple[int, int]:
+    def depth_of(block: int) -> int:
         if block in on_path:
             raise RecursionError
         on_path.add(block)
-        below = [(lag + tail_and_depth(target)[0], tail_and_depth(target)[1]) for target, lag in follows[block]]
+        below = [depth_of(target) for target, _ in follows[block]]
         on_path.discard(block)
-        return (
-            work[block] + max((tail for tail, _ in below), default=0),
-            1 + max((depth for _, depth in below), default=0),
-        )
+        return 1 + max(below, default=0)
 
     try:
-        ends = [tail_and_depth(block) for block in range(problem.stages)]
+        depths = [depth_of(block) for block in range(problem.stages)]
     except RecursionError:
         return None
-    finish = 0
-    for groups, (_, depth) in zip(inside, ends, strict=True):
+    work = []
+    for block, depth in enumerate(depths):
+        inside = [g for g in range(problem.groups) if block_of[g] == block]
         alive = min(problem.microbatches, depth) if problem.schedule == "1f1b" else problem.microbatches
-        memory = sum(problem.state_bytes[g] + alive * problem.kept_bytes[g] for g in groups)
-        if memory > problem.capacity_bytes:
+        states = sum(problem.state_bytes[g] for g in inside)
+        fitting = [
+            sum(level.work_ns[g] for g in inside)
+            for level in problem.choices
+            if level.working_bytes + states + alive * sum(level.kept_bytes[g] for g in inside) <= problem.capacity_bytes
+        ]
+        if not fitting:
             return None
-        fixed = problem.finish_fixed_ns * any(problem.trainable[g] for g in groups)
-        finish = max(finish, fixed + sum(problem.finish_ns[g] for g in groups))
-    return (problem.microbatches - 1) * max(work) + max(tail for tail, _ in ends) + finish
+        work.append(min(fitting))
+    return work
 
 
 def brute_force(problem: CutProblem) -> int | None:
     """Least J over all partitions, None when none is feasible."""
     values = (partition_value(problem, block_of) for block_of in partitions(problem.groups, problem.stages))
     return min((value for value in values if value is not None), default=None)
+
+
+def _random_levels(random: np.random.Generator, work: NDArray[np.int64], kept: NDArray[np.int64]) -> tuple[Level, ...]:
+    """Of half of the problems: dropping nothing, and one or two ways to drop some or all, with something at work."""
+    if random.random() < 0.5:
+        return ()
+    found = [Level(work_ns=tuple(work.tolist()), kept_bytes=tuple(kept.tolist()))]
+    for name in ("half", "full")[: int(random.integers(1, 3))]:
+        dropped = random.random(len(work)) < (0.5 if name == "half" else 1.0)
+        more = np.where(dropped, work // 3, 0)
+        less = np.where(dropped, kept // 4, kept)
+        found.append(
+            Level(
+                name=name,
+                work_ns=tuple((work + more).tolist()),
+                kept_bytes=tuple(less.tolist()),
+                working_bytes=int(random.integers(0, 8)),
+            )
+        )
+    return tuple(found)
 
 
 def random_problem(seed: int) -> CutProblem:
@@ -97,10 +143,12 @@ def random_problem(seed: int) -> CutProblem:
     schedule = "1f1b" if random.random() < 0.7 else "gpipe"
     microbatches = int(random.integers(1, 7))
     mean = (sizes["state"].sum() + 0.5 * min(stages, microbatches) * sizes["kept"].sum()) / stages
+    levels = _random_levels(random, sizes["work"], sizes["kept"])
     return CutProblem(
-        work_ns=tuple(int(v) for v in sizes["work"]),
+        levels=levels,
+        work_ns=least_of([level.work_ns for level in levels]) if levels else tuple(int(v) for v in sizes["work"]),
         state_bytes=tuple(int(v) for v in sizes["state"]),
-        kept_bytes=tuple(int(v) for v in sizes["kept"]),
+        kept_bytes=least_of([level.kept_bytes for level in levels]) if levels else tuple(int(v) for v in sizes["kept"]),
         finish_ns=tuple(int(v) for v in sizes["finish"] * trainable),
         trainable=tuple(bool(v) for v in trainable),
         edges=tuple(

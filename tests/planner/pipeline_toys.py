@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import Layout, Trained
 from mmplan.cost_models.load import Load
 from mmplan.planner.plan import Certificate, Plan, StagePlan, scenario_hash
 from mmplan.scenario.cluster import Cluster, Device, Link, Pool
@@ -187,25 +188,25 @@ class SetPrices:
     reduce: float = 0.0
     update: float = 0.0
 
-    def forward_s(self, layer: Layer, load: Load, tp: int) -> float:
+    def forward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
         return self.forward.get(layer.id, 0.0)
 
-    def dgrad_s(self, layer: Layer, load: Load, tp: int) -> float:
+    def dgrad_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
         return self.dgrad.get(layer.id, 0.0)
 
-    def wgrad_s(self, layer: Layer, load: Load, tp: int) -> float:
+    def wgrad_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
         return self.wgrad.get(layer.id, 0.0)
 
-    def backward_s(self, layer: Layer, load: Load, tp: int) -> float:
-        return self.dgrad_s(layer, load, tp) + self.wgrad_s(layer, load, tp)
+    def backward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
+        return self.dgrad_s(layer, load, layout) + self.wgrad_s(layer, load, layout)
 
     def transfer_s(self, size_bytes: float, same_node: bool) -> float:
         return self.transfer
 
-    def all_reduce_s(self, size_bytes: float, ranks: int, ranks_per_node: int) -> float:
-        return self.reduce
+    def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
+        return self.reduce if layout.replicas > 1 else 0.0
 
-    def optimizer_s(self, parameters: float) -> float:
+    def update_s(self, trained: Trained, layout: Layout) -> float:
         return self.update
 
 
@@ -215,5 +216,5 @@ class TokenPrices(SetPrices):
 
     forward: Mapping[str, float] = field(default_factory=dict)
 
-    def forward_s(self, layer: Layer, load: Load, tp: int) -> float:
+    def forward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
         return load.tokens

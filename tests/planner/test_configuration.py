@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from mmplan.errors import InfeasibleError
-from mmplan.planner.configuration import MOST_FORWARDS, Configuration, divisors, list_configurations, replicas_per_node
+from mmplan.planner.configuration import MOST_FORWARDS, Configuration, divisors, replicas_per_node
+from mmplan.planner.configurations import list_configurations
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
 

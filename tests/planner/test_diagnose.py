@@ -48,8 +48,10 @@ def tiny() -> Scenario:
 
 @pytest.fixture(scope="module")
 def large() -> Scenario:
-    """90 B parameters on 16 devices of 80 GB."""
-    return on_nodes(load_scenario(SCENARIOS / "llama-3.2-90b-vision.yaml"), 2)
+    """90 B parameters on 16 devices of 80 GB, nothing sharded or recomputed."""
+    scenario = load_scenario(SCENARIOS / "llama-3.2-90b-vision.yaml")
+    rules = replace(scenario.constraints, cp=(1,), sharding=("none",), recompute=("none",), spread=())
+    return on_nodes(replace(scenario, constraints=rules), 2)
 
 
 @pytest.fixture(scope="module")

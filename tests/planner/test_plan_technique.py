@@ -9,6 +9,7 @@ from pipeline_toys import scenario
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import kept_bytes
+from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.memory import state_bytes
 from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
@@ -69,7 +70,8 @@ def test_layers_sum_to_what_fit_says_of_the_whole_model(choices: dict[str, Any],
     parts = {part.name: part.bytes for part in fit.moments[0].parts}
     held = sum(parts.get(name, 0) for name in ("activations", "attention scores", "dropout masks", "logits"))
     states = sum(parts.get(name, 0) for name in ("weights", "gradients", "optimizer state"))
-    kept = sum(planned_kept_bytes(layer, loads[layer.module], of, tp) for layer in layers)
+    layout = Layout(tp=tp, recompute=of.technique.recompute)
+    kept = sum(planned_kept_bytes(layer, loads[layer.module], of, layout) for layer in layers)
     assert kept == pytest.approx(held, abs=len(layers))
     assert sum(planned_state_bytes(layer, of, tp) for layer in layers) == states
 

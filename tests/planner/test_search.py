@@ -41,7 +41,8 @@ def tiny() -> Scenario:
 def four_stages() -> Scenario:
     """A real model whose first stages are short of memory when the pipeline is balanced."""
     scenario = shipped("llama-3.2-11b-vision")
-    return replace(scenario, constraints=replace(scenario.constraints, pp=(4,), dp=(1,)))
+    rules = replace(scenario.constraints, pp=(4,), dp=(1,), cp=(1,), recompute=("none",), spread=())
+    return replace(scenario, constraints=rules)
 
 
 def with_memory(scenario: Scenario, memory_bytes: int) -> Scenario:

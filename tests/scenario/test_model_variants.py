@@ -6,7 +6,7 @@ import pytest
 
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import forward_flops, kept_bytes, op_parameters, parameters
-from mmplan.cost_models.degrees import tp_degrees
+from mmplan.cost_models.degrees import divides, tp_degrees
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.shard import Shard
@@ -75,7 +75,8 @@ def test_a_text_encoder_reads_its_fixed_number_of_tokens(tmp_path: Path) -> None
 
 def test_padding_frees_tensor_parallelism_and_is_paid_for(tmp_path: Path) -> None:
     """5 vision heads of 10 become 8 at tp 8, one on each rank."""
-    assert tp_degrees(read(tmp_path, GOOD)) == (1,)
+    plain = read(tmp_path, GOOD)
+    assert [divides(plain.model.module("vision"), tp) for tp in (1, 2, 4, 8)] == [True, False, False, False]
     scenario = read(tmp_path, GOOD.replace("model:\n", "model:\n  pad_heads: true\n  pad_vocabulary: 16\n"))
     assert tp_degrees(scenario) == (1, 2, 4, 8)
     block, load = build_graph(scenario).layer("vision.0"), Load(tokens=10, pairs=100)

@@ -7,12 +7,11 @@ that no cut may separate stay whole.
 from dataclasses import replace
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import trainable_parameters
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.loads import mean_loads
 from mmplan.planner.contract import contract
 from mmplan.planner.durations import replicas_per_node
-from mmplan.planner.lower import stage_gradient_bytes
+from mmplan.planner.lower import stage_trained
 from mmplan.planner.plan import Certificate, Plan, StagePlan
 from mmplan.planner.schedules.problem import NotApplicable
 
@@ -28,12 +27,14 @@ def chunked_plan(
     count, p = plan.pp * chunks, plan.pp
     if len(groups) < count:
         return NotApplicable(f"{count} chunks need as many groups of layers, the model has {len(groups)}")
-    loads = mean_loads(plan.scenario, plan.microbatch_size)
+    loads, layout = mean_loads(plan.scenario, plan.microbatch_size), plan.layout(0)
+    if any(stage.recompute != layout.recompute for stage in plan.stages):
+        return NotApplicable("the plan's stages recompute differently, and chunks have no stage of their own to follow")
 
     def seconds(layers: tuple[str, ...]) -> tuple[float, float]:
         known = [graph.layer(layer) for layer in layers]
-        forward_s = sum(costs.forward_s(layer, loads[layer.module], plan.tp) for layer in known)
-        return forward_s, sum(costs.backward_s(layer, loads[layer.module], plan.tp) for layer in known)
+        forward_s = sum(costs.forward_s(layer, loads[layer.module], layout) for layer in known)
+        return forward_s, sum(costs.backward_s(layer, loads[layer.module], layout) for layer in known)
 
     ends = _balanced([sum(seconds(group)) for group in groups], count)
     order = {layer.id: place for place, layer in enumerate(graph.layers())}
@@ -53,12 +54,9 @@ def _with_finish(plan: Plan, graph: ComputationGraph, costs: CostModel) -> tuple
     together = min(replicas_per_node(plan, stage) for stage in range(len(plan.stages)))
     stages = []
     for index, stage in enumerate(plan.stages):
-        parameters = sum(trainable_parameters(graph.layer(layer)) for layer in stage.layers)
-        reduce_s = (
-            costs.all_reduce_s(stage_gradient_bytes(plan, graph, index), plan.dp, together) if plan.dp > 1 else 0.0
-        )
-        finish_s = reduce_s + costs.optimizer_s(parameters // plan.tp) if parameters else 0.0
-        stages.append(replace(stage, finish_s=finish_s))
+        trained, layout = stage_trained(plan, graph, index), plan.layout(index)
+        finish_s = costs.reduce_s(trained, layout, together) + costs.update_s(trained, layout)
+        stages.append(replace(stage, finish_s=finish_s if trained.total else 0.0))
     return tuple(stages)
 
 

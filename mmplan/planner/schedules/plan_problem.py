@@ -1,10 +1,9 @@
 """The schedule problem of a plan: its stages and ranks with the seconds and bytes of a mean step."""
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.loads import mean_loads
-from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes, planned_working_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.problem import Role, ScheduleProblem, StageEdge, StageWork
 from mmplan.planner.stage_graph import build_stage_graph
@@ -23,17 +22,17 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
     stages = build_stage_graph([stage.layers for stage in plan.stages], graph)
     loads, m, scenario = mean_loads(plan.scenario, plan.microbatch_size), plan.microbatches, plan.scenario
     work = []
-    static_bytes = [0] * plan.pp
+    static_bytes, working_bytes = [0] * plan.pp, [0] * plan.pp
     for index, stage in enumerate(plan.stages):
-        layers = [graph.layer(layer) for layer in stage.layers]
-        input_s = sum(costs.dgrad_s(layer, loads[layer.module], plan.tp) for layer in layers)
-        weight_s = sum(costs.wgrad_s(layer, loads[layer.module], plan.tp) for layer in layers)
-        held = sum(planned_kept_bytes(layer, loads[layer.module], scenario, plan.tp) for layer in layers)
+        layers, layout = [graph.layer(layer) for layer in stage.layers], plan.layout(index)
+        input_s = sum(costs.dgrad_s(layer, loads[layer.module], layout) for layer in layers)
+        weight_s = sum(costs.wgrad_s(layer, loads[layer.module], layout) for layer in layers)
+        held = sum(planned_kept_bytes(layer, loads[layer.module], scenario, layout) for layer in layers)
         backward, trained = stages.has_backward[index], any(layer.trainable for layer in layers)
         work.append(
             StageWork(
                 rank=plan.row(index),
-                forward_s=(sum(costs.forward_s(layer, loads[layer.module], plan.tp) for layer in layers),) * m,
+                forward_s=(sum(costs.forward_s(layer, loads[layer.module], layout) for layer in layers),) * m,
                 input_s=(input_s,) * m if backward else (),
                 weight_s=(weight_s,) * m if backward and trained else (),
                 held=(float(held),) * m,
@@ -41,14 +40,16 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
                 role=_role(plan, index),
             )
         )
-        static_bytes[plan.row(index)] += sum(planned_state_bytes(layer, scenario, plan.tp) for layer in layers)
+        static_bytes[plan.row(index)] += sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
+        at_work = planned_working_bytes(graph.layers(), loads, scenario, layout)
+        working_bytes[plan.row(index)] = max(working_bytes[plan.row(index)], at_work)
     lags: dict[tuple[int, int], tuple[float, float]] = {}
     cluster = scenario.cluster
     for cut in stages.cuts:
         forward_s, backward_s = lags.get((cut.source, cut.target), (0.0, 0.0))
         if plan.row(cut.source) != plan.row(cut.target):
             near = cluster.node_of(plan.rank(cut.source, 0)) == cluster.node_of(plan.rank(cut.target, 0))
-            size = edge_bytes(cut.edge, loads, scenario.precision)
+            size = plan.layout(cut.source).sent_bytes(cut.edge, loads, scenario.precision)
             way_s = costs.transfer_s(size, near) if size else 0.0
             forward_s, backward_s = forward_s + way_s, backward_s + (way_s if cut.carries_grad else 0.0)
         lags[cut.source, cut.target] = forward_s, backward_s
@@ -60,7 +61,7 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
             for (a, b), (f, g) in sorted(lags.items())
         ),
         microbatches=m,
-        capacity=tuple(_free_bytes(plan, row) - static_bytes[row] for row in range(plan.pp)),
+        capacity=tuple(_free_bytes(plan, row) - static_bytes[row] - working_bytes[row] for row in range(plan.pp)),
     )
 
 

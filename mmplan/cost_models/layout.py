@@ -1,0 +1,141 @@
+"""How the ranks of a stage share a layer: its weights, its rows, its state, and what of it is computed twice."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+from mmplan.cost_models.counts import edge_bytes, op_parameters
+from mmplan.cost_models.graph import Edge
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.load import Load, Loads
+from mmplan.cost_models.memory_activations import BLOCKS
+from mmplan.cost_models.memory_states import Replicas, is_expert
+from mmplan.cost_models.ops import Linear, op_trainable
+from mmplan.cost_models.shard import Shard
+from mmplan.scenario.scenario import Dtype
+from mmplan.scenario.technique import Recompute, Sharding
+
+RecomputeLevel = Literal["none", "selective", "quarter", "half", "three quarters", "full"]
+RECOMPUTE_LEVELS: tuple[RecomputeLevel, ...] = get_args(RecomputeLevel)
+# Of every four blocks of a module so many drop their activations as a whole.
+BLOCKS_PER_PATTERN = 4
+_BLOCKS_OF_FOUR = {"quarter": 1, "half": 2, "three quarters": 3, "full": 4}
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Layout:
+    """Degrees of a stage's ranks. Functions that take one also take a plain `tp`, short for `Layout(tp=tp)`.
+
+    Attributes:
+        tp, cp, dp: tensor, context and data parallel degrees; a stage has tp * cp * dp ranks.
+        ep, etp: ranks that the experts are spread over, and ranks that share one expert (as tp while ep is 1).
+        sharding: ZeRO stage over the dp * cp ranks that hold the same weights.
+        spread: modules that are not split: each of the tp * cp ranks runs whole layers on its part of the images or
+            clips of a microbatch, and the outputs are gathered (Megatron-LM's encoders run so with
+            `--encoder-tensor-model-parallel-size 1`; InternVL3.5, arXiv 2508.18265, section 2.4).
+        recompute: what the blocks of this stage drop in their forward.
+    """
+
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    dp: int = 1
+    sharding: Sharding = "none"
+    spread: tuple[str, ...] = ()
+    recompute: RecomputeLevel = "none"
+
+    @cached_property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights outside experts and spread modules."""
+        return self.dp * self.cp
+
+    @cached_property
+    def expert_side(self) -> int:
+        """Ranks over which one whole set of experts lies."""
+        return self.ep * self.etp if self.ep > 1 else self.tp
+
+    @cached_property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return max(1, self.tp * self.replicas // self.expert_side)
+
+    def at(self, recompute: RecomputeLevel) -> "Layout":
+        """The same ranks at another level of recomputation."""
+        return self if recompute == self.recompute else replace(self, recompute=recompute)
+
+    def shard(self, layer: Layer) -> Shard:
+        """Degrees inside a layer: only language models split rows over cp, only layers with experts over ep."""
+        if layer.module in self.spread:
+            return Shard()
+        cp = self.cp if layer.modality in ("text", "speech") else 1
+        if self.ep > 1 and layer.has_experts:
+            return Shard(tp=self.tp, ep=self.ep, etp=self.etp, cp=cp)
+        return Shard(tp=self.tp, cp=cp)
+
+    def load(self, layer: Layer, load: Load) -> Load:
+        """A rank's part of a microbatch: whole images or clips where the module is spread, the most that any has."""
+        count, ranks = load.sequences, self.tp * self.cp
+        if layer.module not in self.spread or count <= 1 or ranks == 1:
+            return load
+        return load.scaled(math.ceil(count / ranks - 1e-9) / count)
+
+    def state_replicas(self, layer: Layer) -> Replicas:
+        """Over how many ranks the state of a layer's parameters can be split."""
+        dense = self.replicas * (self.tp if layer.module in self.spread else 1)
+        return Replicas(dense=dense, expert=self.expert_replicas)
+
+    def recomputed(self, layer: Layer) -> Recompute:
+        """What this layer drops in its forward."""
+        if layer.kind not in BLOCKS or self.recompute == "none":
+            return "none"
+        if self.recompute == "selective":
+            return "selective"
+        return "full" if layer.index % BLOCKS_PER_PATTERN < _BLOCKS_OF_FOUR[self.recompute] else "none"
+
+    def sent_bytes(self, edge: Edge, loads: Loads, precision: Dtype) -> int:
+        """Bytes that a rank sends of one microbatch's tensor: its rows."""
+        return math.ceil(edge_bytes(edge, loads, precision) / self.cp)
+
+
+def base_of(level: RecomputeLevel) -> Recompute:
+    """The technique of a level: parts of `full` are full."""
+    if level == "none" or level == "selective":
+        return level
+    return "full"
+
+
+def as_layout(degrees: "int | Layout") -> Layout:
+    """A plain tensor-parallel degree as a layout."""
+    return degrees if isinstance(degrees, Layout) else Layout(tp=degrees)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Trained parameters of one rank, by the ranks that hold the same: `dense` lie on dp * cp ranks, `spread` ones on
+    tp times as many, `experts` on `Layout.expert_replicas`."""
+
+    dense: int = 0
+    spread: int = 0
+    experts: int = 0
+
+    def __add__(self, other: "Trained") -> "Trained":
+        return Trained(self.dense + other.dense, self.spread + other.spread, self.experts + other.experts)
+
+    def times(self, count: int) -> "Trained":
+        """Of so many equal layers."""
+        return Trained(self.dense * count, self.spread * count, self.experts * count)
+
+    @property
+    def total(self) -> int:
+        return self.dense + self.spread + self.experts
+
+
+def trained_on_rank(layer: Layer, layout: Layout) -> Trained:
+    """Trained parameters of a layer on one rank; a tied head has none, its matrix is the token table's."""
+    shard = layout.shard(layer)
+    trained = [op for op in layer.ops if op_trainable(op) and not (isinstance(op, Linear) and op.tied)]
+    experts = sum(op_parameters(op, shard) for op in trained if is_expert(op))
+    rest = sum(op_parameters(op, shard) for op in trained if not is_expert(op))
+    return Trained(0, rest, experts) if layer.module in layout.spread else Trained(rest, 0, experts)

@@ -1,0 +1,233 @@
+"""All configurations of a scenario as columns: millions of them, each made when it is asked for."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmplan.cost_models.degrees import divides, tp_degrees
+from mmplan.cost_models.layout import Layout
+from mmplan.cost_models.loads import mean_loads
+from mmplan.errors import InfeasibleError
+from mmplan.planner.configuration import MOST_FORWARDS, Configuration, divisors, why_empty
+from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.schedule_names import ScheduleName
+from mmplan.scenario.technique import SHARDINGS, Sharding
+
+# Rows of a rank's mean sequence below which its matrix products have fewer than two tiles of 128 rows.
+LEAST_ROWS = 256
+MOST_CP = 64
+
+Column = NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Configurations(Sequence[Configuration]):
+    """Configurations by index; `base` is an index into `bases` (tp, cp, ep, etp, spread), `sharding` into SHARDINGS."""
+
+    bases: tuple[Layout, ...]
+    schedule: ScheduleName
+    base: Column
+    sharding: Column
+    dp: Column
+    pp: Column
+    microbatch_size: Column
+    microbatches: Column
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    @overload
+    def __getitem__(self, index: int) -> Configuration: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Configuration]: ...
+
+    def __getitem__(self, index: int | slice) -> Configuration | Sequence[Configuration]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        base = self.bases[self.base[index]]
+        return Configuration(
+            tp=base.tp,
+            cp=base.cp,
+            ep=base.ep,
+            etp=base.etp,
+            spread=base.spread,
+            sharding=SHARDINGS[self.sharding[index]],
+            dp=int(self.dp[index]),
+            pp=int(self.pp[index]),
+            microbatch_size=int(self.microbatch_size[index]),
+            microbatches=int(self.microbatches[index]),
+            schedule=self.schedule,
+        )
+
+    def of_bases(self, name: str) -> Column:
+        """A degree of the bases (`tp`, `cp`, `ep`, `etp`), by index."""
+        values: Column = np.array([getattr(base, name) for base in self.bases], dtype=np.int32)[self.base]
+        return values
+
+    @property
+    def ranks(self) -> NDArray[np.int64]:
+        """Devices of each."""
+        width = self.of_bases("tp").astype(np.int64) * self.of_bases("cp")
+        ranks: NDArray[np.int64] = width * self.dp * self.pp
+        return ranks
+
+
+def list_configurations(
+    scenario: Scenario, groups: int, most_samples: Callable[[Layout], int] | None = None
+) -> Configurations:
+    """All that fit the cluster, the batch and the constraints, with at most `groups` stages.
+
+    GPipe takes as long as 1F1B in the closed form and holds at least as many activations, so it is listed only where
+    the constraints exclude 1F1B; any other schedule is made afterwards, in the same memory. Stages x microbatches
+    are at most `MOST_FORWARDS`.
+
+    Args:
+        most_samples: of a microbatch in a layout; larger ones are left out, but never the smallest.
+
+    Raises:
+        InfeasibleError: the constraints leave nothing; says which one.
+    """
+    bases = tuple(_bases(scenario))
+    shardings = [SHARDINGS.index(one) for one in allowed_shardings(scenario)]
+    most = [scenario.global_batch if most_samples is None else most_samples(base) for base in bases]
+    parts = [
+        part
+        for index, base in enumerate(bases)
+        for dp in _replicas(scenario, base)
+        for part in _sizes(scenario, groups, base, dp, index, shardings, most[index])
+    ]
+    if not parts:
+        raise InfeasibleError(why_empty(scenario, groups, sorted({base.tp for base in bases})))
+    base, sharding, dp, pp, size, count = (
+        np.concatenate([part[column] for part in parts]).astype(np.int32) for column in range(6)
+    )
+    return Configurations(
+        bases=bases,
+        schedule="gpipe" if set(scenario.constraints.schedule) == {"gpipe"} else "1f1b",
+        base=base,
+        sharding=sharding,
+        dp=dp,
+        pp=pp,
+        microbatch_size=size,
+        microbatches=count,
+    )
+
+
+def allowed_shardings(scenario: Scenario) -> tuple[Sharding, ...]:
+    """What the technique says where it says anything, else what the constraints allow."""
+    if scenario.technique.sharding != "none":
+        return (scenario.technique.sharding,)
+    return tuple(one for one in SHARDINGS if not scenario.constraints.sharding or one in scenario.constraints.sharding)
+
+
+def _bases(scenario: Scenario) -> Iterator[Layout]:
+    rules, possible = scenario.constraints, tp_degrees(scenario)
+    shards = [tp for tp in possible if not rules.tp or tp in rules.tp]
+    if not shards:
+        wanted, offered = (", ".join(map(str, values)) for values in (rules.tp, possible))
+        raise InfeasibleError(
+            f"constraints.tp allows {wanted}, but only {offered} divide the heads, widths and nodes of this scenario"
+        )
+    found, rows = False, _mean_rows(scenario)
+    for tp in shards:
+        for cp in context_degrees(scenario, tp, rows):
+            for ep, etp in expert_degrees(scenario, tp):
+                for spread in _spreads(scenario, tp, cp):
+                    found = True
+                    yield Layout(tp=tp, cp=cp, ep=ep, etp=etp, spread=spread)
+    if not found:
+        raise InfeasibleError(_why_no_base(scenario, shards))
+
+
+def _why_no_base(scenario: Scenario, shards: Sequence[int]) -> str:
+    rules = scenario.constraints
+    free = replace(rules, cp=(), ep=())
+    unlimited, rows = replace(scenario, constraints=free), _mean_rows(scenario)
+    for name, wanted, offered in (
+        ("cp", rules.cp, {cp for tp in shards for cp in context_degrees(unlimited, tp, rows)}),
+        ("ep", rules.ep, {ep for tp in shards for ep, _ in expert_degrees(unlimited, tp)}),
+    ):
+        if wanted and not offered & set(wanted):
+            some = ", ".join(map(str, sorted(offered)))
+            return f"constraints.{name} allows {', '.join(map(str, wanted))}, and this scenario can have {some}"
+    return "constraints.spread names modules that no allowed tp can leave unsplit"
+
+
+def _mean_rows(scenario: Scenario) -> float:
+    """Tokens of a mean sample in the language model that has the fewest; 0 where there is none."""
+    loads = mean_loads(scenario, 1)
+    return min((loads[m.name].tokens for m in scenario.model.modules if m.kind == "language_model"), default=0.0)
+
+
+def context_degrees(scenario: Scenario, tp: int, rows: float) -> list[int]:
+    """Context parallel degrees: powers of two that leave each rank `LEAST_ROWS` of the mean sequence's `rows`."""
+    rules, found = scenario.constraints, []
+    languages = [module for module in scenario.model.modules if module.kind == "language_model"]
+    cp = 1
+    while cp == 1 or (cp <= MOST_CP and rows >= LEAST_ROWS * cp):
+        exchanged = scenario.technique.context_parallel == "all-to-all" and cp > 1
+        heads = [n for m in languages if m.transformer for n in (m.transformer.heads, m.transformer.kv_heads)]
+        if (not rules.cp or cp in rules.cp) and not (exchanged and any(count % (tp * cp) for count in heads)):
+            found.append(cp)
+        cp *= 2
+    return found
+
+
+def expert_degrees(scenario: Scenario, tp: int) -> list[tuple[int, int]]:
+    """(ep, etp): experts whole on every rank's tensor-parallel group, or spread, each over one rank or over tp."""
+    rules = scenario.constraints
+    shapes = [module.transformer for module in scenario.model.modules if module.transformer is not None]
+    experts = gcd(*[shape.moe.experts for shape in shapes if shape.moe is not None] or [1])
+    degrees = [ep for ep in divisors(experts) if not rules.ep or ep in rules.ep]
+    return [(ep, etp) for ep in degrees for etp in sorted({1, tp} if ep > 1 else {1})]
+
+
+def _spreads(scenario: Scenario, tp: int, cp: int) -> list[tuple[str, ...]]:
+    """Modules in front of language models that run whole on part of the samples: those that tp does not divide, or all.
+
+    Constraints name modules that are spread wherever they can be; an empty list there leaves the choice.
+    """
+    others = [module for module in scenario.model.modules if module.kind != "language_model"]
+    must = tuple(module.name for module in others if not divides(module, tp))
+    every = tuple(module.name for module in others)
+    if tp * cp == 1:
+        return [()]
+    wanted = scenario.constraints.spread
+    if wanted is None:
+        return [must, every] if must != every else [every]
+    return [tuple(name for name in every if name in wanted or name in must)]
+
+
+def _replicas(scenario: Scenario, base: Layout) -> Iterator[int]:
+    rules, devices = scenario.constraints, scenario.cluster.device_count
+    for dp in divisors(scenario.global_batch):
+        tiles = base.tp * base.cp * dp % base.expert_side == 0
+        if base.tp * base.cp * dp <= devices and tiles and (not rules.dp or dp in rules.dp):
+            yield dp
+
+
+def _sizes(
+    scenario: Scenario, groups: int, base: Layout, dp: int, index: int, shardings: Sequence[int], most_samples: int
+) -> Iterator[tuple[Column, ...]]:
+    """Columns of base, sharding, dp, pp, microbatch size and count."""
+    rules, share = scenario.constraints, scenario.global_batch // dp
+    deepest = min(groups, scenario.cluster.device_count // (base.tp * base.cp * dp))
+    stages = np.array([pp for pp in range(1, deepest + 1) if not rules.pp or pp in rules.pp], dtype=np.int32)
+    allowed = [size for size in divisors(share) if not rules.microbatch or size in rules.microbatch]
+    if not allowed:
+        return
+    sizes = np.array([size for size in allowed if size <= max(most_samples, allowed[0])], dtype=np.int32)
+    pp, size = (values.ravel() for values in np.meshgrid(stages, sizes, indexing="ij"))
+    small = pp * (share // np.maximum(size, 1)).astype(np.int64) <= MOST_FORWARDS
+    pp, size = pp[small], size[small]
+    if not len(pp):
+        return
+    # with one rank per weight there is nothing to shard: the first allowed way stands for all
+    for sharding in shardings if base.cp * dp > 1 else shardings[:1]:
+        full = np.full_like
+        yield full(pp, index), full(pp, sharding), full(pp, dp), pp, size, share // size

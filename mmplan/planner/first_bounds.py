@@ -1,0 +1,225 @@
+"""Lower bounds of all configurations at once from a few numbers each: which of millions are worth a closer look.
+
+As in `bounds`, but every term comes from sums over the model, so that a row costs some hundred nanoseconds:
+
+    (m - 1) * max(mean work, k equal groups) + heaviest path + least lags + mean finish
+
+and a row is out where states and activations, spread evenly over all stages, exceed the memory of these.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
+from mmplan.cost_models.memory_rules import memory_rules, parameter_bytes
+from mmplan.cost_models.memory_states import layer_counts
+from mmplan.cost_models.planned_memory import planned_kept_bytes
+from mmplan.planner.configurations import Configurations
+from mmplan.planner.contract import GroupGraph
+from mmplan.planner.pricing import Prices
+from mmplan.planner.problem import allowed_levels, devices_per_node, machine_of
+from mmplan.planner.stage_order import tail_start
+from mmplan.planner.upsets import IntArray
+from mmplan.scenario.technique import SHARDINGS
+
+Floats = NDArray[np.float64]
+NEVER = 2**62
+# Sums of doubles in another order: far more than their error, far less than what bounds differ by.
+SAFE = 1 - 1e-9
+CHUNK_ROWS = 500_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstBounds:
+    """Per configuration: no step is shorter than `step_ns`, NEVER where nothing can fit; with any memory `roomy_ns`.
+    Each stage needs at least `need_bytes` beside its reserve, if all need the same."""
+
+    step_ns: IntArray
+    roomy_ns: IntArray
+    need_bytes: Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Model:
+    """Sums over the model. [base, size]: `total_s`, `path_s`, `lag_s`, `kept_bytes`; [base, size, stages - 1]:
+    `busiest_s`; `counts` [base, 6]: trained and frozen parameters on a rank, each dense, spread and of experts."""
+
+    sizes: IntArray
+    path_s: Floats
+    lag_s: Floats
+    kept_bytes: Floats
+    busiest_s: Floats
+    counts: Floats
+
+
+def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurations) -> FirstBounds:
+    """Bounds of all rows."""
+    model = _model(prices, groups, configurations)
+    ends, which = _ends(prices, configurations, model)
+    room_bytes = machine_of(prices.scenario).capacity_bytes - machine_of(prices.scenario).reserved_bytes
+    size_of = np.searchsorted(model.sizes, configurations.microbatch_size)
+    count = len(configurations)
+    step_ns, roomy_ns, need_bytes = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)
+    for start in range(0, count, CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        base, size, pp = configurations.base[rows], size_of[rows], configurations.pp[rows]
+        m = configurations.microbatches[rows]
+        finish_s, state_bytes = ends[which[rows]].T
+        once_s = model.path_s[base, size] + (pp - 1) * model.lag_s[base, size] + finish_s / pp
+        step_s = (m - 1) * model.busiest_s[base, size, pp - 1] + once_s
+        alive = m if configurations.schedule == "gpipe" else 1
+        need_bytes[rows] = (state_bytes + alive * model.kept_bytes[base, size]) / pp
+        roomy_ns[rows] = np.minimum(step_s * (1e9 * SAFE), NEVER)
+        step_ns[rows] = np.where(need_bytes[rows] * SAFE <= room_bytes, roomy_ns[rows], NEVER)
+    return FirstBounds(step_ns=step_ns, roomy_ns=roomy_ns, need_bytes=need_bytes)
+
+
+def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -> _Model:
+    sizes = np.unique(configurations.microbatch_size).astype(np.int64)
+    kinds, member = prices.kinds, prices.members(groups).astype(np.float64)
+    levels = allowed_levels(prices.scenario)
+    costs, loads = prices.costs, [prices.loads(int(size)) for size in sizes]
+
+    def work_s(layer: Layer, layout: Layout) -> list[float]:
+        at = layout.at(levels[0])
+        of_size = [load[layer.module] for load in loads]
+        return [costs.forward_s(layer, load, at) + costs.backward_s(layer, load, at) for load in of_size]
+
+    def kept_bytes(layer: Layer, layout: Layout) -> list[float]:
+        at = layout.at(levels[-1])
+        return [planned_kept_bytes(layer, load[layer.module], prices.scenario, at) for load in loads]
+
+    def counts(layer: Layer, layout: Layout) -> list[float]:
+        trained, held = trained_on_rank(layer, layout), layer_counts(layer, layout.shard(layer))
+        spread = layer.module in layout.spread
+        dense = (0, held.dense) if spread else (held.dense, 0)
+        frozen = (0, held.dense_frozen) if spread else (held.dense_frozen, 0)
+        reduced = (trained.dense, trained.spread, trained.experts)
+        return [*reduced, *dense, held.expert, *frozen, held.expert_frozen]
+
+    bases = configurations.bases
+    group_s = _tabulated(kinds, bases, work_s) @ member.T  # [base, size, group]
+    kept = _tabulated(kinds, bases, kept_bytes) @ member.sum(axis=0)
+    held = _tabulated(kinds, bases, counts) @ member.sum(axis=0)
+    return _Model(
+        sizes=sizes,
+        path_s=_paths(groups, group_s),
+        lag_s=_lags(prices, groups, configurations, sizes),
+        kept_bytes=kept,
+        busiest_s=_busiest(group_s, member, int(configurations.pp.max())),
+        counts=held,
+    )
+
+
+def _tabulated(
+    kinds: tuple[Layer, ...], bases: tuple[Layout, ...], price: Callable[[Layer, Layout], list[float]]
+) -> Floats:
+    """[base, value, kind]; layouts that are the same to a layer are priced once."""
+    columns: list[list[list[float]]] = []
+    for layer in kinds:
+        known: dict[Hashable, list[float]] = {}
+        rows = []
+        for base in bases:
+            spread = (base.tp, base.cp) if layer.module in base.spread else ()
+            key = (base.shard(layer), spread)
+            if key not in known:
+                known[key] = price(layer, base)
+            rows.append(known[key])
+        columns.append(rows)
+    table: Floats = np.moveaxis(np.array(columns, dtype=np.float64), 0, 2)
+    return table
+
+
+def _paths(groups: GroupGraph, group_s: Floats) -> Floats:
+    """[base, size] the heaviest path of one microbatch."""
+    path_s = group_s.copy()
+    for producer, consumer in sorted(groups.pairs, key=lambda pair: pair[1]):
+        path_s[..., consumer] = np.maximum(path_s[..., consumer], group_s[..., consumer] + path_s[..., producer])
+    longest: Floats = path_s.max(axis=2)
+    return longest
+
+
+def _busiest(group_s: Floats, member: Floats, most: int) -> Floats:
+    """[base, size, stages - 1] the mean, and of n groups at least as heavy as one the ceil(n / stages) on one stage."""
+    stages = np.arange(1, most + 1)
+    busiest_s: Floats = group_s.sum(axis=2)[..., None] / stages
+    kinds, first, count = np.unique(member, axis=0, return_index=True, return_counts=True)
+    kind_s = group_s[..., first]
+    order = np.argsort(-kind_s, axis=2)
+    heavy_s, so_many = np.take_along_axis(kind_s, order, axis=2), np.cumsum(count[order], axis=2)
+    for place in range(len(kinds)):
+        shared = -(-so_many[..., place, None] // stages) * heavy_s[..., place, None]
+        np.maximum(busiest_s, shared, out=busiest_s)
+    return busiest_s
+
+
+def _lags(prices: Prices, groups: GroupGraph, configurations: Configurations, sizes: IntArray) -> Floats:
+    """[base, size] of the tensors between two stages in a row at least one is sent; none is counted beside branches."""
+    bases = configurations.bases
+    found = np.zeros((len(bases), len(sizes)))
+    if tail_start(len(groups.groups), groups.pairs) > 0:
+        return found
+    known: dict[tuple[int, int], float] = {}
+    for row, base in enumerate(bases):
+        for column, size in enumerate(sizes.tolist()):
+            if (base.cp, size) not in known:
+                known[base.cp, size] = min(
+                    lag_s for near in (True, False) for lag_s in prices.lags_s(groups.edges, base, size, near)
+                )
+            found[row, column] = known[base.cp, size]
+    return found
+
+
+def _ends(prices: Prices, configurations: Configurations, model: _Model) -> tuple[Floats, IntArray]:
+    """(seconds at the end of a step, bytes of states) if one stage held the model, and which row of them is whose."""
+    codes = (configurations.base.astype(np.int64) * len(SHARDINGS) + configurations.sharding) * 2**31
+    distinct, which = np.unique(codes + configurations.dp, return_inverse=True)
+    known: dict[Hashable, tuple[float, float]] = {}
+    table = np.empty((len(distinct), 2))
+    for row, code in enumerate(distinct.tolist()):
+        rest, dp = divmod(code, 2**31)
+        index, sharding = divmod(rest, len(SHARDINGS))
+        layout = replace(configurations.bases[index], dp=dp, sharding=SHARDINGS[sharding])
+        counts = model.counts[index].tolist()
+        table[row] = _finish_s(prices, layout, counts[:3], known), _state_bytes(prices, layout, counts[3:])
+    return table, which
+
+
+def _finish_s(prices: Prices, layout: Layout, counts: list[float], known: dict[Hashable, tuple[float, float]]) -> float:
+    """Reductions of each kind of parameters on their own, and how the update grows with them."""
+    dense, spread, experts = map(int, counts)
+    parts = (
+        (Trained(dense, 0, 0), (dense, layout.replicas, layout.tp)),
+        (Trained(0, spread, 0), (spread, layout.replicas, layout.tp)),
+        (Trained(0, 0, experts), (experts, layout.expert_replicas, layout.expert_side)),
+    )
+    slots = max(1, devices_per_node(prices.scenario.cluster) // layout.tp)
+    seconds = 0.0
+    for place, (trained, ranks) in enumerate(parts):
+        key = (place, layout.sharding, ranks)
+        if trained.total and key not in known:
+            near = range(1, min(slots, layout.replicas) + 1)
+            more_s = prices.costs.update_s(trained + trained, layout) - prices.costs.update_s(trained, layout)
+            known[key] = min(prices.costs.reduce_s(trained, layout, one) for one in near), more_s
+        seconds += sum(known[key]) if trained.total else 0.0
+    return seconds
+
+
+def _state_bytes(prices: Prices, layout: Layout, counts: list[float]) -> float:
+    """As `state_parts`, without rounding up."""
+    scenario, stage = prices.scenario, SHARDINGS.index(layout.sharding)
+    technique = scenario.technique
+    per = parameter_bytes(scenario.precision, scenario.optimizer, technique)
+    split_from = memory_rules(technique.stack).gradients_split_from
+    dense, expert = layout.replicas, layout.expert_replicas
+    total = 0.0
+    for trained, frozen, ranks in zip(counts[:3], counts[3:], (dense, dense * layout.tp, expert), strict=True):
+        weights, gradients, states = (ranks if stage >= least else 1 for least in (3, split_from, 1))
+        total += trained * (per.weight / weights + per.gradient / gradients + per.optimizer / states)
+        total += frozen * per.frozen / (max(dense, ranks) if stage >= 3 else 1)
+        total += 2 * trained if technique.fp8 != "none" else 0
+    return total
