@@ -13,12 +13,11 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.schedules.families import FAMILIES
 from mmplan.planner.schedules.reschedule import Choice, optimized, refuse_unusable, with_family
+from mmplan.planner.schedules.search.best import SEARCH_S
 from mmplan.planner.simulate import simulate
 from mmplan.report.tables import table
 from mmplan.scenario.schedule_names import SCHEDULE_NAMES, ScheduleName
 from mmplan.units import format_bytes, format_seconds
-
-SEARCH_S = 6.0  # for the optimized schedule of a comparison
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +57,7 @@ def under_schedule(plan: Plan, name: ScheduleName) -> Plan:
     require_structure(plan)
     graph, costs = build_graph(plan.scenario), AnalyticCostModel(plan.scenario)
     if name == "optimized":
-        return optimized(plan, graph, costs, time_limit_s=SEARCH_S)
+        return optimized(plan, graph, costs, search_s=SEARCH_S)
     return refuse_unusable(with_family(plan, name, graph, costs))
 
 
@@ -71,7 +70,7 @@ def schedule_rows(plan: Plan) -> tuple[ScheduleRow, ...]:
         if name in FAMILIES:
             choice = with_family(plan, name, graph, costs)
         else:
-            found = optimized(plan, graph, costs, time_limit_s=SEARCH_S)
+            found = optimized(plan, graph, costs, search_s=SEARCH_S)
             choice = Choice(name=name, plan=found, fits=True)
         rows.append(_row(choice, None if choice.plan is None else simulate(choice.plan, graph, costs)))
     return tuple(rows)

@@ -59,7 +59,8 @@ class StageWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageEdge:
-    """Tensor from `source` to `target`, on the way for `forward_s`; its gradient, if any, returns in `backward_s`."""
+    """Tensor from `source` to `target`, on the way for `forward_s`; its gradient, if any, returns in `backward_s`. Inside
+    a rank both are 0."""
 
     source: int
     target: int
@@ -93,6 +94,8 @@ class ScheduleProblem:
         for edge in self.edges:
             if not 0 <= edge.source < edge.target < len(self.stages):
                 raise ValueError(f"edge {edge.source} -> {edge.target} does not follow the order of the stages")
+            if self.stages[edge.source].rank == self.stages[edge.target].rank and (edge.forward_s or edge.backward_s):
+                raise ValueError(f"edge {edge.source} -> {edge.target} takes time inside one rank")
             both = self.stages[edge.source].has_backward and self.stages[edge.target].has_backward
             if edge.carries_grad and not both:
                 raise ValueError(f"edge {edge.source} -> {edge.target} carries a gradient between stages without one")

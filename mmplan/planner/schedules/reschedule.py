@@ -65,17 +65,17 @@ def optimized(
     graph: ComputationGraph,
     costs: CostModel,
     *,
-    time_limit_s: float,
+    search_s: float,
     seed: int = 0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
-    """The plan with the best schedule that the search finds for its stages.
+    """The plan with the best schedule that `search_s` of work find for its stages (see `best_schedule`).
 
     Raises:
         NoPlanFoundError: no schedule fits the memory.
     """
     problem = plan_problem(plan, graph, costs)
-    result = best_schedule(problem, time_limit_s=time_limit_s, seed=seed, stop=stop)
+    result = best_schedule(problem, search_s=search_s, seed=seed, stop=stop)
     chosen = _choice(plan, "optimized", problem, result.schedule)
     assert chosen.plan is not None
     certificate = ScheduleCertificate(
@@ -166,7 +166,7 @@ def scheduled(
             best, best_s = choice.plan, step_s
     if (not allowed and search_s > 0) or "optimized" in names:
         try:
-            searched = optimized(plan, graph, costs, time_limit_s=search_s or LEAST_SEARCH_S, seed=seed, stop=stop)
+            searched = optimized(plan, graph, costs, search_s=search_s or LEAST_SEARCH_S, seed=seed, stop=stop)
         except NoPlanFoundError:
             if best is None:
                 raise

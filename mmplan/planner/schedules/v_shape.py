@@ -1,24 +1,34 @@
 """V-shaped families on two chunks per rank with less memory than 1F1B: V-Half, V-Min.
 
-Rank r holds stage r and stage 2p - 1 - r. As in Qi et al. (arXiv 2405.15362, sections 3 and 4), one microbatch's work
-is a building block in unit time, in which every pass takes one unit: F and I of the first and of the second chunk
-move from rank to rank by constant hops, the block repeats every six units, and no two passes of a rank fall on the
-same unit. The sum of the four hops sets the memory: 6 gives half of that of 1F1B (V-Half), 4 a third (V-Min). Among
-the blocks of a sum the one whose order is fastest with the problem's own seconds is taken, W moved into gaps; orders
-are run as early as inputs allow ("squeezed").
+Rank r holds stage r and stage 2p - 1 - r. The sum of a building block's four hops sets the memory (Qi et al., arXiv
+2405.15362, section 4): 6 gives half of that of 1F1B and one microbatch (V-Half), 4 a third and one (V-Min). With the
+problem's own seconds a block is used in two ways: in its own order, W moved into gaps, and as priorities of list
+scheduling with its numbers of microbatches in flight. Blocks are compared on few microbatches, and the best ones are
+made for all; the one with the shortest span is kept.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Sequence
+from dataclasses import replace
 
-from mmplan.planner.schedule import Compute, ComputeKind, Schedule
+import numpy as np
+
+from mmplan.errors import CheckError
+from mmplan.planner.schedule import Schedule
 from mmplan.planner.schedules.evaluate import evaluate, fits
-from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
+from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem, StageWork
+from mmplan.planner.schedules.search.listing import Lister, Rules
+from mmplan.planner.schedules.search.nodes import build_nodes
+from mmplan.planner.schedules.v_blocks import PERIOD, Block, blocks, rank_order
+from mmplan.planner.schedules.weight_filling import fill_with_weights
 
-_PERIOD = 6  # F, I and W of two chunks, one unit each
-_SLACKS = 4  # units that a turn of direction may wait beyond the least
-_TRIED = 24  # blocks of least latency whose orders are evaluated
+_TRIED = 24  # blocks of least latency that are compared
+_KEPT = 2  # of either use, made for all microbatches
+_GAPS = (0.25, 0.5, 1.0)  # parts of a W that fill a gap
+_PATIENCE = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0)  # see `Rules`
+_LAST = 1000.0  # microbatches behind which W comes
+_MORE = 1.5  # microbatches beyond the part of 1F1B's memory: one, and a chunk because blocks are whole units
+
+_Rule = tuple[Block, float]  # block, patience
 
 
 def v_half(problem: ScheduleProblem) -> Schedule | NotApplicable:
@@ -40,65 +50,87 @@ def v_shaped(problem: ScheduleProblem) -> NotApplicable | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Start units of F0, F1, I1, I0 on rank 0 and their change per rank."""
-
-    starts: tuple[int, int, int, int]
-    hops: tuple[int, int, int, int]
-
-    def at(self, rank: int) -> tuple[int, int, int, int]:
-        signs = (1, -1, 1, -1)
-        first, second, third, fourth = (
-            start + sign * hop * rank for start, sign, hop in zip(self.starts, signs, self.hops, strict=True)
-        )
-        return first, second, third, fourth
+def filled(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
+    """The order, or the one with W moved into gaps, whichever spans less within memory."""
+    best, best_s = schedule, evaluate(problem, schedule).span_s
+    for least_part in _GAPS:
+        try:
+            moved = fill_with_weights(problem, schedule, least_part)
+        except CheckError:
+            continue
+        span_s = evaluate(problem, moved).span_s
+        if span_s < best_s:
+            best, best_s = moved, span_s
+    return best
 
 
 def _v_schedule(problem: ScheduleProblem, hops: int) -> Schedule | NotApplicable:
     wrong = v_shaped(problem)
     if wrong is not None:
         return wrong
-    blocks = sorted(_blocks(problem.ranks, hops), key=lambda block: (max(block.starts), block.starts, block.hops))
-    best: tuple[float, Schedule] | None = None
-    for block in blocks[:_TRIED]:
-        schedule = tuple(_rank_order(problem, block, rank) for rank in range(problem.ranks))
-        span_s = evaluate(problem, schedule).span_s
-        if fits(problem, schedule) and (best is None or span_s < best[0]):
-            best = (span_s, schedule)
-    if best is None:
-        return NotApplicable("no building block of this family fits the ranks and their memory")
-    return best[1]
-
-
-def _blocks(p: int, total: int) -> Iterator[_Block]:
-    """Blocks without two passes of a rank on one unit; both chunks have half the sum, so memory is even over ranks."""
-    half = total // 2
-    for outer, inner in product(range(1, half), repeat=2):
-        hops = (outer, inner, half - inner, half - outer)
-        for slack in product(range(_SLACKS), repeat=3):
-            second = hops[0] * (p - 1) + 1 + slack[0] + hops[1] * (p - 1)
-            third = second + 1 + slack[1]
-            fourth = third + hops[2] * (p - 1) + 1 + slack[2] + hops[3] * (p - 1)
-            block = _Block((0, second, third, fourth), hops)
-            if all(len({start % _PERIOD for start in block.at(rank)}) == 4 for rank in range(p)):
-                yield block
-
-
-def _rank_order(problem: ScheduleProblem, block: _Block, rank: int) -> tuple[Compute, ...]:
-    """All microbatches' passes of a rank by start unit; W on the first free unit of the period behind its I."""
-    low, high = rank, 2 * problem.ranks - 1 - rank
-    f0, f1, i1, i0 = block.at(rank)
-    passes: list[tuple[int, int, ComputeKind]] = [(f0, low, "F"), (f1, high, "F"), (i1, high, "I"), (i0, low, "I")]
-    taken = {start % _PERIOD for start, _, _ in passes}
-    for after, stage in ((i1, high), (i0, low)):
-        if problem.stages[stage].has_weight:
-            unit = next(u for u in range(after + 1, after + 1 + 2 * _PERIOD) if u % _PERIOD not in taken)
-            taken.add(unit % _PERIOD)
-            passes.append((unit, stage, "W"))
-    timed = [
-        (start + _PERIOD * k, Compute(stage, kind, k))
-        for k in range(problem.microbatches)
-        for start, stage, kind in passes
+    limited = replace(problem, capacity=_limits(problem, hops))
+    few = _shortened(limited, 3 * problem.ranks)
+    tried = sorted(blocks(problem.ranks, hops), key=lambda block: (max(block.starts), block.starts, block.hops))[
+        :_TRIED
     ]
-    return tuple(action for _, action in sorted(timed))
+    ordered = sorted(tried, key=lambda block: evaluate(few, _in_order(few, block)).span_s)[:_KEPT]
+    made = [filled(limited, _in_order(limited, block)) for block in ordered]
+    made += [schedule for _, schedule in _listed(limited, [rule for rule, _ in _listed(few, _rules(tried))[:_KEPT]])]
+    fitting = [schedule for schedule in made if fits(limited, schedule)]
+    if not fitting:
+        return NotApplicable("no building block of this family fits the ranks and their memory")
+    return min(fitting, key=lambda schedule: evaluate(problem, schedule).span_s)
+
+
+def _limits(problem: ScheduleProblem, hops: int) -> tuple[float, ...]:
+    """What the family may hold on each rank, within its capacity."""
+    limits = []
+    for rank, capacity in enumerate(problem.capacity):
+        whole = sum(max(problem.stages[stage].held, default=0.0) for stage in problem.stages_of(rank))
+        limits.append(min(capacity, whole * (hops * problem.ranks / (2 * PERIOD) + _MORE)))
+    return tuple(limits)
+
+
+def _shortened(problem: ScheduleProblem, most: int) -> ScheduleProblem:
+    """The problem of the first microbatches alone."""
+    count = min(most, problem.microbatches)
+
+    def short(stage: StageWork) -> StageWork:
+        names = ("forward_s", "input_s", "weight_s", "held")
+        return replace(stage, **{name: getattr(stage, name)[:count] for name in names})
+
+    return replace(problem, stages=tuple(map(short, problem.stages)), microbatches=count)
+
+
+def _in_order(problem: ScheduleProblem, block: Block) -> Schedule:
+    return tuple(rank_order(problem, block, rank) for rank in range(problem.ranks))
+
+
+def _rules(tried: Sequence[Block]) -> list[_Rule]:
+    return [(block, patience) for block in tried for patience in _PATIENCE]
+
+
+def _listed(problem: ScheduleProblem, rules: Sequence[_Rule]) -> list[tuple[_Rule, Schedule]]:
+    """Schedules by blocks as priorities, best first; those that run into the memory of a rank are left out."""
+    if not rules:
+        return []
+    nodes, p = build_nodes(problem, spans=True), problem.ranks
+    offset = np.full((len(rules), len(nodes.lanes)), _LAST)
+    in_flight = np.ones((len(rules), 2 * p), dtype=int)
+    for row, (block, _) in enumerate(rules):
+        for rank in range(p):
+            f0, f1, i1, i0 = block.at(rank)
+            in_flight[row, rank], in_flight[row, 2 * p - 1 - rank] = (
+                -(-(i0 + 1 - f0) // PERIOD),
+                -(-(i1 + 1 - f1) // PERIOD),
+            )
+        for lane, numbers in enumerate(nodes.lanes):
+            first = nodes.actions[numbers[0]]
+            if first.kind != "W":
+                units = block.at(problem.stages[first.stage].rank)
+                unit = units[0 if first.kind == "F" else 3] if first.stage < p else units[1 if first.kind == "F" else 2]
+                offset[row, lane] = unit / PERIOD
+    patience = np.array([[patience] * p for _, patience in rules])
+    listed = Lister(nodes).run(Rules(offset, in_flight, patience))
+    best = [row for row in np.argsort(listed.makespan_s, kind="stable") if np.isfinite(listed.makespan_s[row])]
+    return [(rules[row], nodes.schedule(listed.orders(row))) for row in best[:_KEPT]]

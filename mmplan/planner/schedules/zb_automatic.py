@@ -4,17 +4,22 @@ Written after the paper's words. Warm-up: as many forwards as fit into memory; w
 is a switch. Then one F and one backward in turn; a gap of at least a W is filled with W, a smaller one too if it would
 make the largest idle time of all stages larger, and memory at its limit is freed by W. A stage stays at least one
 forward ahead of the next; whether it skips a forward when it is further ahead is a switch, and so is whether small gaps
-are filled always. Of the eight combinations the one with the shortest span is kept. Stages without weight gradients
-take part without W.
+are filled always. Of the combinations the one with the shortest span is kept. One switch has a position that the paper
+does not name: to skip forwards only once the stage before has done all of its own, which lets the last gradients pass
+first. Stages without weight gradients take part without W.
 """
 
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Literal
 
 from mmplan.planner.schedule import Compute, ComputeKind, Schedule
 from mmplan.planner.schedules.evaluate import evaluate
 from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
 from mmplan.planner.schedules.zero_bubble import plain_chain
+
+_Skip = Literal["never", "late", "always"]
+_SKIPS: tuple[_Skip, ...] = ("never", "late", "always")
 
 
 def zb_1p(problem: ScheduleProblem) -> Schedule | NotApplicable:
@@ -26,7 +31,7 @@ def zb_2p(problem: ScheduleProblem) -> Schedule | NotApplicable:
 
 
 def zb_automatic(problem: ScheduleProblem, activations: int) -> Schedule | NotApplicable:
-    """The best of the eight variants when a stage may hold so many of its own microbatches, capacity permitting."""
+    """The best of the variants when a stage may hold so many of its own microbatches, capacity permitting."""
     wrong = plain_chain(problem)
     if wrong is not None:
         return wrong
@@ -35,7 +40,7 @@ def zb_automatic(problem: ScheduleProblem, activations: int) -> Schedule | NotAp
     if any(held > limit for held, limit in zip(largest, limits, strict=True)):
         return NotApplicable("one microbatch does not fit into the memory of a rank")
     best: tuple[float, Schedule] | None = None
-    for delay_first, skip, fill in product((False, True), repeat=3):
+    for delay_first, skip, fill in product((False, True), _SKIPS, (False, True)):
         schedule = _Variant(problem, limits, delay_first, skip, fill).run()
         span_s = evaluate(problem, schedule).span_s
         if best is None or span_s < best[0]:
@@ -59,7 +64,7 @@ class _Lane:
 
 class _Variant:
     def __init__(
-        self, problem: ScheduleProblem, limits: list[float], delay_first: bool, skip: bool, fill: bool
+        self, problem: ScheduleProblem, limits: list[float], delay_first: bool, skip: _Skip, fill: bool
     ) -> None:
         self.problem, self.limits = problem, limits
         self.delay_first, self.skip, self.fill = delay_first, skip, fill
@@ -117,6 +122,8 @@ class _Variant:
         must = k <= microbatch or (
             stage + 1 < len(self.lanes) and k <= min(m - 1, len(self.lanes[stage + 1].forward_end_s))
         )
+        if self.skip == "late" and not must and stage and len(self.lanes[stage - 1].forward_end_s) == m:
+            return
         if stage and len(self.lanes[stage - 1].forward_end_s) <= k:
             if not must:
                 return
@@ -126,7 +133,7 @@ class _Variant:
                 return
             self._weight(stage)
         ready_s = self._forward_ready_s(stage, k)
-        if self.skip and not must:
+        if self.skip == "always" and not must:
             end_s = max(lane.clock_s, ready_s) + self.problem.stages[stage].forward_s[k]
             if end_s > self._backward_ready_s(stage, microbatch):
                 return

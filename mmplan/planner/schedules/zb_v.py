@@ -2,19 +2,24 @@
 
 The order by hand of Qi et al. (arXiv 2401.10241, section 6): rank r starts with 2 (p - r) - 1 forwards of its first
 chunk and r of both in turn; then forwards of the second chunk bring its first backwards; in the steady state the chunks
-take turns, each with F, I, W; in the cool-down W fills.
+take turns, each with F, I, W; in the cool-down W fills. Where seconds are not equal, W also
+moves into gaps, in the memory of the order by hand.
 """
 
+from dataclasses import replace
+
 from mmplan.planner.schedule import Compute, ComputeKind, Schedule
+from mmplan.planner.schedules.evaluate import memory_peaks
 from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
-from mmplan.planner.schedules.v_shape import v_shaped
+from mmplan.planner.schedules.v_shape import filled, v_shaped
 
 
 def zb_v(problem: ScheduleProblem) -> Schedule | NotApplicable:
     wrong = v_shaped(problem)
     if wrong is not None:
         return wrong
-    return tuple(_rank_order(problem, rank) for rank in range(problem.ranks))
+    order = tuple(_rank_order(problem, rank) for rank in range(problem.ranks))
+    return filled(replace(problem, capacity=memory_peaks(problem, order)), order)
 
 
 def _rank_order(problem: ScheduleProblem, rank: int) -> tuple[Compute, ...]:

@@ -1,16 +1,15 @@
-"""The best schedule of a problem that can be found in a time limit, with a bound: families, rules, moves, windows,
+"""The best schedule of a problem that can be found with so much work, with a bound: families, rules, moves, windows,
 proof.
 
 Each method starts from what the ones before it found and none makes it worse: published families; evolution of list
 scheduling; then rounds of tabu search and of windows of time solved by CP-SAT; on small programs CP-SAT at last tries
-to close the gap. Work is counted in generations, iterations and deterministic time, so a seed gives one result on every
-machine as long as the time limit is not what ends the search. Everything ends as soon as the bound is reached.
+to close the gap. Work is counted (`effort.py`), so a problem, a seed and a limit give one result on every machine.
+Everything ends as soon as the bound is reached.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from time import perf_counter
 
 from mmplan.errors import NoPlanFoundError
 from mmplan.planner.schedule import Schedule
@@ -18,12 +17,15 @@ from mmplan.planner.schedules.evaluate import evaluate, fits
 from mmplan.planner.schedules.families import FAMILIES
 from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
 from mmplan.planner.schedules.search.bound import Bound, lower_bound
+from mmplan.planner.schedules.search.effort import REACHED, Effort
 from mmplan.planner.schedules.search.evolution import evolve
 from mmplan.planner.schedules.search.nodes import Nodes, build_nodes
 from mmplan.planner.schedules.search.orders import Orders
 from mmplan.planner.schedules.search.tabu import TabuSearch
 from mmplan.planner.schedules.search.windows import WindowAnswer, solve_window
+from mmplan.planner.stopping import never
 
+SEARCH_S = 5.4  # of work where nobody says
 ISLANDS, GENERATIONS, ROUNDS, ITERATIONS = 2, 8, 30, 800
 STARTS = 2  # orders of each island that tabu search goes on from in its first round
 WINDOW_EFFORT = 0.2  # of a first window; it grows with the square of the width
@@ -50,25 +52,26 @@ class ScheduleResult:
 def best_schedule(
     problem: ScheduleProblem,
     *,
-    time_limit_s: float = 6.0,
+    search_s: float = SEARCH_S,
     seed: int = 0,
     spans: bool = False,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = never,
 ) -> ScheduleResult:
     """The best schedule found.
 
     Args:
+        search_s: work that may be done, in the seconds of `effort.py`; the same work takes longer on slower machines.
         spans: compare by the longest span of a rank instead of the makespan (see `Evaluation`).
-        stop: asked often; True ends with the best so far.
+        stop: asked often; True ends with the best so far, which may then differ from run to run.
 
     Raises:
         NoPlanFoundError: no schedule within the memory of the ranks was found.
     """
-    started = perf_counter()
+    effort = Effort(search_s, stop)
     nodes = build_nodes(problem, spans=spans)
-    state = _State(nodes, lower_bound(nodes), started + time_limit_s, stop)
+    state = _State(nodes, lower_bound(nodes), effort)
     _families(state)
-    if not state.ended() and (len(nodes.actions) <= LARGE or state.rows is None):
+    if state.rows is None or (not state.ended() and len(nodes.actions) <= LARGE):
         _rules(state, seed)
     if state.rows is None:
         raise NoPlanFoundError(
@@ -89,16 +92,16 @@ def best_schedule(
         gap=(value_s - bound_s) / value_s if value_s > 0 else 0.0,
         method=state.method,
         tried=tuple(state.tried),
-        wall_s=perf_counter() - started,
+        wall_s=effort.wall_s,
     )
 
 
 class _State:
     """The best rows so far, other good ones to start from, and what was tried."""
 
-    def __init__(self, nodes: Nodes, bound: Bound, end_s: float, stop: Callable[[], bool]) -> None:
+    def __init__(self, nodes: Nodes, bound: Bound, effort: Effort) -> None:
         self.nodes, self.bound, self.bound_s = nodes, bound, bound.makespan_s
-        self.end_s, self.stop = end_s, stop
+        self.effort = effort
         self.rows: list[list[int]] | None = None
         self.best_s = float("inf")
         self.fullest = float("inf")  # part of its memory that the fullest rank uses under the best rows
@@ -119,25 +122,26 @@ class _State:
             self.fullest = fullest
         return orders.makespan_s
 
-    def timeout(self) -> bool:
-        return self.stop() or perf_counter() > self.end_s
-
-    def solve(self, orders: Orders, low_s: float, high_s: float, effort: float, seed: int) -> WindowAnswer:
-        """A window with all that is known of its actions, within the time that is left."""
-        return solve_window(
+    def solve(
+        self, orders: Orders, low_s: float, high_s: float, effort: float, seed: int, proof: bool = False
+    ) -> WindowAnswer:
+        """A window with all that is known of its actions, with the work that is left."""
+        answer = solve_window(
             orders,
             low_s,
             high_s,
-            effort=effort,
+            effort=min(effort, self.effort.deterministic_s),
             floor_s=self.bound_s,
             seed=seed,
-            limit_s=self.end_s - perf_counter(),
+            proof=proof,
             heads=self.bound.heads,
             tails=self.bound.tails,
         )
+        self.effort.spend_window(answer.actions, len(self.nodes.actions), answer.deterministic_s)
+        return answer
 
     def ended(self) -> bool:
-        return self.best_s <= self.bound_s * (1 + 1e-12) or self.timeout()
+        return self.best_s <= self.bound_s * (1 + REACHED) or self.effort.ended()
 
     def note(self, method: str) -> None:
         self.tried.append((method, self.best_s - self.nodes.offset_s))
@@ -146,8 +150,9 @@ class _State:
 def _families(state: _State) -> None:
     """Every published family that applies and fits."""
     problem = state.nodes.problem
+    state.effort.spend_families(len(state.nodes.actions))
     for name, build in FAMILIES.items():
-        if state.timeout():
+        if state.effort.stop():
             return
         schedule = build(problem)
         if isinstance(schedule, NotApplicable):
@@ -162,13 +167,13 @@ def _families(state: _State) -> None:
 def _rules(state: _State, seed: int) -> None:
     """Evolution on islands that know nothing of each other; the best of each are starts for what follows."""
     for island in range(ISLANDS):
-        if state.ended():
+        if state.ended() and state.rows is not None:
             break
         bred = evolve(
             state.nodes,
             generations=GENERATIONS,
             seed=seed + island,
-            stop=state.timeout,
+            effort=state.effort,
             floor_s=state.bound_s,
         )
         state.starts += [list(rows) for rows in bred.orders[:STARTS]]
@@ -194,7 +199,7 @@ def _rounds(state: _State, seed: int) -> None:
             if state.ended():
                 break
             rows = [list(row) for row in rows]
-            found = tabu.run(rows, iterations=iterations, floor_s=state.bound_s, stop=state.timeout)
+            found = tabu.run(rows, iterations=iterations, floor_s=state.bound_s, effort=state.effort)
             state.offer(found, "tabu search")
         before_s = state.best_s
         _windows(state, random, width)
@@ -246,7 +251,7 @@ def _prove(state: _State, seed: int) -> None:
     assert state.rows is not None
     orders = Orders(state.nodes, [list(row) for row in state.rows])
     orders.evaluate()
-    answer = state.solve(orders, -1.0, float("inf"), PROOF_EFFORT, seed % 2**31)
+    answer = state.solve(orders, -1.0, float("inf"), PROOF_EFFORT, seed % 2**31, proof=True)
     _take(state, orders, answer.rows, "CP-SAT")
     state.bound_s = max(state.bound_s, min(answer.bound_s, state.best_s))
     state.note("CP-SAT")

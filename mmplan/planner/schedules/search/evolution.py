@@ -1,14 +1,13 @@
 """Evolution of list-scheduling rules: a population of rows is scheduled at once, the best are mutated and crossed.
 
-All that is random comes from the seed, and generations are counted, so that the same seed gives the same rules however
-fast the machine is; `stop` only ends the search.
+All that is random comes from the seed, so the same seed and effort give the same rules however fast the machine is.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from mmplan.planner.schedules.search.effort import REACHED, Effort
 from mmplan.planner.schedules.search.listing import Lister, Rules
 from mmplan.planner.schedules.search.nodes import Nodes
 
@@ -25,10 +24,8 @@ class Bred:
     orders: tuple[list[list[int]], ...]
 
 
-def evolve(
-    nodes: Nodes, *, generations: int, seed: int, stop: Callable[[], bool], floor_s: float = 0.0, keep: int = 4
-) -> Bred:
-    """Orders found in so many generations; ends early at `floor_s` or when `stop` says so after a generation."""
+def evolve(nodes: Nodes, *, generations: int, seed: int, effort: Effort, floor_s: float = 0.0, keep: int = 4) -> Bred:
+    """Orders found in so many generations; ends early at `floor_s` or when the effort is spent."""
     random = np.random.default_rng(seed)
     lister = Lister(nodes)
     rules = _first(nodes, random)
@@ -39,6 +36,7 @@ def evolve(
     best_orders: dict[float, list[list[int]]] = {}
     for _ in range(generations):
         listed = lister.run(rules, limit_s)
+        effort.spend_turns(len(listed.picks), POPULATION, lister.ranks * lister.slots)
         pool = rules if elite is None else _joined(elite, rules)
         pool_s = np.concatenate([elite_s, listed.makespan_s])
         chosen = _elite(pool_s)
@@ -52,7 +50,7 @@ def evolve(
         if not len(finite):
             break
         limit_s = float(finite.max()) * (1 + 1e-9)
-        if finite.min() <= floor_s * (1 + 1e-12) or stop():
+        if finite.min() <= floor_s * (1 + REACHED) or effort.ended():
             break
         rules = _children(elite.rows(np.isfinite(elite_s)), groups, random)
     return Bred(tuple(best_orders), tuple(best_orders.values()))

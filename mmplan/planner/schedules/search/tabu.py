@@ -7,19 +7,19 @@ own order alone; orders that exceed it are visited at a price per unit, which ri
 are not (strategic oscillation), because often only two moves together are within memory.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
+from mmplan.planner.schedules.search.effort import REACHED, Effort
 from mmplan.planner.schedules.search.nodes import Nodes
 from mmplan.planner.schedules.search.orders import Orders
 
 _DISTANCE = 10  # places that an action moves at most
-_SAMPLES = 40  # critical actions looked at in an iteration
+_SAMPLES = 30  # critical actions looked at in an iteration
 _EXACT = 8  # moves computed exactly in an iteration
 # Each run draws its own: iterations for which swapped pairs are kept, and up to half as many more; how much longer than
 # the present order the next one may be, in mean durations. No one value is best on all problems tried.
-_TENURES, _SLACKS = (10, 20, 40), (0.5, 2.0, 6.0)
+_TENURES, _SLACKS = (10, 20, 40), (0.5, 2.0)
 _STALE = 400  # iterations without a new best after which the best is taken up again
 
 _PATIENCE, _REPRICE = 8, 1.4  # iterations beyond (within) memory after which the price rises (falls), and by how much
@@ -40,6 +40,7 @@ class TabuSearch:
     follow: list[frozenset[int]] = field(default_factory=list)
     lead: list[frozenset[int]] = field(default_factory=list)
     capacity: list[float] = field(default_factory=list)
+    over: list[float] = field(default_factory=list)  # of each rank, in the present order
 
     def __post_init__(self) -> None:
         rank = self.nodes.rank
@@ -50,32 +51,33 @@ class TabuSearch:
         taken = [change for change in self.nodes.memory if change > 0]
         self.price_s = sum(self.nodes.seconds) / len(self.nodes.seconds) / (sum(taken) / len(taken)) if taken else 0.0
 
-    def run(
-        self, rows: list[list[int]], *, iterations: int, floor_s: float, stop: Callable[[], bool]
-    ) -> list[list[int]]:
-        """The best rows found; ends early when `floor_s` is reached or `stop` says so."""
+    def run(self, rows: list[list[int]], *, iterations: int, floor_s: float, effort: Effort) -> list[list[int]]:
+        """The best rows found; ends early when `floor_s` is reached or the effort is spent."""
         orders = Orders(self.nodes, rows)
         assert orders.evaluate(), "the first orders wait in a circle"
         mean_s = sum(self.nodes.seconds) / len(self.nodes.seconds)
         self.tenure, self.slack_s = self.random.choice(_TENURES), mean_s * self.random.choice(_SLACKS)
         best_s, best = orders.makespan_s, orders.copied()
+        self.over = [self._over(orders, rank) for rank in range(len(rows))]
         kept_until: dict[tuple[int, int], int] = {}
         stale = 0
         for iteration in range(iterations):
-            if best_s <= floor_s * (1 + 1e-12) or stop():
+            if best_s <= floor_s * (1 + REACHED) or effort.ended():
                 break
+            effort.spend_move(len(orders.start_s))
             self._step(orders, best_s, iteration, kept_until)
             stale += 1
-            if orders.makespan_s < best_s * (1 - 1e-12) and self._excess(orders) == 0.0:
+            if orders.makespan_s < best_s * (1 - 1e-12) and sum(self.over) == 0.0:
                 best_s, best, stale = orders.makespan_s, orders.copied(), 0
             elif stale == _STALE:
                 orders.replace([list(row) for row in best])
+                self.over = [self._over(orders, rank) for rank in range(len(rows))]
                 stale = 0
         return best
 
     def _step(self, orders: Orders, best_s: float, iteration: int, kept_until: dict[tuple[int, int], int]) -> None:
         """Make the first move that is allowed and not too bad, best estimates first."""
-        excess = self._excess(orders)
+        excess = sum(self.over)
         self._reprice(excess > 0)
         random = self.random
         limit_s = orders.makespan_s + self.price_s * excess + self.slack_s
@@ -85,26 +87,24 @@ class TabuSearch:
             number = row[source]
             if kept_until.get((number, row[target]), -1) > iteration and (estimate_s >= best_s * (1 - 1e-12) or fee_s):
                 continue
+            low, high = min(source, target), max(source, target)
             row.insert(target, row.pop(source))
-            if orders.evaluate():
+            times = orders.times()
+            if orders.evaluate_moved(rank, low, high):
                 if orders.makespan_s + fee_s <= limit_s:
                     orders.index(rank)
-                    low, high = min(source, target), max(source, target)
+                    self.over[rank] = self._over(orders, rank)
                     until = iteration + self.tenure + random.randrange(self.tenure // 2)
                     for other in row[low : high + 1]:
                         kept_until[number, other] = kept_until[other, number] = until
                     return
-                row.insert(source, row.pop(target))
-                orders.evaluate()
-            else:
-                row.insert(source, row.pop(target))
+                orders.restore(times)
+            row.insert(source, row.pop(target))
 
-    def _excess(self, orders: Orders) -> float:
-        """Memory beyond capacity, summed over the actions of all ranks."""
-        return sum(
-            sum(held - capacity for held in row if held > capacity)
-            for row, capacity in zip(orders.held, self.capacity, strict=True)
-        )
+    def _over(self, orders: Orders, rank: int) -> float:
+        """Memory beyond a rank's capacity, summed over its actions."""
+        capacity = self.capacity[rank]
+        return sum(held - capacity for held in orders.held[rank] if held > capacity)
 
     def _reprice(self, beyond: bool) -> None:
         self.outside = max(1, self.outside + 1) if beyond else min(-1, self.outside - 1)

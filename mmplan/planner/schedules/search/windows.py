@@ -19,10 +19,15 @@ _TICKS = 10**6  # of time in a makespan; of memory in a capacity
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowAnswer:
-    """Rows of all ranks, None where nothing was found; no order of the window has a makespan below `bound_s`."""
+    """Rows of all ranks, None where nothing was found; no order of the window has a makespan below `bound_s`.
+
+    `actions` inside the window and `deterministic_s` of CP-SAT are what it took.
+    """
 
     rows: list[list[int]] | None
     bound_s: float
+    actions: int
+    deterministic_s: float
 
 
 @dataclass(slots=True)
@@ -47,7 +52,7 @@ def solve_window(
     effort: float,
     floor_s: float = 0.0,
     seed: int = 0,
-    limit_s: float = float("inf"),
+    proof: bool = False,
     heads: np.ndarray | None = None,
     tails: np.ndarray | None = None,
 ) -> WindowAnswer:
@@ -56,13 +61,13 @@ def solve_window(
     Args:
         effort: limit in deterministic seconds of CP-SAT.
         floor_s: known bound on the makespan.
-        limit_s: and in real seconds.
+        proof: the bound matters as much as the order.
         heads, tails: of each action, earliest start and least time after its end in any order, where they are known.
     """
     ranges = [_inside(orders, row, low_s, high_s) for row in orders.rows]
     free = [number for row, (low, high) in zip(orders.rows, ranges, strict=True) for number in row[low:high]]
     if len(free) < 2:
-        return WindowAnswer(rows=None, bound_s=floor_s)
+        return WindowAnswer(rows=None, bound_s=floor_s, actions=len(free), deterministic_s=0.0)
     ticks_per_s = _TICKS / orders.makespan_s
     made = _Model(orders, cp_model.CpModel(), ticks_per_s, horizon=_TICKS + len(free))
     for number in free:
@@ -79,17 +84,20 @@ def solve_window(
             _limit_memory(made, rank, low, high)
     made.model.minimize(length)
     solver = cp_model.CpSolver()
-    if limit_s < float("inf"):
-        solver.parameters.max_time_in_seconds = max(limit_s, 0.05)
     parameters = solver.parameters
     parameters.num_workers, parameters.random_seed, parameters.max_deterministic_time = 1, seed, effort
-    # A window is small and solved often: what only pays on large models is off.
-    parameters.cp_model_probing_level = parameters.symmetry_level = parameters.linearization_level = 0
+    # A window is small and solved often: what only pays on large models is off. For a proof the bound is raised first:
+    # b16, c16 and f16 of benchmarks/schedule_cases.py are then proved in half of the work or less.
+    parameters.symmetry_level = parameters.linearization_level = 0
+    parameters.cp_model_probing_level, parameters.use_objective_lb_search = int(proof), proof
     status = solver.solve(made.model)
-    bound_s = solver.best_objective_bound / ticks_per_s
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return WindowAnswer(rows=None, bound_s=max(floor_s, bound_s))
-    return WindowAnswer(rows=_sorted_rows(made, ranges, solver), bound_s=max(floor_s, bound_s))
+    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    return WindowAnswer(
+        rows=_sorted_rows(made, ranges, solver) if found else None,
+        bound_s=max(floor_s, solver.best_objective_bound / ticks_per_s),
+        actions=len(free),
+        deterministic_s=solver.response_proto.deterministic_time,
+    )
 
 
 def _inside(orders: Orders, row: list[int], low_s: float, high_s: float) -> tuple[int, int]:
