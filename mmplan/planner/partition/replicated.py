@@ -19,7 +19,7 @@ from mmplan.planner.upsets import IntArray
 
 IntTable = npt.NDArray[np.int32]
 
-TOLERANCE = 1e-7  # proven distance of the answer to the optimum, relative
+TOLERANCE = 1e-9  # proven distance of the answer to the optimum, relative
 FIRST_SLACK = 0.01  # of the first trial over the bound from sums; doubled each time no pipeline is found
 NEVER = np.int32(1 << 29)
 
