@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mmplan.commands.options import JsonFile, PlanFile, ScenarioFile, json_path
+from mmplan.commands.options import JsonFile, PlanFile, ScenarioFile, json_path, seconds
 from mmplan.files import require_folder
 from mmplan.planner.stopping import SCHEDULE_SEARCH_S, TIME_LIMIT_S
 
@@ -18,6 +18,14 @@ def optimize(
         float, typer.Option(min=0.1, help="Seconds after which the best plan so far is kept.")
     ] = TIME_LIMIT_S,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Same input and seed, same plan.")] = 0,
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="step-time; device-time (devices x step time: tokens per second and device, cost of a token); devices "
+            "(the fewest for --deadline); or p90-time."
+        ),
+    ] = "step-time",
+    deadline: Annotated[str | None, typer.Option(help="Longest step allowed with --objective devices: 12 s.")] = None,
     schedule_search: Annotated[
         float, typer.Option(min=0.0, help="Seconds to look for a better schedule of the best cut; 0: keep 1F1B.")
     ] = SCHEDULE_SEARCH_S,
@@ -28,6 +36,7 @@ def optimize(
     """Find the best plan of a scenario, with a proven gap. Ctrl-C keeps the best plan so far."""
     from mmplan.planner.interval import plan_interval
     from mmplan.planner.naive import naive_result
+    from mmplan.planner.objective import objective_of
     from mmplan.planner.plan import save_plan
     from mmplan.planner.search import optimize
     from mmplan.report.console import emit
@@ -49,6 +58,7 @@ def optimize(
                 gap=gap,
                 time_limit_s=time_limit,
                 seed=seed,
+                objective=objective_of(objective, None if deadline is None else seconds(deadline)),
                 schedule_search_s=schedule_search,
                 on_improvement=progress,
             )
@@ -70,6 +80,9 @@ def simulate(
     schedule: Annotated[
         str | None, typer.Option(metavar="NAME", help="Another schedule for the plan's stages; all: compare them.")
     ] = None,
+    schedule_csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the schedule as CSV for torch.distributed.pipelining.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan with that schedule.")] = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -81,13 +94,13 @@ def simulate(
     from mmplan.report.gantt import plot_gantt
     from mmplan.report.interval import interval_text
     from mmplan.report.perfetto import save_trace
-    from mmplan.report.schedules import schedule_name, schedule_rows, schedule_table, under_schedule
+    from mmplan.report.schedules import save_torch_csv, schedule_name, schedule_rows, schedule_table, under_schedule
     from mmplan.report.simulation import simulate_plan
     from mmplan.report.sparkline import busy_table
     from mmplan.report.tables import prediction_table, stage_table
     from mmplan.report.utilisation import plan_utilisation, utilisation_table
 
-    require_folder(trace, plot, output, json_path(json_file))
+    require_folder(trace, plot, schedule_csv, output, json_path(json_file))
     plan = load_plan(plan_file)
     if schedule == "all":
         rows = schedule_rows(plan)
@@ -95,6 +108,8 @@ def simulate(
         return
     if schedule is not None:
         plan = under_schedule(plan, schedule_name(schedule))
+    if schedule_csv is not None:
+        save_torch_csv(plan, schedule_csv)
     if output is not None:
         save_plan(plan, output)
     prediction = simulate_plan(plan, step)

@@ -132,9 +132,9 @@ def can_fit(scenario: Scenario, like: Space, deadline: Deadline) -> bool:
         space = space_of(like.priced.under(scenario), coarse=like.coarse) if same else build_space(scenario)
     except InfeasibleError:
         return False
-    frontier = Frontier(space.bounds)
+    frontier = Frontier(space.bounds, space.scale)
     for _ in range(MOST_TRIES):
-        if frontier.least_ns() == NEVER or deadline.passed():
+        if frontier.least_value() == NEVER or deadline.passed():
             return False
         index = frontier.pop()
         problem = memory_problem(build_problem(space.prices, space.coarse.groups, space.configurations[index]))

@@ -9,6 +9,7 @@ from mmplan.planner.bounds import NEVER, lower_bounds
 from mmplan.planner.configurations import Configurations
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.first_bounds import FirstBounds
+from mmplan.planner.objective import Scale
 from mmplan.planner.pricing import Prices
 from mmplan.planner.upsets import BoolArray, IntArray
 
@@ -54,17 +55,18 @@ class Bounds:
 
 
 class Frontier:
-    """Hands out configurations, the least sharp bound first; equal ones in the order of the list."""
+    """Hands out configurations, the one with the least value of its sharp bound first; equal ones as listed."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
-        self._order = np.argsort(bounds.step_ns, kind="stable")
+    def __init__(self, bounds: Bounds, scale: Scale) -> None:
+        self._bounds, self._scale = bounds, scale
+        self._values = scale.values(bounds.step_ns)
+        self._order = np.argsort(self._values, kind="stable")
         self._position = 0
         self._block = FIRST_BLOCK
-        self._heap: list[tuple[int, int]] = []  # sharp bound, configuration
+        self._heap: list[tuple[int, int]] = []  # value of the sharp bound, configuration
 
-    def least_ns(self) -> int:
-        """No configuration left has a shorter step; NEVER where none is left that may fit."""
+    def least_value(self) -> int:
+        """No configuration left has a lower one; NEVER where none is left that may fit."""
         self._sharpen()
         return self._heap[0][0] if self._heap else NEVER
 
@@ -75,15 +77,15 @@ class Frontier:
 
     def _sharpen(self) -> None:
         """Until no blunt bound is below the least sharp one."""
-        step_ns, count = self._bounds.step_ns, len(self._order)
-        while self._position < count:
-            blunt_ns = int(step_ns[self._order[self._position]])
-            if blunt_ns == NEVER or (self._heap and self._heap[0][0] <= blunt_ns):
+        while self._position < len(self._order):
+            blunt = int(self._values[self._order[self._position]])
+            if blunt == NEVER or (self._heap and self._heap[0][0] <= blunt):
                 return
             rows = self._order[self._position : self._position + self._block]
             self._position += len(rows)
             self._block = min(2 * self._block, LARGEST_BLOCK)
             self._bounds.sharpen(rows)
             for row in rows.tolist():
-                if step_ns[row] != NEVER:
-                    heappush(self._heap, (int(step_ns[row]), row))
+                value = self._scale.value(row, int(self._bounds.step_ns[row]))
+                if value != NEVER:
+                    heappush(self._heap, (value, row))

@@ -1,6 +1,6 @@
 """Cuts beside the best one found: for choosing among equals by simulation, and for saying why others lose."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,14 +8,18 @@ import numpy as np
 from mmplan.planner.bounds import NEVER
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import StepTime, cut_stages, plan_from_cut
+from mmplan.planner.objective import Objective
+from mmplan.planner.quantise import floor_ns
 from mmplan.planner.simulate import simulate
 from mmplan.planner.space import Answer, Space, sketch_configuration
+from mmplan.planner.step_times import step_times
 from mmplan.planner.stopping import Deadline
 from mmplan.planner.upsets import IntArray
 
 # As many lines as a reader of `--explain` takes in.
 MOST_RIVALS = 8
 MOST_UNFIT = 2  # that would be fast if memory did not forbid them: tells what more memory could buy
+DRAWN_STEPS = 40  # for a 90th percentile: four are above it
 SHARPENED = 256  # configurations looked at for rivals
 # Forwards (stages x microbatches) simulated in all when leaders are compared: 30 to 45 us each, 1.5 s in all.
 MOST_FORWARDS = 40_000
@@ -25,30 +29,36 @@ MOST_FORWARDS = 40_000
 class Candidate:
     """A cut of a configuration with its closed-form step time."""
 
+    index: int
     configuration: Configuration
     stages: tuple[tuple[str, ...], ...]
     time: StepTime
+
+    @property
+    def step_ns(self) -> int:
+        """The closed form."""
+        return floor_ns(self.time.objective_s)
 
 
 def candidate(space: Space, index: int, stages: tuple[tuple[str, ...], ...]) -> Candidate:
     configuration = space.configurations[index]
     _, time = cut_stages(space.prices, configuration, stages)
-    return Candidate(configuration=configuration, stages=stages, time=time)
+    return Candidate(index=index, configuration=configuration, stages=stages, time=time)
 
 
 def list_rivals(
     space: Space, best: Configuration, answers: Mapping[int, Answer], deadline: Deadline
 ) -> dict[Configuration, Candidate | None]:
-    """The configurations with the least bounds besides the best one, each with a good cut; fewer when time runs out.
+    """The configurations with the least values besides the best one, each with a good cut; fewer when time runs out.
 
     None where nothing fits: among these the ones whose bound would be the least with any memory.
     """
-    bounds = space.bounds
-    unfit = least_rows(np.where(bounds.step_ns == NEVER, bounds.roomy_ns, NEVER), MOST_UNFIT)
-    near = least_rows(bounds.step_ns, SHARPENED)
+    bounds, scale = space.bounds, space.scale
+    unfit = least_rows(scale.values(np.where(bounds.step_ns == NEVER, bounds.roomy_ns, NEVER)), MOST_UNFIT)
+    near = least_rows(scale.values(bounds.step_ns), SHARPENED)
     bounds.sharpen(near)
     promise = {
-        index: max(int(bounds.step_ns[index]), answers[index].bound_ns if index in answers else 0)
+        index: scale.value(index, max(int(bounds.step_ns[index]), answers[index].bound_ns if index in answers else 0))
         for index in {*near.tolist(), *answers}
         if bounds.step_ns[index] != NEVER and space.configurations[index] != best
     }
@@ -75,23 +85,32 @@ def least_rows(values: IntArray, count: int) -> IntArray:
 
 
 def first_in_simulation(
-    space: Space, best: Candidate, rivals: Iterable[Candidate], most_s: float, deadline: Deadline
+    space: Space, best: Candidate, rivals: Sequence[Candidate], most: int, objective: Objective, deadline: Deadline
 ) -> Candidate:
-    """Among the best and the rivals with a closed form of at most `most_s`, the one whose simulated step is shortest.
+    """Among the best and the rivals whose closed form has a value of at most `most`, the least in simulation.
 
     The closed form knows one link and no queue: cuts that are equal in it may differ by some percent in simulation.
     """
-    leaders = sorted((one for one in rivals if one.time.objective_s <= most_s), key=lambda one: one.time.objective_s)
+    values = {one.index: space.scale.value(one.index, one.step_ns) for one in rivals}
+    leaders = sorted((one for one in rivals if values[one.index] <= most), key=lambda one: values[one.index])
     forwards = 0
-    chosen, least_s = best, float("inf")
+    chosen, least = best, NEVER
     for one in (best, *leaders):
         forwards += one.configuration.pp * one.configuration.microbatches
         if forwards > MOST_FORWARDS or not leaders or deadline.passed():
             break
-        step_s = simulated_s(space, one)
-        if step_s < least_s:
-            chosen, least_s = one, step_s
+        step_s = p90_s(space, one) if objective.name == "p90-time" else simulated_s(space, one)
+        value = space.scale.value(one.index, floor_ns(step_s))
+        if value < least:
+            chosen, least = one, value
     return chosen
+
+
+def p90_s(space: Space, one: Candidate) -> float:
+    """The 90th percentile of the step time over steps drawn from the data."""
+    plan = plan_from_cut(space.prices, one.configuration, one.stages, bound_s=0.0, status="feasible", wall_s=0.0)
+    (times,) = step_times(plan, space.prices.graph, space.prices.costs, steps=DRAWN_STEPS, compositions=("in order",))
+    return float(np.percentile(times.step_s, 90))
 
 
 def simulated_s(space: Space, one: Candidate) -> float:

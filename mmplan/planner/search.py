@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mmplan.cost_models.analytic import AnalyticCostModel
-from mmplan.errors import CheckError, NoPlanFoundError
+from mmplan.errors import CheckError, InfeasibleError, NoPlanFoundError
 from mmplan.planner.bounds import NEVER
 from mmplan.planner.check import check_plan
 from mmplan.planner.configuration import Configuration
@@ -16,14 +16,16 @@ from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.diagnose import explain_infeasible
 from mmplan.planner.explain import list_runner_ups
 from mmplan.planner.frontier import Frontier
+from mmplan.planner.objective import STEP_TIME, Objective, Scale
 from mmplan.planner.plan import Plan
-from mmplan.planner.quantise import floor_ns, lowered_ns, seconds
+from mmplan.planner.quantise import floor_ns, lowered_ns, raised_ns, seconds
 from mmplan.planner.result import Considered, OptimizeResult, Progress
 from mmplan.planner.rivals import Candidate, candidate, first_in_simulation, list_rivals
 from mmplan.planner.schedules.reschedule import scheduled
 from mmplan.planner.space import Answer, Space, build_space, confirm_by_cpsat, solve_configuration
 from mmplan.planner.stopping import TIME_LIMIT_S, Deadline, never
 from mmplan.scenario.scenario import Scenario
+from mmplan.units import format_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -39,16 +41,27 @@ ROUNDING_GAP = 1e-5
 
 @dataclass(slots=True)
 class _Search:
-    """What the loop has learned; `last` is the configuration solved last."""
+    """What the loop has learned, in values of the objective; `last` is the configuration solved last."""
 
     frontier: Frontier
+    scale: Scale
     incumbent: Candidate | None = None
     solved: int = 0
     last: Configuration | None = None
     within_gap: int = 0  # solved although the gap was proven already
-    unproved_ns: int = NEVER  # least bound of what was solved
+    unproved: int = NEVER  # least bound of what was solved
     exhausted: bool = False  # some configuration without a cut was not solved to the end
     answers: dict[int, Answer] = field(default_factory=dict)
+
+    def target(self, tolerance: float) -> int:
+        """The value that a better plan must be below; NEVER without an incumbent."""
+        best = self.incumbent
+        return NEVER if best is None else self.scale.value(best.index, lowered_ns(best.step_ns, tolerance))
+
+    def bound_s(self, of: Candidate) -> float:
+        """No plan is better than one of this configuration with such a step."""
+        step_ns = self.scale.step_below(of.index, min(self.unproved, self.frontier.least_value()))
+        return min(seconds(step_ns), of.time.objective_s)
 
 
 def optimize(
@@ -57,13 +70,16 @@ def optimize(
     gap: float = 0.01,
     time_limit_s: float = TIME_LIMIT_S,
     seed: int = 0,
+    objective: Objective = STEP_TIME,
     schedule_search_s: float = 0.0,
     on_improvement: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] = never,
 ) -> OptimizeResult:
-    """The plan with the least closed-form step time, and a proof of how far from the best it can be.
+    """The plan with the least closed form, and a proof of how far from the best it can be.
 
     Args:
+        objective: what is minimised; the certificate's bound is the step time that a better plan on as many devices
+            would have to be below.
         gap: end when (objective - bound) / objective is at most this.
         time_limit_s: end with the best plan so far; so do `stop` and Ctrl-C.
         schedule_search_s: look that long, at most, for a better schedule of the best cut. The closed form and its gap
@@ -76,8 +92,8 @@ def optimize(
     """
     deadline = Deadline(limit_s=time_limit_s, stop=stop)
     tell = _teller(on_improvement, deadline)
-    space = build_space(scenario, tell)
-    search = _Search(frontier=Frontier(space.bounds))
+    space = build_space(scenario, tell, objective)
+    search = _Search(frontier=Frontier(space.bounds, space.scale), scale=space.scale)
     try:
         while not deadline.passed() and _worth_more(search, gap):
             _solve_next(space, search, gap, seed, deadline)
@@ -86,9 +102,9 @@ def optimize(
     except KeyboardInterrupt:
         search.exhausted = True
     if search.incumbent is None:
-        tell("nothing fits into memory: looking for the nearest change that would")
-        _refuse(space, search, deadline)
-    return _result(space, search, gap=gap, seed=seed, schedule_search_s=schedule_search_s, deadline=deadline)
+        _refuse(space, search, objective, tell, deadline)
+    choice = _Choice(gap=gap, seed=seed, schedule_search_s=schedule_search_s, objective=objective)
+    return _result(space, search, choice, deadline)
 
 
 def _teller(on_improvement: Callable[[Progress], None] | None, deadline: Deadline) -> Callable[[str], None]:
@@ -113,25 +129,22 @@ def _teller(on_improvement: Callable[[Progress], None] | None, deadline: Deadlin
 
 def _worth_more(search: _Search, gap: float) -> bool:
     """Whether the next configuration could still beat the incumbent by more than the gap, or, for a few, at all."""
-    least_ns = search.frontier.least_ns()
-    if least_ns == NEVER or search.incumbent is None:
-        return least_ns != NEVER
-    best_ns = floor_ns(search.incumbent.time.objective_s)
-    if least_ns < lowered_ns(best_ns, gap):
+    least = search.frontier.least_value()
+    if least < search.target(gap):
         return True
     search.within_gap += 1
-    return search.within_gap <= MOST_WITHIN_GAP and least_ns < best_ns
+    return search.within_gap <= MOST_WITHIN_GAP and least < search.target(0.0)
 
 
 def _solve_next(space: Space, search: _Search, gap: float, seed: int, deadline: Deadline) -> None:
     """Solve one configuration and keep its cut if it is the best so far."""
     index = search.frontier.pop()
-    best_s = search.incumbent.time.objective_s if search.incumbent is not None else None
     tolerance = 0.0 if space.exact else gap  # CP-SAT alone is quick to prove the gap, slow to prove the optimum
+    free = search.incumbent is None and not search.scale.limited
     answer = solve_configuration(
         space,
         index,
-        cutoff_ns=lowered_ns(floor_ns(best_s), tolerance) if best_s is not None else None,
+        cutoff_ns=None if free else search.scale.step_below(index, search.target(tolerance)),
         tolerance=tolerance,
         seed=seed,
         deadline=deadline,
@@ -141,22 +154,17 @@ def _solve_next(space: Space, search: _Search, gap: float, seed: int, deadline: 
     search.answers[index] = answer
     if answer.stages is not None:
         found = candidate(space, index, answer.stages)
-        if best_s is None or found.time.objective_s < best_s:
+        if search.scale.value(index, found.step_ns) < search.target(0.0):
             search.incumbent = found
-    search.unproved_ns = min(search.unproved_ns, max(answer.bound_ns, int(space.bounds_ns[index])))
+    bound = search.scale.value(index, max(answer.bound_ns, int(space.bounds_ns[index])))
+    search.unproved = min(search.unproved, bound)
     search.exhausted |= answer.exhausted
 
 
-def _bound_s(search: _Search) -> float:
-    """Nothing in the search space is faster."""
-    bound_ns = min(search.unproved_ns, search.frontier.least_ns())
-    best_s = search.incumbent.time.objective_s if search.incumbent is not None else float("inf")
-    return min(seconds(bound_ns), best_s)
-
-
 def _progress(space: Space, search: _Search, deadline: Deadline) -> Progress:
-    bound_s = _bound_s(search)
-    best_s = search.incumbent.time.objective_s if search.incumbent is not None else None
+    best = search.incumbent
+    best_s = best.time.objective_s if best is not None else None
+    bound_s = search.bound_s(best) if best is not None else 0.0
     return Progress(
         objective_s=best_s,
         bound_s=bound_s,
@@ -168,40 +176,58 @@ def _progress(space: Space, search: _Search, deadline: Deadline) -> Progress:
     )
 
 
-def _refuse(space: Space, search: _Search, deadline: Deadline) -> None:
+def _refuse(
+    space: Space, search: _Search, objective: Objective, tell: Callable[[str], None], deadline: Deadline
+) -> None:
     """No plan: proved, or not found in time."""
-    if search.exhausted or search.frontier.least_ns() != NEVER:
+    name = space.prices.scenario.name
+    if search.exhausted or search.frontier.least_value() != NEVER:
         raise NoPlanFoundError(
-            f"no plan of {space.prices.scenario.name} found: {search.solved} of {len(space.configurations):,} "
-            f"configurations tried when the search ended (limit {deadline.limit_s:g} s); give it more time or fewer "
-            "degrees to try"
+            f"no plan of {name} found: {search.solved} of {len(space.configurations):,} configurations tried when the "
+            f"search ended (limit {deadline.limit_s:g} s); give it more time or fewer degrees to try"
         )
+    least_ns = int(space.bounds_ns.min())
+    if objective.deadline_s is not None and least_ns != NEVER:
+        devices, least = space.prices.scenario.cluster.device_count, format_seconds(seconds(least_ns))
+        raise InfeasibleError(
+            f"no plan of {name} makes a step in {format_seconds(objective.deadline_s)}: on at most {devices:,} devices "
+            f"it takes at least {least}"
+        )
+    tell("nothing fits into memory: looking for the nearest change that would")
     raise explain_infeasible(space, deadline)
 
 
-def _result(
-    space: Space, search: _Search, *, gap: float, seed: int, schedule_search_s: float, deadline: Deadline
-) -> OptimizeResult:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Choice:
+    """What the caller wants of the result."""
+
+    gap: float
+    seed: int
+    schedule_search_s: float
+    objective: Objective
+
+
+def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) -> OptimizeResult:
     """Choice among the leaders, second proof, runner-ups, check and certificate."""
-    first = search.incumbent
+    first, gap = search.incumbent, choice.gap
     assert first is not None
-    bound_s = _bound_s(search)
+    bound_s = search.bound_s(first)
     proved = first.time.objective_s - bound_s <= (gap + ROUNDING_GAP) * first.time.objective_s
     rivals: dict[Configuration, Candidate | None] = {}
     best, proofs = first, ("dynamic program",) if proved and space.exact else ()
     try:
         rivals = list_rivals(space, first.configuration, search.answers, deadline)
         if proved:
-            within_s = bound_s / (1 - gap) if gap < 1 else float("inf")
+            within = search.scale.value(first.index, max(first.step_ns, raised_ns(floor_ns(bound_s), gap)))
             cuts = [rival for rival in rivals.values() if rival is not None]
-            best = first_in_simulation(space, first, cuts, within_s, deadline)
-        target_ns = lowered_ns(floor_ns(best.time.objective_s), max(gap, CONFIRM_GAP))
+            best = first_in_simulation(space, first, cuts, within, choice.objective, deadline)
+        target_ns = lowered_ns(best.step_ns, max(gap, CONFIRM_GAP))
         if not deadline.passed() and confirm_by_cpsat(
             space,
             best.configuration,
             target_ns=target_ns,
             max_deterministic_time=CONFIRM_DETERMINISTIC_S,
-            seed=seed,
+            seed=choice.seed,
             deadline=deadline,
         ):
             proofs = (*proofs, "CP-SAT")
@@ -213,11 +239,11 @@ def _result(
         space.prices,
         best.configuration,
         best.stages,
-        bound_s=bound_s,
+        bound_s=search.bound_s(best),
         status="optimal" if proved else "feasible",
         wall_s=deadline.spent_s,
     )
-    plan = _scheduled(plan, space, schedule_search_s, seed, deadline)
+    plan = _scheduled(plan, space, choice.schedule_search_s, choice.seed, deadline)
     _refuse_unsound(plan)
     return OptimizeResult(
         plan=plan,

@@ -11,6 +11,7 @@ from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_result import CutResult
 from mmplan.planner.first_bounds import FirstBounds, first_bounds
 from mmplan.planner.frontier import Bounds
+from mmplan.planner.objective import STEP_TIME, Objective, Scale, scale_of
 from mmplan.planner.priced_groups import PricedGroups, priced_groups
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import build_problem, machine_of
@@ -35,6 +36,7 @@ class Space:
     configurations: Configurations
     first: FirstBounds
     bounds: Bounds
+    scale: Scale
 
     @property
     def prices(self) -> Prices:
@@ -66,7 +68,9 @@ class Answer:
     unfit: bool = False
 
 
-def build_space(scenario: Scenario, tell: Callable[[str], None] = lambda _: None) -> Space:
+def build_space(
+    scenario: Scenario, tell: Callable[[str], None] = lambda _: None, objective: Objective = STEP_TIME
+) -> Space:
     """All configurations and what bounds them; `tell` hears what is being done.
 
     Raises:
@@ -74,10 +78,16 @@ def build_space(scenario: Scenario, tell: Callable[[str], None] = lambda _: None
     """
     tell("reading model and data")
     priced = priced_groups(scenario)
-    return space_of(priced, coarse=coarse_enough(priced), tell=tell)
+    return space_of(priced, coarse=coarse_enough(priced), tell=tell, objective=objective)
 
 
-def space_of(priced: PricedGroups, *, coarse: Coarse, tell: Callable[[str], None] = lambda _: None) -> Space:
+def space_of(
+    priced: PricedGroups,
+    *,
+    coarse: Coarse,
+    tell: Callable[[str], None] = lambda _: None,
+    objective: Objective = STEP_TIME,
+) -> Space:
     """The configurations of a priced scenario and their bounds.
 
     Raises:
@@ -96,6 +106,7 @@ def space_of(priced: PricedGroups, *, coarse: Coarse, tell: Callable[[str], None
         configurations=configurations,
         first=first,
         bounds=Bounds.of(priced.prices, priced.groups, configurations, first),
+        scale=scale_of(objective, configurations),
     )
 
 
