@@ -53,6 +53,7 @@ def solve_dag(problem: PartitionProblem, limit_s: float, verify: bool) -> Line:
         "method": result.method,
         "groups": result.groups,
         "downsets": result.downsets,
+        "ended": clocks(),
     }
     if verify:
         started = time.perf_counter()
@@ -79,7 +80,7 @@ def dag_lines(reader: Reader, options: argparse.Namespace) -> Iterator[Line]:
     problem = read_placement(reader)
     for devices in options.devices or [problem.accelerators]:
         for memory_bytes in options.memory_bytes or [problem.capacity_bytes]:
-            started = time.perf_counter()
+            started = clocks()
             case = replace(read_placement(reader), accelerators=devices, capacity_bytes=memory_bytes)
             about: Line = {"kind": "contiguous", "unit": "ms", "devices": devices, "cpus": case.cpus}
             about["memory_bytes"] = memory_bytes
@@ -97,7 +98,7 @@ def table_lines(reader: Reader, options: argparse.Namespace) -> Iterator[Line]:
     if not (options.devices or options.memory_bytes or link):
         cases += [(k, gib * GIB, PIPER_LINK_GIB_PER_S * GIB) for gib, counts in PIPER_CASES.items() for k in counts]
     for devices, memory_bytes, link_bytes_per_s in cases:
-        started = time.perf_counter()
+        started = clocks()
         table = read_layer_table(reader, link_bytes_per_s)
         case = replace(table, devices=devices, capacity_bytes=memory_bytes)
         about: Line = {"kind": "replicated stages", "unit": "s per sample", "devices": devices, "cpus": 0}
@@ -105,15 +106,21 @@ def table_lines(reader: Reader, options: argparse.Namespace) -> Iterator[Line]:
         yield about | answer(lambda case=case: solve_table(case, options.limit_s), started)
 
 
-def answer(solve: Callable[[], Line], started: float) -> Line:
-    """The solver's line with its wall seconds from reading the problem on; without `--verify`'s."""
+def clocks() -> tuple[float, float]:
+    """Wall and CPU seconds so far."""
+    return time.perf_counter(), time.process_time()
+
+
+def answer(solve: Callable[[], Line], started: tuple[float, float]) -> Line:
+    """The solver's line with its wall and CPU seconds from reading the problem on; without `--verify`'s."""
     try:
         line = solve()
     except (InfeasibleError, NoPlanFoundError) as error:
         status = "infeasible" if isinstance(error, InfeasibleError) else "unknown"
         line = {"objective": None, "bound": None, "status": status, "message": str(error)}
-    wall_s = time.perf_counter() - started - float(str(line.get("cpsat_wall_s", 0.0)))
-    return {**line, "wall_s": round(wall_s, 3)}
+    ended = line.pop("ended", None) or clocks()
+    spent_s = [round(end - start, 3) for end, start in zip(ended, started, strict=True)]
+    return {**line, "wall_s": spent_s[0], "cpu_s": spent_s[1]}
 
 
 def published(file: Path, line: Line) -> dict[str, str]:
@@ -129,7 +136,7 @@ def published(file: Path, line: Line) -> dict[str, str]:
 
 def write_csv(path: Path, lines: list[tuple[Path, Line]]) -> None:
     names = ["devices", "cpus", "memory_bytes", "link_bytes_per_s", "unit", "objective", "bound", "status", "wall_s"]
-    names += ["method", "groups", "downsets", "cpsat_bound", "cpsat_wall_s"]
+    names += ["cpu_s", "method", "groups", "downsets", "cpsat_bound", "cpsat_wall_s"]
     machine = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
     with path.open("w", newline="") as out:
         writer = csv.writer(out, lineterminator="\n")
