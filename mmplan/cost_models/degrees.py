@@ -24,8 +24,8 @@ def sharded_widths(module: ModelModule) -> dict[str, int]:
 
 
 def divides(module: ModelModule, tp: int) -> bool:
-    """Whether tensor parallelism can split the module so."""
-    return all(width % tp == 0 for width in sharded_widths(module).values())
+    """Whether tensor parallelism can and may split the module so."""
+    return (tp == 1 or not module.whole) and all(width % tp == 0 for width in sharded_widths(module).values())
 
 
 def tp_degrees(scenario: Scenario) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """Layer ids of a module, and their short form: `llm.0-7` stands for `llm.0` to `llm.7`."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from mmplan.scenario.document import did_you_mean
 from mmplan.scenario.scenario import ModelModule
 
 _INDEXED = re.compile(r"^(?P<stem>.+)\.(?P<first>\d+)(?:-(?P<last>\d+))?$")
@@ -63,3 +64,12 @@ def shorten_ids(ids: Sequence[str]) -> tuple[str, ...]:
             short.append(item)
     close()
     return tuple(short)
+
+
+def layer_hint(item: str, module: str | None, names: Mapping[str, tuple[str, ...]]) -> str:
+    """What is said about an unknown layer."""
+    blocks = [layer for layer in names.get(module or "", ()) if layer.rpartition(".")[2].isdigit()]
+    if blocks:
+        return f"; '{module}' has {len(blocks)} block{'s' if len(blocks) > 1 else ''}, the last is '{blocks[-1]}'"
+    known = [*names, *(layer for layers in names.values() for layer in layers)]
+    return did_you_mean(item, known) or "; layers are named like 'llm.0', 'llm.0-7', 'llm.head'"

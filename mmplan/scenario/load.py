@@ -15,7 +15,7 @@ from mmplan.scenario.sizes import data_from_spec
 from mmplan.scenario.stacks import technique_of
 from mmplan.scenario.technique import Technique
 from mmplan.scenario.validate import validate_spec
-from mmplan.scenario.zones import no_split_layers
+from mmplan.scenario.zones import under_zones, zones_from_spec
 
 
 def load_scenario(path: Path | str) -> Scenario:
@@ -24,12 +24,20 @@ def load_scenario(path: Path | str) -> Scenario:
     Raises:
         InputError: one sentence with file, line and key path.
     """
-    document = read_document(Path(path))
+    return scenario_of(read_document(Path(path)))
+
+
+def scenario_of(document: Document) -> Scenario:
+    """The scenario that a document describes.
+
+    Raises:
+        InputError: one sentence with file, line and key path.
+    """
     spec = validate_spec(document)
     model = _with_training(_padded(_model(spec, document), spec.model), spec, document)
     cluster = cluster_from_spec(spec.cluster, document)
     _check_precision(spec, cluster, document)
-    return Scenario(
+    scenario = Scenario(
         name=spec.name,
         model=model,
         data=data_from_spec(spec.data, model, document),
@@ -46,6 +54,7 @@ def load_scenario(path: Path | str) -> Scenario:
         source=spec.source,
         technique=_technique(spec.technique, document),
     )
+    return under_zones(scenario, zones_from_spec(spec.constraints, scenario, document))
 
 
 def _model(spec: ScenarioSpec, document: Document) -> Model:
@@ -148,7 +157,6 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         product = " x ".join(f"{key} {value}" for key, value in least.items())
         raise document.error(at, f"{product} = {needed} devices, the cluster has {total}")
     return Constraints(
-        no_split=no_split_layers(spec.no_split, model, document),
         memory_headroom=spec.memory_headroom,
         tp=tuple(spec.tp),
         pp=tuple(spec.pp),

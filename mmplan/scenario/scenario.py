@@ -14,6 +14,7 @@ ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "project
 Modality = Literal["vision", "audio", "text", "speech"]
 EdgeKind = Literal["input", "merge", "cross_attention", "hidden", "add"]
 Dtype = Literal["fp32", "bf16", "fp16"]
+Forbidden = Literal["split", "tensor_sharding", "fp8", "low_precision_reduce"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -178,6 +179,7 @@ class ModelModule:
     projector: Projector | None = None
     training: Training = field(default_factory=Training)
     source: str = ""
+    whole: bool = False  # tensor parallelism may not split it: a zone forbids tensor_sharding
 
     def __post_init__(self) -> None:
         if (self.projector is None) == (self.transformer is None):
@@ -267,10 +269,23 @@ class Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Zone:
+    """Layers that belong together, as a scenario names them, and what is forbidden there."""
+
+    name: str
+    layers: tuple[str, ...]
+    forbid: tuple[Forbidden, ...] = ("split",)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Constraints:
-    """What a plan may not do. Empty tuples allow every value."""
+    """What a plan may not do. Empty tuples allow every value.
+
+    `zones` say where `no_split` and `ModelModule.whole` come from; planners read these two (see `zones.py`).
+    """
 
     no_split: tuple[str, ...] = ()  # layer ids: no pipeline cut on any edge that touches them
+    zones: tuple[Zone, ...] = ()
     memory_headroom: float = 0.08  # fraction of device memory that stays free
     tp: tuple[int, ...] = ()
     pp: tuple[int, ...] = ()

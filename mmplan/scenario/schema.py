@@ -335,6 +335,16 @@ class ConstraintsSpec(Strict):
     no_split: list[str] = Field(
         default=[], max_length=1000, description="layer ids or ranges (vision.0-7) that no pipeline cut may touch"
     )
+    sensitivity: str | None = Field(
+        default=None,
+        description="a JSON file with values of layers, relative to this file: the most sensitive are zones",
+    )
+    percentile: Annotated[float, Field(ge=0, lt=100)] = Field(
+        default=85.0, description="layers above this percentile of their modality are zones (with sensitivity)"
+    )
+    forbid: list[Literal["split", "tensor_sharding", "fp8", "low_precision_reduce", "compression"]] = Field(
+        default=[], description="what zones forbid inside, besides cuts"
+    )
     memory_headroom: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.08, description="part of memory that stays free"
     )

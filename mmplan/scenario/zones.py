@@ -1,48 +1,112 @@
-"""No-split zones of a scenario file as layer ids: single layers, ranges `llm.0-7`, or a module for all its layers."""
+"""No-split zones of a scenario: what a file writes, as layers, and what each forbids.
+
+A zone is an entry of `constraints.no_split` (a layer, a range `llm.0-7`, a module for all its layers) or a run of
+sensitive layers. All zones forbid cuts; `constraints.forbid` adds what the planner can keep apart or can say is so.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
 
-from mmplan.scenario.document import Document, KeyPath, did_you_mean, shown
-from mmplan.scenario.layer_ids import module_layer_ids
-from mmplan.scenario.scenario import Model
+from mmplan.scenario.document import Document, KeyPath, listed, shown
+from mmplan.scenario.layer_ids import layer_hint, module_layer_ids
+from mmplan.scenario.scenario import Constraints, Forbidden, Model, Scenario, Zone
+from mmplan.scenario.schema import ConstraintsSpec
+from mmplan.scenario.sensitivity import sensitive_zones
 
 _RANGE = re.compile(r"^(?P<module>.+)\.(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?$")
 
 
-def no_split_layers(items: list[str], model: Model, document: Document) -> tuple[str, ...]:
-    """Layer ids of `constraints.no_split`.
+def zones_from_spec(spec: ConstraintsSpec, scenario: Scenario, document: Document) -> tuple[Zone, ...]:
+    """The zones of a scenario file, those of the sensitivity file last.
+
+    Args:
+        scenario: the scenario without zones.
 
     Raises:
-        InputError: a layer that the model does not have, or a range that runs backwards.
+        InputError: a layer that the model does not have, a range that runs backwards, a sensitivity file that is
+            wrong, or something to forbid that is done everywhere or nowhere.
     """
-    known = {layer for module in model.modules for layer in module_layer_ids(module)}
+    model = scenario.model
+    layers_of = [(item, _layers(index, item, model, document)) for index, item in enumerate(spec.no_split)]
+    if spec.sensitivity is not None:
+        layers_of += sensitive_zones(spec.sensitivity, spec.percentile, model, document)
+    elif "percentile" in spec.model_fields_set:
+        at: KeyPath = ("constraints", "percentile")
+        raise document.error(at, "a percentile needs the values it is of: name their file in 'sensitivity'")
+    forbid = _forbidden(spec, scenario, document)
+    if forbid != ("split",) and not layers_of:
+        raise document.error(("constraints", "forbid"), "there is no zone: no_split is empty and sensitivity not given")
+    zones = tuple(Zone(name=name, layers=layers, forbid=forbid) for name, layers in layers_of)
+    _refuse_contradiction(spec, zones, model, document)
+    return zones
+
+
+def under_zones(scenario: Scenario, zones: Sequence[Zone]) -> Scenario:
+    """The scenario with exactly these zones."""
+    modules = tuple(
+        replace(module, whole=any(_shields(zone, module_layer_ids(module)) for zone in zones))
+        for module in scenario.model.modules
+    )
+    constraints: Constraints = replace(scenario.constraints, zones=tuple(zones), no_split=no_split_layers(zones))
+    return replace(scenario, model=replace(scenario.model, modules=modules), constraints=constraints)
+
+
+def no_split_layers(zones: Sequence[Zone]) -> tuple[str, ...]:
+    """Layer ids next to which no cut may lie."""
+    return tuple(dict.fromkeys(layer for zone in zones for layer in zone.layers))
+
+
+def _shields(zone: Zone, layers: Sequence[str]) -> bool:
+    """Whether the zone keeps one of these layers whole."""
+    return "tensor_sharding" in zone.forbid and not set(zone.layers).isdisjoint(layers)
+
+
+def _forbidden(spec: ConstraintsSpec, scenario: Scenario, document: Document) -> tuple[Forbidden, ...]:
+    """`constraints.forbid`, cuts always among them."""
+    forbid: list[Forbidden] = ["split"]
+    technique = scenario.technique
+    for index, item in enumerate(spec.forbid):
+        at: KeyPath = ("constraints", "forbid", index)
+        summed = technique.gradient_dtype or scenario.optimizer.gradient_dtype
+        if item == "compression":
+            message = "nothing is compressed in this release, so there is nothing to forbid; remove 'compression'"
+            raise document.error(at, message)
+        if item == "fp8" and technique.fp8 != "none":
+            message = f"technique.fp8 is '{technique.fp8}' for all blocks alike, and no layer can be kept out of it"
+            raise document.error(at, f"{message}; set technique.fp8 to none, or remove 'fp8' here")
+        if item == "low_precision_reduce" and summed != "fp32":
+            message = f"all gradients are summed in {summed} alike; set the gradient_dtype of optimizer and technique"
+            raise document.error(at, f"{message} to fp32, or remove 'low_precision_reduce' here")
+        if item not in forbid:
+            forbid.append(item)
+    return tuple(forbid)
+
+
+def _refuse_contradiction(spec: ConstraintsSpec, zones: Sequence[Zone], model: Model, document: Document) -> None:
+    """A language model is split by tp as a whole or not at all."""
+    for module in model.modules:
+        shielding = [zone.name for zone in zones if _shields(zone, module_layer_ids(module))]
+        if module.kind == "language_model" and shielding and spec.tp and 1 not in spec.tp:
+            allowed = ", ".join(map(str, spec.tp))
+            message = f"tensor_sharding is forbidden in {listed(shielding, 3)}, which leaves tp = 1 for '{module.name}'"
+            raise document.error(("constraints", "forbid"), f"{message}, and constraints.tp allows {allowed}")
+
+
+def _layers(index: int, item: str, model: Model, document: Document) -> tuple[str, ...]:
+    """Layer ids of one entry of `constraints.no_split`."""
     names = {module.name: module_layer_ids(module) for module in model.modules}
-    result: list[str] = []
-    for index, item in enumerate(items):
-        at: KeyPath = ("constraints", "no_split", index)
-        if item in names:
-            result.extend(names[item])
-            continue
-        match = _RANGE.match(item)
-        last = f"{match['module']}.{int(match['last'] or match['first'])}" if match is not None else item
-        if last not in known:
-            hint = _layer_hint(item, match["module"] if match is not None else None, names)
-            raise document.error(at, f"unknown layer {shown(item)}{hint}")
-        if match is None:
-            result.append(item)
-            continue
-        first, end = int(match["first"]), int(match["last"] or match["first"])
-        if first > end:
-            raise document.error(at, f"the range {shown(item)} runs backwards")
-        result.extend(f"{match['module']}.{number}" for number in range(first, end + 1))
-    return tuple(dict.fromkeys(result))
-
-
-def _layer_hint(item: str, module: str | None, names: Mapping[str, tuple[str, ...]]) -> str:
-    """What is said about an unknown layer."""
-    blocks = [layer for layer in names.get(module or "", ()) if layer.rpartition(".")[2].isdigit()]
-    if blocks:
-        return f"; '{module}' has {len(blocks)} block{'s' if len(blocks) > 1 else ''}, the last is '{blocks[-1]}'"
-    known = [*names, *(layer for layers in names.values() for layer in layers)]
-    return did_you_mean(item, known) or "; layers are named like 'llm.0', 'llm.0-7', 'llm.head'"
+    at: KeyPath = ("constraints", "no_split", index)
+    if item in names:
+        return names[item]
+    match = _RANGE.match(item)
+    last = f"{match['module']}.{int(match['last'] or match['first'])}" if match is not None else item
+    if not any(last in layers for layers in names.values()):
+        hint = layer_hint(item, match["module"] if match is not None else None, names)
+        raise document.error(at, f"unknown layer {shown(item)}{hint}")
+    if match is None:
+        return (item,)
+    first, end = int(match["first"]), int(match["last"] or match["first"])
+    if first > end:
+        raise document.error(at, f"the range {shown(item)} runs backwards")
+    return tuple(f"{match['module']}.{number}" for number in range(first, end + 1))
