@@ -64,6 +64,13 @@ def test_simulate_writes_a_picture_and_a_trace(folder: Path) -> None:
     assert json.loads((folder / "t.json").read_text())["traceEvents"]
 
 
+def test_the_schedule_of_a_plan_is_written_for_torch(folder: Path) -> None:
+    line = ("simulate", "naive.plan.json", "--schedule", "zb-1p", "--schedule-csv", "orders.csv", "-o", "zb.plan.json")
+    assert mmplan(*line, cwd=folder).returncode == 0
+    orders = json.loads((folder / "zb.plan.json").read_text())["orders"]
+    assert (folder / "orders.csv").read_text().replace(",", " ").splitlines() == orders
+
+
 def test_a_drawn_step_differs_from_the_mean_step_and_repeats(folder: Path) -> None:
     mean, drawn, again = (
         document("simulate", "best.plan.json", *step, cwd=folder) for step in ([], ["--step", "3"], ["--step", "3"])

@@ -22,8 +22,9 @@ from mmplan.units import format_bytes, format_seconds
 
 _LABEL_FRACTION = 0.012  # a bar narrower than this part of the axis has no room for its microbatch number
 _LABEL_ROWS = 32  # nor has one of more rows than this
-_NAMED_STAGES = 8  # more lines than this need no legend: the colours go from first to last stage
+_NAMED_STAGES = 8  # more lines than this need no legend: the colours go from first to last pipeline rank
 _MEMORY_TICKS = 4
+_FOOT, _FOOT_COLOUR = 0.15, "#333333"  # below the bars of a rank's last chunk
 
 
 def plot_gantt(plan: Plan, prediction: Prediction, path: Path, *, title: str = "") -> None:
@@ -40,7 +41,7 @@ def plot_gantt(plan: Plan, prediction: Prediction, path: Path, *, title: str = "
     figure = Figure(figsize=(13.0, sum(heights) + 1.6), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    modalities = [stage_modality(plan, stage) for stage in range(plan.pp)]
+    modalities = [stage_modality(plan, stage) for stage in range(len(plan.stages))]
     _draw_rows(axes[0], plan, prediction, modalities)
     if with_memory:
         _draw_memory(axes[1], plan, prediction)
@@ -72,6 +73,7 @@ def _draw_rows(axes: Axes, plan: Plan, prediction: Prediction, modalities: Seque
     row_of = {rank.rank: row for row, rank in enumerate(prediction.ranks)}
     axes.barh(range(rows), prediction.step_time_s, height=0.7, color="#F1F1F1")
     bars: dict[str, list[list[tuple[float, float]]]] = {}
+    feet: list[list[tuple[float, float]]] = []
     for item in prediction.timeline:
         kind, row = item.action.kind, row_of[item.rank]
         if kind == "RECV":
@@ -80,17 +82,24 @@ def _draw_rows(axes: Axes, plan: Plan, prediction: Prediction, modalities: Seque
         fill = colour(kind, modalities[item.action.stage])
         corners = [(item.start_s, low), (item.end_s, low), (item.end_s, high), (item.start_s, high)]
         bars.setdefault(fill, []).append(corners)
+        foot = _FOOT * _chunk(plan, item.action.stage) if kind in "FBIW" else 0.0
+        if foot:
+            top = high - foot
+            feet.append([(item.start_s, top), (item.end_s, top), (item.end_s, high), (item.start_s, high)])
         if kind in "FBIW" and rows <= _LABEL_ROWS:
             _label_bar(axes, item, row, prediction.step_time_s)
     for fill, boxes in bars.items():
         edge = fill if fill == TRANSFER else "white"
         axes.add_collection(PolyCollection(boxes, facecolors=fill, edgecolors=edge, linewidths=0.3))
+    axes.add_collection(PolyCollection(feet, facecolors=_FOOT_COLOUR))
     axes.set_xlim(0.0, prediction.step_time_s)
     axes.set_ylim(rows - 0.4, -0.6)
     axes.set_yticks(range(rows), [_row_name(plan, rank.rank, rank.stage) for rank in prediction.ranks])
     axes.tick_params(axis="y", labelsize=8 if rows <= 24 else 5, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     shape = f"{plan.schedule}, pp {plan.pp} x dp {plan.dp} x tp {plan.tp}, {plan.microbatches} microbatches"
+    if len(plan.stages) > plan.pp:
+        shape += f", {len(plan.stages) // plan.pp} chunks per rank, later ones with a dark foot"
     axes.set_title(shape, fontsize=9, loc="left", color="#555555")
 
 
@@ -102,11 +111,21 @@ def _label_bar(axes: Axes, item: TimedAction, row: int, step_time_s: float) -> N
         axes.text(middle_s, row, str(item.action.microbatch), color=ink, ha="center", va="center", fontsize=7)
 
 
+def _chunk(plan: Plan, stage: int) -> float:
+    """Place of a stage among those of its rank, from 0 to 1."""
+    stages = plan.stages_of(plan.row(stage))
+    return stages.index(stage) / max(len(stages) - 1, 1)
+
+
 def _row_name(plan: Plan, rank: int, stage: int) -> str:
     ranks = f"rank {rank}" if plan.tp == 1 else f"ranks {rank}-{rank + plan.tp - 1}"
-    layers = plan.stages[stage].layers
+    return f"{ranks}  {' | '.join(_ends(plan.stages[chunk].layers) for chunk in plan.stages_of(plan.row(stage)))}"
+
+
+def _ends(layers: Sequence[str]) -> str:
+    """First and last layer."""
     ends = [shortened(layer) for layer in (layers[0], layers[-1])]
-    return f"{ranks}  {ends[0]}" if len(layers) == 1 else f"{ranks}  {ends[0]} … {ends[1]}"
+    return ends[0] if len(layers) == 1 else f"{ends[0]} … {ends[1]}"
 
 
 def _legend(timeline: Sequence[TimedAction], modalities: Sequence[str]) -> list[Patch]:
@@ -128,13 +147,14 @@ def _legend(timeline: Sequence[TimedAction], modalities: Sequence[str]) -> list[
 
 
 def _draw_memory(axes: Axes, plan: Plan, prediction: Prediction) -> None:
-    """One stepped line per rank in the colours of a map from first to last stage; the capacity dashed when near."""
+    """One stepped line per rank, coloured from first to last pipeline rank; the capacity dashed when near."""
     shades = colormaps["viridis"]
     for rank in prediction.ranks:
         times_s = [time_s for time_s, _ in rank.memory_steps] + [prediction.step_time_s]
         held = [held_bytes for _, held_bytes in rank.memory_steps]
-        shade = shades(0.9 * rank.stage / max(plan.pp - 1, 1))
-        label = f"stage {rank.stage}" if rank.replica == 0 else None
+        row = plan.row(rank.stage)
+        shade = shades(0.9 * row / max(plan.pp - 1, 1))
+        label = f"pipeline rank {row}" if rank.replica == 0 else None
         if held:
             axes.step(times_s, [*held, held[-1]], where="post", color=shade, linewidth=1.1, label=label)
     capacity_bytes = min(stage.capacity_bytes for stage in plan.stages)

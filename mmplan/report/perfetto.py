@@ -5,6 +5,7 @@ the compute that reads it. Format: "Trace Event Format", Google, 2016 (times in 
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from mmplan.files import write_file
@@ -21,8 +22,9 @@ _COLOURS = {"F": "thread_state_running", "B": "rail_response", "I": "rail_animat
 def trace_events(plan: Plan, prediction: Prediction) -> list[dict[str, object]]:
     """Events of all ranks: names of tracks, actions, arrows, memory counters."""
     events = [event for rank in prediction.ranks for event in _track_names(plan, rank.rank, rank.stage)]
+    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
     readers = {
-        (item.rank, "F" if item.action.kind == "F" else "B", item.action.microbatch): item
+        (item.rank, item.action.stage, item.action.kind == "F", item.action.microbatch): item
         for item in prediction.timeline
         if item.action.kind in "FBI"
     }
@@ -31,8 +33,7 @@ def trace_events(plan: Plan, prediction: Prediction) -> list[dict[str, object]]:
             continue
         events.append(_slice(item))
         if item.action.kind == "SEND":
-            half = "B" if "<" in item.action.tensor else "F"
-            reader = readers.get((item.action.peer, half, item.action.microbatch))
+            reader = readers.get((item.action.peer, *_read_by(item.action.tensor, stage_of), item.action.microbatch))
             if reader is not None:
                 events += _arrow(number, item, reader)
     for rank in prediction.ranks:
@@ -52,9 +53,15 @@ def save_trace(plan: Plan, prediction: Prediction, path: Path) -> None:
     write_file(path, json.dumps(document))
 
 
+def _read_by(tensor: str, stage_of: Mapping[str, int]) -> tuple[int, bool]:
+    """The stage that a tensor goes to, and whether a forward reads it there; a gradient goes back to its producer."""
+    producer, _, consumer = tensor.partition("<" if "<" in tensor else ">")
+    return (stage_of[producer], False) if "<" in tensor else (stage_of[consumer], True)
+
+
 def _track_names(plan: Plan, rank: int, stage: int) -> list[dict[str, object]]:
-    layers = plan.stages[stage].layers
-    process = f"rank {rank}: stage {stage}, {layers[0]} to {layers[-1]}"
+    chunks = ((chunk, plan.stages[chunk].layers) for chunk in plan.stages_of(plan.row(stage)))
+    process = f"rank {rank}: " + "; ".join(f"stage {chunk}, {layers[0]} to {layers[-1]}" for chunk, layers in chunks)
     return [
         {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": process}},
         {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}},

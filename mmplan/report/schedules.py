@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.table import Table
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.errors import InputError
+from mmplan.files import write_file
 from mmplan.planner.check import require_structure
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.schedules.families import FAMILIES
 from mmplan.planner.schedules.reschedule import Choice, optimized, refuse_unusable, with_family
 from mmplan.planner.schedules.search.best import SEARCH_S
+from mmplan.planner.schedules.torch_export import torch_csv
 from mmplan.planner.simulate import simulate
 from mmplan.report.tables import table
 from mmplan.scenario.schedule_names import SCHEDULE_NAMES, ScheduleName
@@ -59,6 +62,17 @@ def under_schedule(plan: Plan, name: ScheduleName) -> Plan:
     if name == "optimized":
         return optimized(plan, graph, costs, search_s=SEARCH_S)
     return refuse_unusable(with_family(plan, name, graph, costs))
+
+
+def save_torch_csv(plan: Plan, path: Path) -> None:
+    """Write the plan's schedule for torch's pipelining runtime.
+
+    Raises:
+        CheckError: the plan is not sound, or that runtime cannot run it.
+        InputError: the file cannot be written.
+    """
+    require_structure(plan)
+    write_file(path, torch_csv(plan, build_graph(plan.scenario)))
 
 
 def schedule_rows(plan: Plan) -> tuple[ScheduleRow, ...]:

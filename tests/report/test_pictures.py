@@ -6,11 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from matplotlib.axes import Axes
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.planner.plan import Certificate, Plan, StagePlan, scenario_hash
 from mmplan.planner.prediction import Prediction
+from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
 from mmplan.planner.simulate import simulate
 from mmplan.report.charts import shortened
 from mmplan.report.gantt import plot_gantt, stage_modality
@@ -52,6 +54,15 @@ def planned() -> tuple[Plan, Prediction]:
         certificate=Certificate(objective_s=1.0, bound_s=0.0, gap=1.0, status="given", wall_s=0.0),
     )
     return plan, simulate(plan, graph, AnalyticCostModel(scenario))
+
+
+@pytest.fixture(scope="module", params=["interleaved", "zb-v"])
+def chunked(request: pytest.FixtureRequest, planned: tuple[Plan, Prediction]) -> tuple[Plan, Prediction]:
+    """The same layers as two chunks on each of two ranks."""
+    plan, _ = planned
+    graph, costs = build_graph(plan.scenario), AnalyticCostModel(plan.scenario)
+    made = refuse_unusable(with_family(plan, request.param, graph, costs))
+    return made, simulate(made, graph, costs)
 
 
 def test_a_chart_is_a_png_and_replaces_the_file_whole(planned: tuple[Plan, Prediction], tmp_path: Path) -> None:
@@ -99,6 +110,37 @@ def test_every_arrow_of_a_trace_begins_in_a_transfer_and_ends_in_its_reader(
     for number, start in starts.items():
         assert ends[number]["pid"] != start["pid"]
         assert ends[number]["ts"] > start["ts"]  # type: ignore[operator]
+
+
+def test_chunks_are_drawn_on_the_row_of_their_rank(
+    chunked: tuple[Plan, Prediction], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[list[str]] = []
+    monkeypatch.setattr(Axes, "set_yticks", lambda axes, ticks, labels, **_: names.append(labels))
+    plot_gantt(*chunked, tmp_path / "gantt.png")
+    assert [name.split("  ")[0] for name in names[0]] == ["rank 0", "rank 1"]
+    assert all(name.count("|") == 1 for name in names[0])
+
+
+def test_an_arrow_ends_in_the_chunk_that_reads_the_tensor(chunked: tuple[Plan, Prediction]) -> None:
+    plan, prediction = chunked
+    stage_of = {layer: index for index, stage in enumerate(plan.stages) for layer in stage.layers}
+    start_us = {
+        (item.action.stage, item.action.kind == "F", item.action.microbatch): 1e6 * item.start_s
+        for item in prediction.timeline
+        if item.action.kind in "FBI"
+    }
+    ends = {event["id"]: event["ts"] for event in trace_events(plan, prediction) if event["ph"] == "f"}
+    for number, item in enumerate(prediction.timeline):
+        if item.action.kind == "SEND":
+            forward = ">" in item.action.tensor
+            layer = item.action.tensor.replace("<", ">").split(">")[1 if forward else 0]
+            assert ends[number] == pytest.approx(start_us[stage_of[layer], forward, item.action.microbatch])
+
+
+def test_a_track_names_every_chunk_of_its_rank(chunked: tuple[Plan, Prediction]) -> None:
+    names = [event["args"]["name"] for event in trace_events(*chunked) if event["name"] == "process_name"]  # type: ignore[index]
+    assert [name.count("stage") for name in names] == [2, 2]
 
 
 def test_a_long_name_keeps_both_ends() -> None:

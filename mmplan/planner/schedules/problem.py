@@ -59,8 +59,10 @@ class StageWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageEdge:
-    """Tensor from `source` to `target`, on the way for `forward_s`; its gradient, if any, returns in `backward_s`. Inside
-    a rank both are 0."""
+    """Tensor from `source` to `target`, on the way for `forward_s`; its gradient, if any, returns in `backward_s`.
+
+    Inside a rank both are 0.
+    """
 
     source: int
     target: int

@@ -48,6 +48,16 @@ def test_orders_are_complete_and_end_and_come_back_from_text(name: ScheduleName,
     assert parse_schedule_csv(schedule_csv(schedule)) == schedule
 
 
+@pytest.mark.parametrize("name", ["encoders-ahead", "encoders-in-bubbles"])
+def test_families_of_encoders_are_complete_and_come_back_from_text(name: ScheduleName) -> None:
+    """Two encoders, one frozen, beside each other before a backbone that shares a rank with one of them."""
+    problem = dag([(0, 2), (1, 2), (2, 3)], 5, places=[0, 1, 1, 2], frozen=[0], encoders=[0, 1])
+    schedule = made(name, problem)
+    assert faults(problem, schedule) == []
+    assert parse_schedule(schedule_text(schedule)) == schedule
+    assert parse_schedule_csv(schedule_csv(schedule)) == schedule
+
+
 def test_interleaved_is_the_order_of_megatron() -> None:
     """p = 2, v = 2, m = 4: rank 1 warms up with 2 forwards, rank 0 with 4; then one of each in turn."""
     first, second = made("interleaved", chain(2, 4, chunks=2))
