@@ -14,7 +14,7 @@ from mmplan.cost_models.layout import Layout, Trained, as_layout, trained_on_ran
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.memory_states import is_expert
 from mmplan.cost_models.shard import Shard
-from mmplan.cost_models.time_rules import PHASES, Rules, scenario_rules
+from mmplan.cost_models.time_rules import PHASES, Rules, pool_rules
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.technique import Recompute
 
@@ -22,15 +22,56 @@ Phases = dict[str, float]
 
 
 class AnalyticCostModel:
-    """`CostModel` of a scenario's cluster, precision, optimizer and technique, or of other `rules`.
-    Equal layers are priced once per load.
+    """`CostModel` of a scenario's cluster, precision, optimizer and technique. Where a stage lies in several pools it
+    goes at the pace of the slowest.
+
+    Args:
+        rules: in place of those of the first pool, and of all that are equal to it.
 
     Raises:
-        CostModelError: the cluster mixes device types, or its devices have no units for the precision.
+        CostModelError: a device has no units for the precision.
     """
 
     def __init__(self, scenario: Scenario, rules: Rules | None = None) -> None:
-        self._rules, self._optimizer = rules or scenario_rules(scenario), scenario.optimizer
+        own = pool_rules(scenario)
+        known: dict[Rules, _PoolCosts] = {}
+        for one in own:
+            if one not in known:
+                known[one] = _PoolCosts(scenario, rules if rules is not None and one == own[0] else one)
+        self._pools = tuple(known[one] for one in own)
+
+    def forward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
+        ranks = as_layout(layout)
+        return max(self._pools[pool].price(layer, load, ranks)["forward"] for pool in ranks.pools)
+
+    def dgrad_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
+        """With what is recomputed, which a backward needs first."""
+        ranks = as_layout(layout)
+        prices = [self._pools[pool].price(layer, load, ranks) for pool in ranks.pools]
+        return max(price["dgrad"] + price["recompute"] for price in prices)
+
+    def wgrad_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
+        ranks = as_layout(layout)
+        return max(self._pools[pool].price(layer, load, ranks)["wgrad"] for pool in ranks.pools)
+
+    def backward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
+        return self.dgrad_s(layer, load, layout) + self.wgrad_s(layer, load, layout)
+
+    def transfer_s(self, bytes_sent: float, same_node: bool) -> float:
+        return max(pool.transfer_s(bytes_sent, same_node) for pool in self._pools)
+
+    def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
+        return max(self._pools[pool].reduce_s(trained, layout, ranks_per_node) for pool in layout.pools)
+
+    def update_s(self, trained: Trained, layout: Layout) -> float:
+        return max(self._pools[pool].update_s(trained, layout) for pool in layout.pools)
+
+
+class _PoolCosts:
+    """The devices and links of one pool. Equal layers are priced once per load."""
+
+    def __init__(self, scenario: Scenario, rules: Rules) -> None:
+        self._rules, self._optimizer = rules, scenario.optimizer
         self._gathering = gathering_layers(scenario)
         self._kinds: dict[tuple[object, ...], int] = {}
         self._kind_of: dict[int, tuple[Layer, int]] = {}  # by id(layer); the layer is held so that its id stays its own
@@ -38,26 +79,8 @@ class AnalyticCostModel:
         self._parameters: dict[tuple[int, Shard, bool], tuple[Trained, Trained]] = {}
         self._alone: dict[tuple[int, Load, Shard, Recompute], Phases] = {}
 
-    def forward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
-        return self._price(layer, load, as_layout(layout))["forward"]
-
-    def dgrad_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
-        """With what is recomputed, which a backward needs first."""
-        price = self._price(layer, load, as_layout(layout))
-        return price["dgrad"] + price["recompute"]
-
-    def wgrad_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
-        return self._price(layer, load, as_layout(layout))["wgrad"]
-
-    def backward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:
-        return self.dgrad_s(layer, load, layout) + self.wgrad_s(layer, load, layout)
-
     def transfer_s(self, bytes_sent: float, same_node: bool) -> float:
         return message_s(bytes_sent, self._rules.node_link if same_node else self._rules.network_link)
-
-    def all_reduce_s(self, bytes_reduced: float, ranks: int, ranks_per_node: int) -> float:
-        group = Group(ranks, min(ranks, ranks_per_node))
-        return all_reduce_s(bytes_reduced, group, self._rules.node_link, self._rules.network_link)
 
     def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         """Sharded optimizers scatter sums of gradients and gather weights (arXiv 1910.02054, section 7); with sharded
@@ -73,14 +96,14 @@ class AnalyticCostModel:
                 seconds += gather_s(count * self._gathered_bytes, group, *links)
         return seconds
 
-    def optimizer_s(self, trained_parameters: float) -> float:
+    def _optimizer_s(self, trained_parameters: float) -> float:
         return optimizer_seconds(self._rules, self._optimizer, trained_parameters)
 
     def update_s(self, trained: Trained, layout: Layout) -> float:
         if layout.sharding == "none":
-            return self.optimizer_s(trained.total)
+            return self._optimizer_s(trained.total)
         shares = (trained.dense / layout.replicas, trained.spread / (layout.replicas * layout.tp))
-        return self.optimizer_s(sum(shares) + trained.experts / layout.expert_replicas)
+        return self._optimizer_s(sum(shares) + trained.experts / layout.expert_replicas)
 
     @property
     def _gathered_bytes(self) -> int:
@@ -98,7 +121,8 @@ class AnalyticCostModel:
             (counts.experts, experts),
         ]
 
-    def _price(self, layer: Layer, load: Load, layout: Layout) -> Phases:
+    def price(self, layer: Layer, load: Load, layout: Layout) -> Phases:
+        """Seconds of each phase."""
         known = self._kind_of.get(id(layer))
         if known is None:
             gathers = layer.id in self._gathering

@@ -35,6 +35,7 @@ class Layout:
             clips of a microbatch, and the outputs are gathered (Megatron-LM's encoders run so with
             `--encoder-tensor-model-parallel-size 1`; InternVL3.5, arXiv 2508.18265, section 2.4).
         recompute: what the blocks of this stage drop in their forward.
+        pools: of the cluster, those that hold ranks of this stage.
     """
 
     tp: int = 1
@@ -45,6 +46,7 @@ class Layout:
     sharding: Sharding = "none"
     spread: tuple[str, ...] = ()
     recompute: RecomputeLevel = "none"
+    pools: tuple[int, ...] = (0,)
 
     @cached_property
     def replicas(self) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mmplan.errors import CostModelError
-from mmplan.scenario.cluster import Device, Link
+from mmplan.scenario.cluster import Device, Link, Pool
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype, Scenario
 from mmplan.scenario.stacks import StackParameters, stack_parameters
 from mmplan.scenario.technique import Technique
@@ -67,22 +67,34 @@ class Rules:
 
 
 def scenario_rules(scenario: Scenario) -> Rules:
-    """The rules of a scenario's first pool.
+    """The rules of a scenario's only type of device.
 
     Raises:
         CostModelError: the cluster mixes device types, or its devices have no units for the precision.
     """
-    pools = scenario.cluster.pools
-    names = sorted({pool.device.name for pool in pools})
+    names = sorted({pool.device.name for pool in scenario.cluster.pools})
     if len(names) > 1:
-        raise CostModelError(f"the cluster mixes {' and '.join(names)}; costs are known for one device type only")
+        raise CostModelError(f"the cluster mixes {' and '.join(names)}; this needs one type of device")
+    return pool_rules(scenario)[0]
+
+
+def pool_rules(scenario: Scenario) -> tuple[Rules, ...]:
+    """The rules of each pool.
+
+    Raises:
+        CostModelError: a device has no units for the precision.
+    """
+    return tuple(_rules_of(scenario, pool) for pool in scenario.cluster.pools)
+
+
+def _rules_of(scenario: Scenario, pool: Pool) -> Rules:
     technique = scenario.technique
     dtype = technique.gradient_dtype or scenario.optimizer.gradient_dtype
     rules = Rules(
-        device=pools[0].device,
-        node_link=pools[0].node_link,
+        device=pool.device,
+        node_link=pool.node_link,
         network_link=scenario.cluster.network_link,
-        devices_per_node=pools[0].devices_per_node,
+        devices_per_node=pool.devices_per_node,
         precision=scenario.precision,
         technique=replace(technique, gradient_dtype=dtype),
         stack=stack_parameters(technique.stack),

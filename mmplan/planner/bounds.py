@@ -80,7 +80,7 @@ class MemoryNeeds:
 
     def fits(self, capacity_bytes: int) -> BoolArray:
         """[configurations] when a stage may take so much for states and activations."""
-        problems = tuple(replace(problem, capacity_bytes=capacity_bytes) for problem in self.sizes.problems)
+        problems = tuple(problem.with_capacity(capacity_bytes) for problem in self.sizes.problems)
         sizes = _Sizes(problems=problems, rows=self.sizes.rows)
         fits = _may_fit(sizes)
         open_rows = np.flatnonzero(fits)
@@ -104,7 +104,7 @@ def _sizes(prices: Prices, groups: GroupGraph, configurations: Sequence[Configur
             first.append(one)
         which[index] = index_of[size]
     return _Sizes(
-        problems=tuple(build_problem(prices, groups, one) for one in first),
+        problems=tuple(build_problem(prices, groups, one, anywhere=True) for one in first),
         rows=Rows(
             problem=which,
             stages=np.array([one.pp for one in configurations], dtype=np.int64),

@@ -1,10 +1,11 @@
 """The degrees a plan can have: how many replicas, tensor shards and stages, and how the batch is cut."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import isqrt
 
 from mmplan.cost_models.layout import Layout
+from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.technique import Sharding
@@ -39,6 +40,13 @@ class Configuration:
         return Layout(
             tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, dp=self.dp, sharding=self.sharding, spread=self.spread
         )
+
+    def layout_of(self, stage: int, cluster: Cluster) -> Layout:
+        """The same with the pools in which the stage lies."""
+        if len(cluster.pools) == 1:
+            return self.layout
+        count = self.tp * self.cp * self.dp
+        return replace(self.layout, pools=cluster.pools_of(stage * count, (stage + 1) * count - 1))
 
     def __str__(self) -> str:
         cp = f" x cp={self.cp}" if self.cp > 1 else ""

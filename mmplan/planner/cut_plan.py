@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmplan.cost_models.graph import Edge
-from mmplan.cost_models.layout import RecomputeLevel, Trained
+from mmplan.cost_models.layout import Layout, Trained
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, scenario_hash
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import Machine, allowed_levels, finish_s, lag_s, machine_of
+from mmplan.planner.problem import allowed_levels, finish_s, lag_s, machine_of
 from mmplan.planner.schedules.in_flight import in_flight
 
 
@@ -37,9 +37,9 @@ def cut_stages(
     depths = [1] * len(stages)
     for source, target, _ in cut:
         depths[source] = max(depths[source], 1 + depths[target])
-    machine = machine_of(prices.scenario)
     built = tuple(
-        _stage(prices, configuration, machine, tuple(ids), depth) for ids, depth in zip(stages, depths, strict=True)
+        _stage(prices, configuration, index, tuple(ids), depth)
+        for index, (ids, depth) in enumerate(zip(stages, depths, strict=True))
     )
     work_s = [stage.forward_s + stage.backward_s for stage in built]
     loads, precision, tails_s = prices.loads(configuration.microbatch_size), prices.scenario.precision, list(work_s)
@@ -55,13 +55,12 @@ def cut_stages(
     return built, time
 
 
-def _stage(
-    prices: Prices, configuration: Configuration, machine: Machine, ids: tuple[str, ...], depth: int
-) -> StagePlan:
+def _stage(prices: Prices, configuration: Configuration, index: int, ids: tuple[str, ...], depth: int) -> StagePlan:
     """At the level of recomputation with the least work of those that fit; the leanest where none does."""
     alive = in_flight(configuration.schedule, configuration.microbatches, depth)
+    ranks = configuration.layout_of(index, prices.scenario.cluster)
     options = [
-        _at_level(prices, configuration, machine, ids, alive, level) for level in allowed_levels(prices.scenario)
+        _at_level(prices, configuration, ranks.at(level), ids, alive) for level in allowed_levels(prices.scenario)
     ]
     fitting = [stage for stage in options if stage.memory_bytes <= stage.capacity_bytes]
     if not fitting:
@@ -70,14 +69,9 @@ def _stage(
 
 
 def _at_level(
-    prices: Prices,
-    configuration: Configuration,
-    machine: Machine,
-    ids: tuple[str, ...],
-    alive: int,
-    level: RecomputeLevel,
+    prices: Prices, configuration: Configuration, layout: Layout, ids: tuple[str, ...], alive: int
 ) -> StagePlan:
-    layout, size = configuration.layout.at(level), configuration.microbatch_size
+    size, machine = configuration.microbatch_size, machine_of(prices.scenario, layout.pools)
     priced = [prices.layers(layout, size)[layer] for layer in ids]
     state_bytes, kept_bytes = sum(one.state_bytes for one in priced), sum(one.kept_bytes for one in priced)
     at_work_bytes = machine.reserved_bytes + prices.working_bytes(layout, size)
@@ -85,11 +79,11 @@ def _at_level(
         layers=ids,
         forward_s=sum(one.forward_s for one in priced),
         backward_s=sum(one.backward_s for one in priced),
-        finish_s=finish_s(prices, configuration, sum((one.trained for one in priced), Trained())),
+        finish_s=finish_s(prices, configuration, sum((one.trained for one in priced), Trained()), layout),
         in_flight=alive,
         memory_bytes=at_work_bytes + state_bytes + alive * kept_bytes,
         capacity_bytes=machine.capacity_bytes,
-        recompute=level,
+        recompute=layout.recompute,
     )
 
 

@@ -13,7 +13,7 @@ work. A lighter stage never makes another one heavier, so that choosing for each
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmplan.cost_models.layout import RecomputeLevel
 from mmplan.planner.schedules.in_flight import IntArray, in_flight, in_flight_counts
@@ -40,11 +40,20 @@ class Level:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StageKind:
+    """Stages on the same pools of devices: which of the problem's levels they have, and their memory."""
+
+    levels: tuple[int, ...]
+    capacity_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CutProblem:
     """One configuration in whole nanoseconds and bytes; every tuple has one entry per group.
 
     `levels`: ways of recomputing of which each stage takes one; `work_ns` and `kept_bytes` are then the least of each
-    group, and without levels they are the only way.
+    group, and without levels they are the only way. `kinds`, `kind_of`: kinds of stages and that of each stage, where
+    devices differ; `capacity_bytes` is then the most of any.
 
     `finish_ns` is the group's part of gradient all-reduce and optimizer; a stage with at least one `trainable` group
     pays `finish_fixed_ns` once on top. `capacity_bytes` is what states and activations of a stage may take.
@@ -62,6 +71,8 @@ class CutProblem:
     microbatches: int
     schedule: ScheduleName
     levels: tuple[Level, ...] = ()
+    kinds: tuple[StageKind, ...] = ()
+    kind_of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if any(edge.producer >= edge.consumer for edge in self.edges):
@@ -77,6 +88,17 @@ class CutProblem:
     def choices(self) -> tuple[Level, ...]:
         """At least one level."""
         return self.levels or (Level(work_ns=self.work_ns, kept_bytes=self.kept_bytes),)
+
+    def kind(self, stage: int) -> StageKind:
+        """Levels and memory of a stage."""
+        if self.kinds:
+            return self.kinds[self.kind_of[stage]]
+        return StageKind(levels=tuple(range(len(self.choices))), capacity_bytes=self.capacity_bytes)
+
+    def with_capacity(self, capacity_bytes: int) -> "CutProblem":
+        """The same with that much memory on every device."""
+        kinds = tuple(replace(kind, capacity_bytes=capacity_bytes) for kind in self.kinds)
+        return replace(self, capacity_bytes=capacity_bytes, kinds=kinds)
 
     @property
     def least_working_bytes(self) -> int:
@@ -104,6 +126,7 @@ class CutValue:
     objective_ns: int
     stage_memory_bytes: tuple[int, ...]
     stage_levels: tuple[RecomputeLevel, ...]
+    fits: bool
 
 
 def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
@@ -127,34 +150,35 @@ def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
         sender, receiver = stage_of[edge.producer], stage_of[edge.consumer]
         depth[sender] = max(depth[sender], 1 + depth[receiver])
     chosen = _levels(problem, stage_of, state_bytes, depth)
-    work_ns = [work for _, work, _ in chosen]
+    work_ns = [work for _, work, _, _ in chosen]
     tail_ns = list(work_ns)
     for edge in cut:
         sender, receiver = stage_of[edge.producer], stage_of[edge.consumer]
         tail_ns[sender] = max(tail_ns[sender], work_ns[sender] + edge.lag_ns + tail_ns[receiver])
     return CutValue(
         objective_ns=(problem.microbatches - 1) * max(work_ns) + max(tail_ns) + max(finish_ns),
-        stage_memory_bytes=tuple(memory for memory, _, _ in chosen),
-        stage_levels=tuple(name for _, _, name in chosen),
+        stage_memory_bytes=tuple(memory for memory, _, _, _ in chosen),
+        stage_levels=tuple(name for _, _, name, _ in chosen),
+        fits=all(fits for _, _, _, fits in chosen),
     )
 
 
 def _levels(
     problem: CutProblem, stage_of: Sequence[int], state_bytes: Sequence[int], depth: Sequence[int]
-) -> list[tuple[int, int, RecomputeLevel]]:
-    """(memory, work, level) of each stage: the least work that fits, and where nothing does the least memory."""
+) -> list[tuple[int, int, RecomputeLevel, bool]]:
+    """(memory, work, level, fits) of each stage: the least work that fits, and where nothing does the least memory."""
     ways = [
         (level, _sums(problem, stage_of, level.work_ns), _sums(problem, stage_of, level.kept_bytes))
         for level in problem.choices
     ]
     chosen = []
     for stage in range(problem.stages):
-        alive = in_flight(problem.schedule, problem.microbatches, depth[stage])
-        options = [
-            (state_bytes[stage] + alive * kept[stage] + level.working_bytes, work[stage], level.name)
-            for level, work, kept in ways
-        ]
-        fitting = [one for one in options if one[0] <= problem.capacity_bytes]
+        alive, kind = in_flight(problem.schedule, problem.microbatches, depth[stage]), problem.kind(stage)
+        options = []
+        for level, work, kept in (ways[index] for index in kind.levels):
+            memory = state_bytes[stage] + alive * kept[stage] + level.working_bytes
+            options.append((memory, work[stage], level.name, memory <= kind.capacity_bytes))
+        fitting = [one for one in options if one[3]]
         chosen.append(min(fitting, key=lambda one: one[1]) if fitting else min(options, key=lambda one: one[0]))
     return chosen
 

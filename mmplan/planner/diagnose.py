@@ -29,16 +29,7 @@ def explain_infeasible(space: Space, deadline: Deadline) -> InfeasibleError:
     shortage, ended = _shortage_unknown(space), True
     changes: dict[str, str] = {}  # kind -> clause
     try:
-        least = least_memory(
-            space.prices,
-            space.groups,
-            space.coarse.groups,
-            space.coarse.upsets,
-            [space.configurations[index] for index in _leanest(space)],
-            stop=deadline.within(LEANEST_SHARE * deadline.left_s).passed,
-        )
-        if least is not None:
-            shortage = _shortage(space, least)
+        shortage = memory_shortage(space, deadline.within(LEANEST_SHARE * deadline.left_s))
         for family in families(scenario):
             if deadline.passed() or len(changes) == MOST_CHANGES:
                 break
@@ -56,6 +47,23 @@ def explain_infeasible(space: Space, deadline: Deadline) -> InfeasibleError:
             else "; no single change that was tried makes it fit"
         )
     return InfeasibleError(f"no plan of {scenario.name} fits into memory: {shortage}{advice}")
+
+
+def memory_shortage(space: Space, deadline: Deadline) -> str:
+    """Which stage of the leanest cut needs how much more than a device offers; less where time ends before it is found.
+
+    Args:
+        space: of which no configuration fits.
+    """
+    least = least_memory(
+        space.prices,
+        space.groups,
+        space.coarse.groups,
+        space.coarse.upsets,
+        [space.configurations[index] for index in _leanest(space)],
+        stop=deadline.passed,
+    )
+    return _shortage_unknown(space) if least is None else _shortage(space, least)
 
 
 def nearest(family: Family, space: Space, deadline: Deadline) -> str | None:
@@ -116,7 +124,7 @@ def _shortage(space: Space, least: LeastMemory) -> str:
         f"{at_work}"
         f"{format_bytes(state_bytes)} weights, gradients and optimizer + {worst.in_flight} x "
         f"{format_bytes(kept_bytes)} activations, and a device offers {format_bytes(worst.capacity_bytes)} "
-        f"({headroom:.0%} stays free)"
+        f"({headroom:.0%} stays free), {format_bytes(worst.memory_bytes - worst.capacity_bytes)} too little"
     )
 
 

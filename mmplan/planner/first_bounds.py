@@ -4,7 +4,8 @@ As in `bounds`, but every term comes from sums over the model, so that a row cos
 
     (m - 1) * max(mean work, k equal groups) + heaviest path + least lags + mean finish
 
-and a row is out where states and activations, spread evenly over all stages, exceed the memory of these.
+where devices differ, work is that of the quickest and the mean counts a stage by how much of it its devices do; and a
+row is out where states and activations, spread evenly over all stages, exceed the memory of these.
 """
 
 from collections.abc import Callable, Hashable
@@ -18,12 +19,13 @@ from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
 from mmplan.cost_models.memory_rules import memory_rules, parameter_bytes
 from mmplan.cost_models.memory_states import layer_counts
 from mmplan.cost_models.planned_memory import planned_kept_bytes
-from mmplan.planner.configurations import Configurations
+from mmplan.planner.configurations import Column, Configurations
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import allowed_levels, devices_per_node, machine_of
 from mmplan.planner.stage_order import tail_start
 from mmplan.planner.upsets import IntArray
+from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.technique import SHARDINGS
 
 Floats = NDArray[np.float64]
@@ -46,13 +48,16 @@ class FirstBounds:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Model:
     """Sums over the model. [base, size]: `total_s`, `path_s`, `lag_s`, `kept_bytes`; [base, size, stages - 1]:
-    `busiest_s`; `counts` [base, 6]: trained and frozen parameters on a rank, each dense, spread and of experts."""
+    `busiest_s`; [base, size, pool] `pace`: by how much longer than the quickest pool each one works at least; `counts`
+    [base, 6]: trained and frozen parameters on a rank, each dense, spread and of experts."""
 
     sizes: IntArray
     path_s: Floats
     lag_s: Floats
     kept_bytes: Floats
     busiest_s: Floats
+    total_s: Floats
+    pace: Floats
     counts: Floats
 
 
@@ -60,7 +65,8 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
     """Bounds of all rows."""
     model = _model(prices, groups, configurations)
     ends, which = _ends(prices, configurations, model)
-    room_bytes = machine_of(prices.scenario).capacity_bytes - machine_of(prices.scenario).reserved_bytes
+    machines = [machine_of(prices.scenario, (pool,)) for pool in range(len(prices.scenario.cluster.pools))]
+    room_bytes = max(machine.capacity_bytes - machine.reserved_bytes for machine in machines)
     size_of = np.searchsorted(model.sizes, configurations.microbatch_size)
     count = len(configurations)
     step_ns, roomy_ns, need_bytes = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)
@@ -70,7 +76,12 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
         m = configurations.microbatches[rows]
         finish_s, state_bytes = ends[which[rows]].T
         once_s = model.path_s[base, size] + (pp - 1) * model.lag_s[base, size] + finish_s / pp
-        step_s = (m - 1) * model.busiest_s[base, size, pp - 1] + once_s
+        busiest_s = model.busiest_s[base, size, pp - 1]
+        if model.pace.shape[2] > 1:
+            width = configurations.ranks[rows] // pp
+            speed = _speed(prices.scenario.cluster, model.pace[base, size], width, pp)
+            busiest_s = np.maximum(busiest_s, model.total_s[base, size] / speed)
+        step_s = (m - 1) * busiest_s + once_s
         alive = m if configurations.schedule == "gpipe" else 1
         need_bytes[rows] = (state_bytes + alive * model.kept_bytes[base, size]) / pp
         roomy_ns[rows] = np.minimum(step_s * (1e9 * SAFE), NEVER)
@@ -84,10 +95,13 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     levels = allowed_levels(prices.scenario)
     costs, loads = prices.costs, [prices.loads(int(size)) for size in sizes]
 
+    pools = range(len(prices.scenario.cluster.pools))
+
     def work_s(layer: Layer, layout: Layout) -> list[float]:
-        at = layout.at(levels[0])
+        """By size, then pool."""
+        ways = [replace(layout, recompute=levels[0], pools=(pool,)) for pool in pools]
         of_size = [load[layer.module] for load in loads]
-        return [costs.forward_s(layer, load, at) + costs.backward_s(layer, load, at) for load in of_size]
+        return [costs.forward_s(layer, x, at) + costs.backward_s(layer, x, at) for x in of_size for at in ways]
 
     def kept_bytes(layer: Layer, layout: Layout) -> list[float]:
         at = layout.at(levels[-1])
@@ -102,7 +116,11 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
         return [*reduced, *dense, held.expert, *frozen, held.expert_frozen]
 
     bases = configurations.bases
-    group_s = _tabulated(kinds, bases, work_s) @ member.T  # [base, size, group]
+    by_pool_s = _tabulated(kinds, bases, work_s).reshape(len(bases), len(sizes), len(pools), len(kinds))
+    kind_s = by_pool_s.min(axis=2)
+    group_s = kind_s @ member.T  # [base, size, group]
+    works = kind_s > 0
+    ratios = np.where(works[:, :, None], by_pool_s / np.where(works, kind_s, 1.0)[:, :, None], np.inf)
     kept = _tabulated(kinds, bases, kept_bytes) @ member.sum(axis=0)
     held = _tabulated(kinds, bases, counts) @ member.sum(axis=0)
     return _Model(
@@ -111,6 +129,8 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
         lag_s=_lags(prices, groups, configurations, sizes),
         kept_bytes=kept,
         busiest_s=_busiest(group_s, member, int(configurations.pp.max())),
+        total_s=group_s.sum(axis=2),
+        pace=ratios.min(axis=3),
         counts=held,
     )
 
@@ -155,6 +175,23 @@ def _busiest(group_s: Floats, member: Floats, most: int) -> Floats:
         shared = -(-so_many[..., place, None] // stages) * heavy_s[..., place, None]
         np.maximum(busiest_s, shared, out=busiest_s)
     return busiest_s
+
+
+def _speed(cluster: Cluster, pace: Floats, width: IntArray, stages: Column) -> Floats:
+    """[rows] how many of the quickest stages do as much as all stages of `width` ranks, laid pool after pool.
+
+    A stage goes at the pace of the slowest pool that it touches.
+    """
+    ends = np.cumsum([pool.device_count for pool in cluster.pools])
+    speed = np.zeros(len(width))
+    for stage in range(int(stages.max())):
+        first, last = stage * width, (stage + 1) * width - 1
+        slowest = np.ones(len(width))
+        for pool, end in enumerate(ends.tolist()):
+            touched = (first < end) & (last >= end - cluster.pools[pool].device_count)
+            slowest = np.where(touched, np.maximum(slowest, pace[:, pool]), slowest)
+        speed += np.where(stage < stages, 1 / slowest, 0.0)
+    return speed
 
 
 def _lags(prices: Prices, groups: GroupGraph, configurations: Configurations, sizes: IntArray) -> Floats:
@@ -203,8 +240,10 @@ def _finish_s(prices: Prices, layout: Layout, counts: list[float], known: dict[H
         key = (place, layout.sharding, ranks)
         if trained.total and key not in known:
             near = range(1, min(slots, layout.replicas) + 1)
-            more_s = prices.costs.update_s(trained + trained, layout) - prices.costs.update_s(trained, layout)
-            known[key] = min(prices.costs.reduce_s(trained, layout, one) for one in near), more_s
+            costs, pools = prices.costs, range(len(prices.scenario.cluster.pools))
+            ways = [replace(layout, pools=(pool,)) for pool in pools]
+            more_s = min(costs.update_s(trained + trained, way) - costs.update_s(trained, way) for way in ways)
+            known[key] = min(costs.reduce_s(trained, way, one) for one in near for way in ways), more_s
         seconds += sum(known[key]) if trained.total else 0.0
     return seconds
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
-from mmplan.cost_models.time_rules import Rules, scenario_rules
+from mmplan.cost_models.time_rules import Rules, pool_rules, scenario_rules
 from mmplan.cost_models.uncertainty import Uncertain, uncertain_numbers, with_number
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import cut_stages
@@ -94,7 +94,8 @@ def _of_the_model(error: float) -> Influence:
 
 
 def plan_interval(plan: Plan, step_s: float) -> StepInterval:
-    """The interval of a plan's simulated step, by the closed form of its stages."""
+    """The interval of a plan's simulated step, by the closed form of its stages; of several kinds of devices by what is
+    not sure of the first."""
     scenario = plan.scenario
     prices = Prices(scenario, build_graph(scenario), AnalyticCostModel(scenario))
     configuration = Configuration(
@@ -116,7 +117,7 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
         moved = prices.with_costs(AnalyticCostModel(scenario, rules))
         return cut_stages(moved, configuration, stages)[1].objective_s
 
-    return step_interval(step_s, scenario_rules(scenario), seconds)
+    return step_interval(step_s, pool_rules(scenario)[0], seconds)
 
 
 def estimate_interval(scenario: Scenario, degrees: Degrees) -> StepInterval:

@@ -66,7 +66,7 @@ def least_memory(
         fitting = [one for one, fit in zip(configurations, needs.fits(enough_bytes), strict=True) if fit]
         for one in fitting[:MOST_TRIES]:
             problem = memory_problem(build_problem(prices, groups, one))
-            found = fits(replace(problem, capacity_bytes=enough_bytes), upsets, stop=stop)
+            found = fits(problem.with_capacity(enough_bytes), upsets, stop=stop)
             if found.stage_of is not None:
                 return LeastMemory(configuration=one, stages=stage_layers(groups, found.stage_of, one.pp))
         enough_bytes = scaled_bytes(enough_bytes, 1 + PRECISION)

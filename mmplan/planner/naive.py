@@ -17,6 +17,15 @@ from mmplan.scenario.scenario import Scenario
 
 
 def naive_plan(scenario: Scenario) -> Plan:
+    """The plan of `naive_result`.
+
+    Raises:
+        NoPlanFoundError: no such cut fits into memory, which proves nothing.
+    """
+    return naive_result(scenario).plan
+
+
+def naive_result(scenario: Scenario) -> OptimizeResult:
     """All devices, the longest pipeline, the smallest tensor-parallel degree and microbatch that fit; experts spread no
     wider than needed, nothing sharded or spread that need not be.
 
@@ -26,32 +35,29 @@ def naive_plan(scenario: Scenario) -> Plan:
     Raises:
         NoPlanFoundError: no such cut fits into memory, which proves nothing.
     """
+    started_s = perf_counter()
     priced = priced_groups(scenario)
     prices, groups = priced.prices, priced.groups
     configurations = list_configurations(scenario, len(groups.groups))
     for index in _by_hand(configurations):
         configuration = configurations[index]
         stages = equal_stages(groups, configuration.pp)
-        built, _ = cut_stages(prices, configuration, stages)
+        built, time = cut_stages(prices, configuration, stages)
         if all(stage.memory_bytes <= stage.capacity_bytes for stage in built):
-            return plan_from_cut(prices, configuration, stages, bound_s=0.0, status="given", wall_s=0.0)
+            wall_s = perf_counter() - started_s
+            return OptimizeResult(
+                plan=plan_from_cut(prices, configuration, stages, bound_s=0.0, status="given", wall_s=wall_s),
+                configuration=configuration,
+                time=time,
+                bound_s=0.0,
+                gap=1.0,
+                status="given",
+                wall_s=wall_s,
+                considered=Considered(enumerated=1, out_of_memory=0, bounded_away=0, solved=1, infeasible=0),
+                runner_ups=(),
+                proofs=(),
+            )
     raise NoPlanFoundError(f"no cut of {scenario.name} into equal layer counts fits into memory; try mmplan optimize")
-
-
-def naive_result(scenario: Scenario) -> OptimizeResult:
-    """`naive_plan` in the form of a search result without bound."""
-    started_s = perf_counter()
-    plan = naive_plan(scenario)
-    return OptimizeResult(
-        plan=plan,
-        bound_s=0.0,
-        gap=1.0,
-        status="given",
-        wall_s=perf_counter() - started_s,
-        considered=Considered(enumerated=1, out_of_memory=0, bounded_away=0, solved=1, infeasible=0),
-        runner_ups=(),
-        proofs=(),
-    )
 
 
 def _by_hand(all_of: Configurations) -> list[int]:

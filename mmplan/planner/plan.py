@@ -124,7 +124,9 @@ class Plan:
 
     def layout(self, stage: int) -> Layout:
         """How the ranks of a stage share its layers."""
+        ranks = self.stage_ranks(stage)
         return Layout(
+            pools=self.scenario.cluster.pools_of(ranks[0], ranks[-1]) or (0,),
             tp=self.tp,
             cp=self.cp,
             ep=self.ep,
@@ -161,8 +163,8 @@ _SCENARIO = TypeAdapter(Scenario)
 
 
 def scenario_hash(scenario: Scenario) -> str:
-    """First 16 hex digits of the SHA-256 of the resolved scenario."""
-    return hashlib.sha256(_SCENARIO.dump_json(scenario)).hexdigest()[:16]
+    """First 16 hex digits of the SHA-256 of the resolved scenario without its recipes, on which no plan depends."""
+    return hashlib.sha256(_SCENARIO.dump_json(scenario, exclude={"recipes"})).hexdigest()[:16]
 
 
 def plan_document(plan: Plan) -> dict[str, object]:

@@ -188,7 +188,7 @@ class Prices:
         gathered = sharded if layout.sharding in ("gradients", "parameters") else ()
         forward_s, backward_s = _once(
             self._times,
-            (kind, load, shard, spread, again, gathered),
+            (kind, load, shard, spread, again, gathered, layout.pools),
             lambda: (costs.forward_s(layer, load, layout), costs.backward_s(layer, load, layout)),
         )
         return LayerPrice(

@@ -5,15 +5,15 @@ a part per parameter, which is exact for the analytic cost model up to the launc
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mmplan.cost_models.layout import RECOMPUTE_LEVELS, RecomputeLevel, Trained, base_of
+from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, RecomputeLevel, Trained, base_of
 from mmplan.errors import InputError
 from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
-from mmplan.planner.cut_problem import CutEdge, CutProblem, Level
+from mmplan.planner.cut_problem import CutEdge, CutProblem, Level, StageKind
 from mmplan.planner.pricing import Counts, Prices
 from mmplan.planner.quantise import floor_bytes, floor_ns, seconds
 from mmplan.scenario.cluster import Cluster
@@ -33,9 +33,10 @@ class Machine:
     devices_per_node: int
 
 
-def machine_of(scenario: Scenario) -> Machine:
-    """The least of all pools."""
-    pools, headroom = scenario.cluster.pools, scenario.constraints.memory_headroom
+def machine_of(scenario: Scenario, among: tuple[int, ...] = ()) -> Machine:
+    """The least of some pools of the cluster, or of all."""
+    headroom = scenario.constraints.memory_headroom
+    pools = [pool for index, pool in enumerate(scenario.cluster.pools) if not among or index in among]
     return Machine(
         capacity_bytes=min(floor_bytes(pool.device.memory_bytes * (1 - headroom)) for pool in pools),
         reserved_bytes=max(pool.device.reserved_bytes for pool in pools),
@@ -62,11 +63,16 @@ class FinishPrice:
         return trained.dense * self.per_dense_s + spread_s + expert_s
 
 
-def finish_s(prices: Prices, configuration: Configuration, trained: Trained) -> float:
-    """Gradient reduction over the ranks with the same weights, and update, of a rank with these parameters."""
+def finish_s(prices: Prices, configuration: Configuration, trained: Trained, layout: Layout | None = None) -> float:
+    """Gradient reduction over the ranks with the same weights, and update, of a rank with these parameters; where pools
+    differ and `layout` does not say which, on the quickest one."""
     if trained.total == 0:
         return 0.0
-    layout, costs = configuration.layout, prices.costs
+    pools = range(len(prices.scenario.cluster.pools))
+    if layout is None and len(pools) > 1:
+        base = configuration.layout
+        return min(finish_s(prices, configuration, trained, replace(base, pools=(pool,))) for pool in pools)
+    layout, costs = layout or configuration.layout, prices.costs
     near = replicas_per_node(configuration, devices_per_node(prices.scenario.cluster))
     return costs.reduce_s(trained, layout, near) + costs.update_s(trained, layout)
 
@@ -95,10 +101,13 @@ def finish_price(prices: Prices, configuration: Configuration) -> FinishPrice:
 def _per_parameter(prices: Prices, configuration: Configuration, trained: Trained) -> float:
     if trained.total == 0:
         return 0.0
-    costs, layout = prices.costs, configuration.layout
+    costs, found = prices.costs, []
     near = replicas_per_node(configuration, devices_per_node(prices.scenario.cluster))
-    more_s = costs.update_s(trained + trained, layout) - costs.update_s(trained, layout)
-    return (costs.reduce_s(trained, layout, near) + more_s) / trained.total
+    for pool in range(len(prices.scenario.cluster.pools)):
+        layout = replace(configuration.layout, pools=(pool,))
+        more_s = costs.update_s(trained + trained, layout) - costs.update_s(trained, layout)
+        found.append((costs.reduce_s(trained, layout, near) + more_s) / trained.total)
+    return min(found)
 
 
 def affine_below(function: Callable[[int], float], sizes: Sequence[int]) -> tuple[float, float]:
@@ -115,26 +124,43 @@ def affine_below(function: Callable[[int], float], sizes: Sequence[int]) -> tupl
     return 0.0, min(v / s for v, s in zip(values, sizes, strict=True))
 
 
-def build_problem(prices: Prices, groups: GroupGraph, configuration: Configuration) -> CutProblem:
+def build_problem(
+    prices: Prices, groups: GroupGraph, configuration: Configuration, *, anywhere: bool = False
+) -> CutProblem:
     """The integers of one configuration; times rounded down, bytes up, capacity down.
+
+    Args:
+        anywhere: each stage may lie in any pool: a relaxation that is alike for all numbers of stages and replicas.
 
     Raises:
         InputError: a step or its memory is beyond what 64-bit integers count.
     """
-    machine, size = machine_of(prices.scenario), configuration.microbatch_size
+    cluster, size = prices.scenario.cluster, configuration.microbatch_size
     member = prices.members(groups)
-    levels = []
-    for name in allowed_levels(prices.scenario):
-        layout = configuration.layout.at(name)
-        priced = prices.of_kinds(layout, size)
-        levels.append(
-            Level(
-                name=name,
-                work_ns=_floors_ns(member, [price.work_s for price in priced]),
-                kept_bytes=_sums(member, [price.kept_bytes for price in priced]),
-                working_bytes=prices.working_bytes(layout, size),
+    pools_of = [configuration.layout_of(stage, cluster).pools for stage in range(configuration.pp)]
+    if anywhere:
+        pools_of = [(pool,) for pool in range(len(cluster.pools))]
+    levels: list[Level] = []
+    kinds: dict[tuple[int, ...], StageKind] = {}
+    for pools in sorted(set(pools_of)):
+        names = allowed_levels(prices.scenario)
+        for name in names:
+            layout = replace(configuration.layout, recompute=name, pools=pools)
+            priced = prices.of_kinds(layout, size)
+            levels.append(
+                Level(
+                    name=name,
+                    work_ns=_floors_ns(member, [price.work_s for price in priced]),
+                    kept_bytes=_sums(member, [price.kept_bytes for price in priced]),
+                    working_bytes=prices.working_bytes(layout, size),
+                )
             )
+        machine = machine_of(prices.scenario, pools)
+        kinds[pools] = StageKind(
+            levels=tuple(range(len(levels) - len(names), len(levels))),
+            capacity_bytes=floor_bytes(machine.capacity_bytes - machine.reserved_bytes),
         )
+    order = list(kinds)
     ends = finish_parts(prices, groups, configuration)
     problem = CutProblem(
         levels=tuple(levels),
@@ -145,7 +171,9 @@ def build_problem(prices: Prices, groups: GroupGraph, configuration: Configurati
         trainable=ends.trainable,
         edges=_cut_edges(prices, groups, configuration),
         finish_fixed_ns=ends.fixed_ns,
-        capacity_bytes=floor_bytes(machine.capacity_bytes - machine.reserved_bytes),
+        capacity_bytes=max(kind.capacity_bytes for kind in kinds.values()),
+        kinds=tuple(kinds.values()) if len(kinds) > 1 and not anywhere else (),
+        kind_of=tuple(map(order.index, pools_of)) if len(kinds) > 1 and not anywhere else (),
         stages=configuration.pp,
         microbatches=configuration.microbatches,
         schedule=configuration.schedule,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mmplan.planner.configuration import Configuration
+from mmplan.planner.cut_plan import StepTime
 from mmplan.planner.plan import Plan, Status
 
 
@@ -53,9 +54,12 @@ class RunnerUp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizeResult:
-    """The best plan with its certificate; `bound_s` holds over the whole search space."""
+    """The best plan with its certificate; `bound_s` holds over the whole search space. `configuration` and `time` are
+    those of the cut."""
 
     plan: Plan
+    configuration: Configuration
+    time: StepTime
     bound_s: float
     gap: float
     status: Status

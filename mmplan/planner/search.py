@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mmplan.cost_models.analytic import AnalyticCostModel
-from mmplan.errors import CheckError, InfeasibleError, NoPlanFoundError
+from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError
 from mmplan.planner.bounds import NEVER
 from mmplan.planner.check import check_plan
 from mmplan.planner.configuration import Configuration
@@ -18,6 +18,7 @@ from mmplan.planner.explain import list_runner_ups
 from mmplan.planner.frontier import Frontier
 from mmplan.planner.objective import STEP_TIME, Objective, Scale
 from mmplan.planner.plan import Plan
+from mmplan.planner.pool_order import best_order, in_pool_orders
 from mmplan.planner.quantise import floor_ns, lowered_ns, raised_ns, seconds
 from mmplan.planner.result import Considered, OptimizeResult, Progress
 from mmplan.planner.rivals import Candidate, candidate, first_in_simulation, list_rivals
@@ -64,6 +65,16 @@ class _Search:
         return min(seconds(step_ns), of.time.objective_s)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Choice:
+    """What the caller wants of the result."""
+
+    gap: float
+    seed: int
+    schedule_search_s: float
+    objective: Objective
+
+
 def optimize(
     scenario: Scenario,
     *,
@@ -76,6 +87,9 @@ def optimize(
     stop: Callable[[], bool] = never,
 ) -> OptimizeResult:
     """The plan with the least closed form, and a proof of how far from the best it can be.
+
+    Ranks are laid over the pools of a cluster in their order; where pools differ every order is searched, and the
+    plan's scenario holds the best one.
 
     Args:
         objective: what is minimised; the certificate's bound is the step time that a better plan on as many devices
@@ -90,20 +104,36 @@ def optimize(
         InfeasibleError: proved that no plan exists.
         NoPlanFoundError: a limit was hit before any plan was found.
     """
+    choice = _Choice(gap=gap, seed=seed, schedule_search_s=schedule_search_s, objective=objective)
     deadline = Deadline(limit_s=time_limit_s, stop=stop)
+    found: list[OptimizeResult] = []
+    refused: list[MmplanError] = []
+    for ordered in in_pool_orders(scenario):
+        try:
+            found.append(_optimize(ordered, choice, on_improvement, deadline))
+        except (InfeasibleError, NoPlanFoundError) as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return best_order(found, objective, gap) if len(found) > 1 else found[0]
+
+
+def _optimize(
+    scenario: Scenario, choice: _Choice, on_improvement: Callable[[Progress], None] | None, deadline: Deadline
+) -> OptimizeResult:
+    """With the pools in the order of the scenario."""
     tell = _teller(on_improvement, deadline)
-    space = build_space(scenario, tell, objective)
+    space = build_space(scenario, tell, choice.objective)
     search = _Search(frontier=Frontier(space.bounds, space.scale), scale=space.scale)
     try:
-        while not deadline.passed() and _worth_more(search, gap):
-            _solve_next(space, search, gap, seed, deadline)
+        while not deadline.passed() and _worth_more(search, choice.gap):
+            _solve_next(space, search, choice.gap, choice.seed, deadline)
             if on_improvement is not None:
                 on_improvement(_progress(space, search, deadline))
     except KeyboardInterrupt:
         search.exhausted = True
     if search.incumbent is None:
-        _refuse(space, search, objective, tell, deadline)
-    choice = _Choice(gap=gap, seed=seed, schedule_search_s=schedule_search_s, objective=objective)
+        _refuse(space, search, choice.objective, tell, deadline)
     return _result(space, search, choice, deadline)
 
 
@@ -197,16 +227,6 @@ def _refuse(
     raise explain_infeasible(space, deadline)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Choice:
-    """What the caller wants of the result."""
-
-    gap: float
-    seed: int
-    schedule_search_s: float
-    objective: Objective
-
-
 def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) -> OptimizeResult:
     """Choice among the leaders, second proof, runner-ups, check and certificate."""
     first, gap = search.incumbent, choice.gap
@@ -247,6 +267,8 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
     _refuse_unsound(plan)
     return OptimizeResult(
         plan=plan,
+        configuration=best.configuration,
+        time=best.time,
         bound_s=plan.certificate.bound_s,
         gap=plan.certificate.gap,
         status=plan.certificate.status,

@@ -93,8 +93,9 @@ def space_of(
     Raises:
         InfeasibleError: the constraints leave no configuration.
     """
-    prices, machine = priced.prices, machine_of(priced.prices.scenario)
-    room_bytes = machine.capacity_bytes - machine.reserved_bytes
+    prices = priced.prices
+    machines = [machine_of(prices.scenario, (pool,)) for pool in range(len(prices.scenario.cluster.pools))]
+    room_bytes = max(machine.capacity_bytes - machine.reserved_bytes for machine in machines)
     configurations = list_configurations(
         prices.scenario, len(priced.groups.groups), lambda layout: prices.most_samples(layout, room_bytes)
     )

@@ -106,6 +106,7 @@ def cut_by_cpsat(
         _hint(model, data, variables, hint)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.presolve_inclusion_work_limit = 0  # with it OR-Tools 9.15 calls some feasible models infeasible
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = max_deterministic_time
     solver.parameters.max_time_in_seconds = max_wall_s
@@ -145,7 +146,9 @@ def _variables(model: cp_model.CpModel, data: _Data) -> _Variables:
     levels = range(len(problem.choices)) if data.levelled else ()
     at = {(level, stage): model.new_bool_var(f"at{level, stage}") for level in levels for stage in stages}
     for stage in stages if data.levelled else ():
-        model.add_exactly_one(at[level, stage] for level in levels)
+        model.add_exactly_one(at[level, stage] for level in problem.kind(stage).levels)
+        for level in set(levels) - set(problem.kind(stage).levels):
+            model.add(at[level, stage] == 0)
     return _Variables(
         count=count,
         at=at,
@@ -179,9 +182,18 @@ def _ways(
         parts = [model.new_int_var(0, most, f"way{run, option, stage}") for option in options]
         model.add(Expression.sum(parts) == variable)
         ways |= {(run, option, stage): part for option, part in enumerate(parts)}
-        for option, part in enumerate(parts if data.levelled else ()):
-            model.add(part == 0).only_enforce_if(~at[option, stage])
+        for option, part in enumerate(parts):
+            if data.levelled:
+                model.add(part == 0).only_enforce_if(~at[option, stage])
+            elif data.options[run][option] not in _of_kind(data, run, stage):
+                model.add(part == 0)
     return ways
+
+
+def _of_kind(data: _Data, run: int, stage: int) -> set[tuple[int, int]]:
+    """(work, kept) that a group of the run can have in the stage."""
+    at_each = at_levels(data.problem, data.runs[run].groups[0])
+    return {at_each[level] for level in data.problem.kind(stage).levels}
 
 
 def _counts_and_order(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
@@ -290,11 +302,11 @@ def _memory(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None
             working = [level.working_bytes for level in problem.choices]
             at = [variables.at[level, stage] for level in range(len(working))]
             used_bytes = state_bytes + Expression.weighted_sum(at, working)
-        kept_bytes = _chosen(data, variables, stage, 1)
-        model.add(used_bytes + problem.least_in_flight * kept_bytes <= problem.capacity_bytes)
+        kept_bytes, capacity_bytes = _chosen(data, variables, stage, 1), problem.kind(stage).capacity_bytes
+        model.add(used_bytes + problem.least_in_flight * kept_bytes <= capacity_bytes)
         for depth in data.depths:
             deep = variables.deep[stage, depth]
-            model.add(used_bytes + depth * kept_bytes <= problem.capacity_bytes).only_enforce_if(deep)
+            model.add(used_bytes + depth * kept_bytes <= capacity_bytes).only_enforce_if(deep)
 
 
 def _finish(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
@@ -331,7 +343,7 @@ def _extract(data: _Data, variables: _Variables, solver: cp_model.CpSolver, stat
         for group, stage in zip(members.groups, placed, strict=True):
             stage_of[group] = stage
     value = evaluate_cut(data.problem, stage_of)
-    if max(value.stage_memory_bytes) > data.problem.capacity_bytes or value.objective_ns >= data.cutoff_ns:
+    if not value.fits or value.objective_ns >= data.cutoff_ns:
         return CutResult(stage_of=None, objective_ns=None, bound_ns=min(proven_ns, data.cutoff_ns), exhausted=True)
     exact = status == cp_model.OPTIMAL and data.levelled
     bound_ns = value.objective_ns if exact else min(proven_ns, value.objective_ns)

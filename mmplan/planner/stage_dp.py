@@ -192,7 +192,7 @@ def _extend(tables: _Tables, labels: _Labels, chosen: IntArray, stages_left: int
     fits &= rest.work_ns[moves.above[move]] <= stages_left * tables.cap_ns
     parent, move = parent[fits], move[fits]
     depth = 1 + np.where(moves.takes[move], labels.depth[parent], 0).max(axis=1)
-    work_ns = _least_work(tables, move, problem.in_flight(depth))
+    work_ns = _least_work(tables, move, problem.in_flight(depth), stages_left)
     fits = work_ns <= tables.cap_ns
     parent, move, depth, work_ns = parent[fits], move[fits], depth[fits], work_ns[fits]
     child = _children(tables, labels, parent, move, depth, work_ns)
@@ -201,14 +201,15 @@ def _extend(tables: _Tables, labels: _Labels, chosen: IntArray, stages_left: int
     return replace(child, bound_ns=bound_ns).take(np.flatnonzero(bound_ns < tables.cutoff_ns))
 
 
-def _least_work(tables: _Tables, move: IntArray, alive: IntArray) -> IntArray:
+def _least_work(tables: _Tables, move: IntArray, alive: IntArray, stage: int) -> IntArray:
     """[rows] work of a stage at the level of recomputation that is the fastest of those that fit; beyond any cap where
     none does."""
-    problem, moves = tables.problem, tables.moves
+    problem, moves, kind = tables.problem, tables.moves, tables.problem.kind(stage)
     work_ns = np.full(len(move), np.iinfo(np.int64).max, dtype=np.int64)
-    for index, level in enumerate(problem.choices):
-        need_bytes = moves.state_bytes[move] + alive * moves.level_kept_bytes[index, move] + level.working_bytes
-        fits = need_bytes <= problem.capacity_bytes
+    for index in kind.levels:
+        at_work_bytes = problem.choices[index].working_bytes
+        need_bytes = moves.state_bytes[move] + alive * moves.level_kept_bytes[index, move] + at_work_bytes
+        fits = need_bytes <= kind.capacity_bytes
         work_ns[fits] = np.minimum(work_ns[fits], moves.level_work_ns[index, move[fits]])
     return work_ns
 

@@ -106,6 +106,15 @@ class Cluster:
             first += pool.device_count
         raise IndexError(f"rank {rank} of {first} devices")
 
+    def pools_of(self, first: int, last: int) -> tuple[int, ...]:
+        """Indices of the pools that hold ranks from `first` to `last`, which are on the cluster; ascending."""
+        found, start = [], 0
+        for index, pool in enumerate(self.pools):
+            if first < start + pool.device_count and last >= start:
+                found.append(index)
+            start += pool.device_count
+        return tuple(found)
+
     def node_of(self, rank: int) -> int:
         """Index of the node that holds `rank`, counted over all pools."""
         first_rank = first_node = 0

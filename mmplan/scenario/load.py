@@ -9,6 +9,7 @@ from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, re
 from mmplan.scenario.formats.hf_config import bundled_configs, read_hf_config
 from mmplan.scenario.machines import cluster_from_spec
 from mmplan.scenario.modules import model_from_spec
+from mmplan.scenario.recipes import recipes_from_spec, spread_modules
 from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, Scenario, Training
 from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ModelSpec, ScenarioSpec, TechniqueSpec
 from mmplan.scenario.sizes import data_from_spec
@@ -53,6 +54,7 @@ def scenario_of(document: Document) -> Scenario:
         seed=spec.seed,
         source=spec.source,
         technique=_technique(spec.technique, document),
+        recipes=recipes_from_spec(spec.recipes, model, document),
     )
     return under_zones(scenario, zones_from_spec(spec.constraints, scenario, document))
 
@@ -147,7 +149,7 @@ def _check_precision(spec: ScenarioSpec, cluster: Cluster, document: Document) -
 
 def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document: Document) -> Constraints:
     at: KeyPath = ("constraints",)
-    per_node, total = cluster.pools[0].devices_per_node, cluster.device_count
+    per_node, total = min(pool.devices_per_node for pool in cluster.pools), cluster.device_count
     for tp in spec.tp:
         if tp > per_node:
             raise document.error((*at, "tp"), f"tp = {tp} does not fit into a node of {per_node} devices")
@@ -167,16 +169,5 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         ep=tuple(spec.ep),
         sharding=tuple(spec.sharding),
         recompute=tuple(spec.recompute),
-        spread=_spread(spec, model, document),
+        spread=spread_modules(spec.spread, model, (*at, "spread"), document),
     )
-
-
-def _spread(spec: ConstraintsSpec, model: Model, document: Document) -> tuple[str, ...] | None:
-    if spec.spread is None:
-        return None
-    others = [module.name for module in model.modules if module.kind != "language_model"]
-    for name in spec.spread:
-        if name not in others:
-            hint = did_you_mean(name, others) or f"; modules that can be: {listed(others)}"
-            raise document.error(("constraints", "spread"), f"'{name}' cannot be spread{hint}")
-    return tuple(spec.spread)

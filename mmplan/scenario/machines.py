@@ -8,33 +8,70 @@ from mmplan.scenario.cluster import Cluster, Device, Link, Pool
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, shown
 from mmplan.scenario.origin import Origin, assumed_origin
 from mmplan.scenario.profile import load_profile, profile_device, profile_link
-from mmplan.scenario.schema import ClusterSpec, DeviceSpec, LinkSpec
+from mmplan.scenario.schema import ClusterSpec, DeviceSpec, LinkSpec, PoolSpec
 
 
 def cluster_from_spec(spec: ClusterSpec, document: Document) -> Cluster:
     """The cluster; links that are not given are those the catalogue names for the device.
 
     Raises:
-        InputError: unknown device or link, or a device of the user's own without links.
+        InputError: unknown device or link, a device of the user's own without links, or pools beside a device.
     """
+    if spec.pools is not None:
+        return _pooled(spec, spec.pools, document)
     if spec.profile is not None:
         device, measured_link, default_node_link, default_network = _profiled(spec.profile, spec.device, document)
     elif spec.device is not None:
-        device, default_node_link, default_network = _device(spec.device, document)
+        device, default_node_link, default_network = _device(("cluster",), spec.device, document)
         measured_link = None
     else:
-        raise document.error(("cluster", "device"), "this key is missing, and there is no 'profile' in its place")
+        message = "this key is missing, and there is no 'profile' and are no 'pools' in its place"
+        raise document.error(("cluster", "device"), message)
+    if spec.devices_per_node is None:
+        raise document.error(("cluster", "devices_per_node"), "this key is missing")
+    device = _with_memory(("cluster",), device, spec.memory, document)
     if measured_link is not None and spec.node_link is None:
         node_link = measured_link
     else:
-        node_link = _link("node_link", spec.node_link, default_node_link, document)
+        node_link = _link(("cluster", "node_link"), spec.node_link, default_node_link, document)
     if spec.nodes == 1 and spec.network is None and default_network is None:
         network = node_link  # never used: there is one node
     else:
-        network = _link("network", spec.network, default_network, document)
+        network = _link(("cluster", "network"), spec.network, default_network, document)
     name = spec.name or f"{device.name}-{spec.nodes}x{spec.devices_per_node}"
     pool = Pool(device=device, nodes=spec.nodes, devices_per_node=spec.devices_per_node, node_link=node_link)
     return Cluster(name=name, pools=(pool,), network_link=network)
+
+
+def _pooled(spec: ClusterSpec, pools: Sequence[PoolSpec], document: Document) -> Cluster:
+    """Pools in the order of the file; a network that is not given is the slowest that their devices usually have."""
+    for key in ("device", "profile", "devices_per_node", "memory", "node_link"):
+        if getattr(spec, key) is not None:
+            raise document.error(("cluster", key), "with 'pools' this is said of each pool")
+    found, networks = [], []
+    for index, pool in enumerate(pools):
+        at: KeyPath = ("cluster", "pools", index)
+        device, default_node_link, default_network = _device(at, pool.device, document)
+        node_link = _link((*at, "node_link"), pool.node_link, default_node_link, document)
+        device = _with_memory(at, device, pool.memory, document)
+        found.append(Pool(device=device, nodes=pool.nodes, devices_per_node=pool.devices_per_node, node_link=node_link))
+        networks.append(default_network)
+    if spec.network is not None or None in networks:
+        network = _link(("cluster", "network"), spec.network, None, document)
+    else:
+        usual = [_catalogue_link(("cluster", "network"), str(name), document) for name in networks]
+        network = min(usual, key=lambda link: link.reached_bytes_per_s)
+    parts = "+".join(f"{pool.device.name}-{pool.nodes}x{pool.devices_per_node}" for pool in found)
+    return Cluster(name=spec.name or parts, pools=tuple(found), network_link=network)
+
+
+def _with_memory(at: KeyPath, device: Device, memory_bytes: int | None, document: Document) -> Device:
+    if memory_bytes is None:
+        return device
+    if device.reserved_bytes >= memory_bytes:
+        message = f"memory = {memory_bytes:,} bytes, of which {device.reserved_bytes:,} are reserved: nothing is left"
+        raise document.error((*at, "memory"), message)
+    return replace(device, memory_bytes=memory_bytes)
 
 
 def _profiled(
@@ -54,10 +91,10 @@ def _profiled(
     return profile_device(profile, source), profile_link(profile, source), entry.node_link, entry.network
 
 
-def _device(spec: str | DeviceSpec, document: Document) -> tuple[Device, str | None, str | None]:
+def _device(at: KeyPath, spec: str | DeviceSpec, document: Document) -> tuple[Device, str | None, str | None]:
     if isinstance(spec, str):
         if spec not in device_names():
-            raise document.error(("cluster", "device"), f"unknown device {shown(spec)}{_hint(spec, device_names())}")
+            raise document.error((*at, "device"), f"unknown device {shown(spec)}{_hint(spec, device_names())}")
         entry = catalogue_device(spec)
         return entry.device, entry.node_link, entry.network
     device = Device(
@@ -77,12 +114,11 @@ def _device(spec: str | DeviceSpec, document: Document) -> tuple[Device, str | N
     )
     if device.reserved_bytes >= device.memory_bytes:
         message = f"reserved = {device.reserved_bytes:,} bytes leave nothing of memory = {device.memory_bytes:,} bytes"
-        raise document.error(("cluster", "device", "reserved"), message)
+        raise document.error((*at, "device", "reserved"), message)
     return device, None, None
 
 
-def _link(key: str, spec: str | LinkSpec | None, default: str | None, document: Document) -> Link:
-    at: KeyPath = ("cluster", key)
+def _link(at: KeyPath, spec: str | LinkSpec | None, default: str | None, document: Document) -> Link:
     if isinstance(spec, LinkSpec):
         return _own_link(at, spec, document)
     name = spec or default

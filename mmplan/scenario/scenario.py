@@ -300,6 +300,27 @@ class Constraints:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A published configuration of a scenario's job, to compare plans with; what is None is chosen as is best for it.
+
+    `vp`: chunks of layers per pipeline rank, run as interleaved 1F1B (arXiv 2104.04473, section 2.2.2).
+    """
+
+    name: str
+    source: str
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vp: int = 1
+    dp: int | None = None  # None: as many replicas as the cluster has devices for
+    microbatch: int | None = None
+    sharding: Sharding | None = None
+    recompute: Recompute | None = None
+    spread: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
     name: str
     model: Model
@@ -312,3 +333,4 @@ class Scenario:
     seed: int = 0
     source: str = ""
     technique: Technique = field(default_factory=Technique)
+    recipes: tuple[Recipe, ...] = ()

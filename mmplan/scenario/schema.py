@@ -23,6 +23,7 @@ from mmplan.scenario.schema_values import (
     Seconds,
     Shardings,
 )
+from mmplan.scenario.technique import Recompute, Sharding
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Layers = Annotated[int, Field(ge=1, le=2_000)]
@@ -311,8 +312,18 @@ class DeviceSpec(Strict):
 NamedDevice = Annotated[Annotated[str, Tag("name")] | Annotated[DeviceSpec, Tag("mapping")], _NAME_OR_MAPPING]
 
 
+class PoolSpec(Strict):
+    """Equal machines of a cluster with several kinds."""
+
+    device: NamedDevice = Field(description="name in the hardware catalogue, or a device of your own")
+    nodes: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1, description="number of nodes")
+    devices_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in a node")
+    memory: Bytes | None = Field(default=None, description="of each device, if not what the catalogue says")
+    node_link: NamedLink | None = Field(default=None, description="catalogue link inside a node; default: the device's")
+
+
 class ClusterSpec(Strict):
-    """The machines."""
+    """The machines: of one kind, or of several as `pools`."""
 
     name: Name | None = Field(default=None, description="default: made of the device and the counts")
     device: NamedDevice | None = Field(
@@ -324,9 +335,13 @@ class ClusterSpec(Strict):
         "the catalogue: its measured numbers replace that device's",
     )
     nodes: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1, description="number of nodes")
-    devices_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in a node")
+    devices_per_node: Annotated[int, Field(ge=1, le=1024)] | None = Field(default=None, description="devices in a node")
+    memory: Bytes | None = Field(default=None, description="of each device, if not what the catalogue says")
     node_link: NamedLink | None = Field(default=None, description="catalogue link inside a node; default: the device's")
     network: NamedLink | None = Field(default=None, description="catalogue link between nodes; default: the device's")
+    pools: list[PoolSpec] | None = Field(
+        default=None, min_length=1, max_length=3, description="instead of device: machines of several kinds"
+    )
 
 
 class ConstraintsSpec(Strict):
@@ -359,6 +374,24 @@ class ConstraintsSpec(Strict):
     recompute: Recomputes = Field(default=[], description="what stages may recompute; full: also part of the blocks")
     spread: list[ModuleName] | None = Field(
         default=None, description="modules not split by tp, each rank running part of the samples; default: as is best"
+    )
+
+
+class RecipeSpec(Strict):
+    """A published configuration of this job, for `mmplan compare --expert`. Degrees as on a launch command."""
+
+    source: Annotated[str, Field(min_length=1)] = Field(description="who published it, and where")
+    tp: Count = Field(default=1, description="tensor-parallel degree")
+    pp: Count = Field(default=1, description="pipeline stages")
+    dp: Count | None = Field(default=None, description="replicas; default: all devices of the cluster")
+    cp: Count = Field(default=1, description="context-parallel degree")
+    ep: Count = Field(default=1, description="expert-parallel degree")
+    vp: Count = Field(default=1, description="chunks of layers per pipeline rank (interleaved 1F1B)")
+    microbatch: Count | None = Field(default=None, description="samples per microbatch; default: as is best")
+    sharding: Sharding | None = Field(default=None, description="ZeRO over the replicas; default: as is best")
+    recompute: Recompute | None = Field(default=None, description="what stages recompute; default: as is best")
+    spread: list[ModuleName] | None = Field(
+        default=None, description="modules not split by tp, see constraints; default: as is best"
     )
 
 
@@ -407,6 +440,9 @@ class ScenarioSpec(Strict):
     cluster: ClusterSpec
     constraints: ConstraintsSpec = ConstraintsSpec()
     technique: TechniqueSpec = TechniqueSpec()
+    recipes: dict[Name, RecipeSpec] = Field(
+        default={}, max_length=50, description="published configurations of this job by name, to compare plans with"
+    )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(default=0, description="of sample sizes and weights")
 
 

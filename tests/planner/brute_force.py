@@ -1,12 +1,14 @@
 """All acyclic partitions of a small DAG into stages, and their value written down once more from the definition."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmplan.planner.cut_problem import CutEdge, CutProblem, Level
+from mmplan.planner.cut_problem import CutEdge, CutProblem, Level, StageKind
 from mmplan.planner.problem import least_of
 
 
@@ -76,10 +78,11 @@ def stage_works(problem: CutProblem, block_of: list[int]) -> list[int] | None:
         inside = [g for g in range(problem.groups) if block_of[g] == block]
         alive = min(problem.microbatches, depth) if problem.schedule == "1f1b" else problem.microbatches
         states = sum(problem.state_bytes[g] for g in inside)
+        kind = problem.kind(block)
         fitting = [
             sum(level.work_ns[g] for g in inside)
-            for level in problem.choices
-            if level.working_bytes + states + alive * sum(level.kept_bytes[g] for g in inside) <= problem.capacity_bytes
+            for level in (problem.choices[index] for index in kind.levels)
+            if level.working_bytes + states + alive * sum(level.kept_bytes[g] for g in inside) <= kind.capacity_bytes
         ]
         if not fitting:
             return None
@@ -89,8 +92,20 @@ def stage_works(problem: CutProblem, block_of: list[int]) -> list[int] | None:
 
 def brute_force(problem: CutProblem) -> int | None:
     """Least J over all partitions, None when none is feasible."""
-    values = (partition_value(problem, block_of) for block_of in partitions(problem.groups, problem.stages))
+    values = (partition_value(problem, block_of) for block_of in numbered(problem))
     return min((value for value in values if value is not None), default=None)
+
+
+def numbered(problem: CutProblem) -> Iterator[list[int]]:
+    """Every partition; where stages differ, with every numbering along the edges."""
+    for block_of in partitions(problem.groups, problem.stages):
+        if not problem.kinds:
+            yield block_of
+            continue
+        for stage_of in permutations(range(problem.stages)):
+            stages = [stage_of[block] for block in block_of]
+            if all(stages[edge.producer] <= stages[edge.consumer] for edge in problem.edges):
+                yield stages
 
 
 def _random_levels(random: np.random.Generator, work: NDArray[np.int64], kept: NDArray[np.int64]) -> tuple[Level, ...]:
@@ -144,8 +159,18 @@ def random_problem(seed: int) -> CutProblem:
     microbatches = int(random.integers(1, 7))
     mean = (sizes["state"].sum() + 0.5 * min(stages, microbatches) * sizes["kept"].sum()) / stages
     levels = _random_levels(random, sizes["work"], sizes["kept"])
+    capacity = int(mean * random.uniform(1.0, 3.0)) + 1
+    kinds: tuple[StageKind, ...] = ()
+    if random.random() < 0.3:  # two kinds of devices, the second slower and with less memory
+        levels = levels or (Level(work_ns=tuple(sizes["work"].tolist()), kept_bytes=tuple(sizes["kept"].tolist())),)
+        slower = tuple(replace(level, work_ns=tuple(2 * work for work in level.work_ns)) for level in levels)
+        own, others = tuple(range(len(levels))), tuple(range(len(levels), 2 * len(levels)))
+        kinds = StageKind(levels=own, capacity_bytes=capacity), StageKind(levels=others, capacity_bytes=capacity - 2)
+        levels = (*levels, *slower)
     return CutProblem(
         levels=levels,
+        kinds=kinds,
+        kind_of=tuple(int(random.integers(0, 2)) for _ in range(stages)) if kinds else (),
         work_ns=least_of([level.work_ns for level in levels]) if levels else tuple(int(v) for v in sizes["work"]),
         state_bytes=tuple(int(v) for v in sizes["state"]),
         kept_bytes=least_of([level.kept_bytes for level in levels]) if levels else tuple(int(v) for v in sizes["kept"]),
@@ -156,7 +181,7 @@ def random_problem(seed: int) -> CutProblem:
             for u, v in sorted(edges)
         ),
         finish_fixed_ns=int(random.integers(0, 5)),
-        capacity_bytes=int(mean * random.uniform(1.0, 3.0)) + 1,
+        capacity_bytes=capacity,
         stages=stages,
         microbatches=microbatches,
         schedule=schedule,

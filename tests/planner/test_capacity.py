@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from brute_force import partition_value, partitions, random_problem, stage_works
+from brute_force import numbered, partition_value, random_problem, stage_works
 
 from mmplan.planner.capacity import Rows, busiest_floors
 from mmplan.planner.cut_problem import CutEdge, CutProblem
@@ -28,7 +28,7 @@ def floor_of(problem: CutProblem) -> int | None:
 def least_busiest(problem: CutProblem) -> int | None:
     """By brute force: the least work of the busiest stage over all cuts that fit."""
     best: int | None = None
-    for block_of in partitions(problem.groups, problem.stages):
+    for block_of in numbered(problem):
         if partition_value(problem, block_of) is None:
             continue
         work = max(stage_works(problem, block_of) or [0])
@@ -39,7 +39,7 @@ def least_busiest(problem: CutProblem) -> int | None:
 @pytest.mark.parametrize("seed", range(600, 900))
 def test_no_cut_has_a_lighter_busiest_stage(seed: int) -> None:
     problem = random_problem(seed)
-    tight = replace(problem, capacity_bytes=max(1, int(0.8 * problem.capacity_bytes)))
+    tight = problem.with_capacity(max(1, int(0.8 * problem.capacity_bytes)))
     for one in (problem, tight):
         floor_ns, best = floor_of(one), least_busiest(one)
         assert best is None or (floor_ns is not None and floor_ns <= best)

@@ -8,6 +8,7 @@ from pipeline_toys import LINK, plan, scenario
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import edge_bytes, kept_bytes, trainable_parameters
+from mmplan.cost_models.layout import Layout, Trained
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.memory import state_bytes
 from mmplan.planner.check import check_plan, check_tensors
@@ -40,7 +41,8 @@ def sound(of: Scenario, *, dp: int = 1, schedule: str = "1f1b") -> Plan:
                 layers=tuple(names),
                 forward_s=sum(costs.forward_s(layer, loads[layer.module], 1) for layer in layers),
                 backward_s=sum(costs.backward_s(layer, loads[layer.module], 1) for layer in layers),
-                finish_s=costs.all_reduce_s(4 * parameters, dp, dp) + costs.optimizer_s(parameters),
+                finish_s=costs.reduce_s(Trained(dense=parameters), Layout(dp=dp), dp)
+                + costs.update_s(Trained(dense=parameters), Layout(dp=dp)),
                 in_flight=alive[index],
                 memory_bytes=device.reserved_bytes + state + alive[index] * kept,
                 capacity_bytes=int(device.memory_bytes * (1 - of.constraints.memory_headroom)),

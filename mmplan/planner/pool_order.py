@@ -1,0 +1,77 @@
+"""Which kind of device the first stages get: pools in every order, the best result with what all of them prove."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+from mmplan.planner.objective import Objective
+from mmplan.planner.plan import scenario_hash
+from mmplan.planner.result import OptimizeResult, RunnerUp
+from mmplan.scenario.scenario import Scenario
+from mmplan.units import format_seconds
+
+
+def in_pool_orders(scenario: Scenario) -> Iterator[Scenario]:
+    """The scenario with its pools in every order that differs, its own first."""
+    for pools in dict.fromkeys(permutations(scenario.cluster.pools)):
+        yield replace(scenario, cluster=replace(scenario.cluster, pools=pools))
+
+
+def best_order(results: Sequence[OptimizeResult], objective: Objective, gap: float) -> OptimizeResult:
+    """The best result; its bound holds for all orders, and the others' plans are among its runner-ups."""
+    best = min(results, key=lambda result: _value(result, objective))
+    plan, devices = best.plan, best.plan.rank_count
+    bound_s = best.bound_s
+    if objective.name == "device-time":
+        bound_s = min(result.bound_s * result.plan.rank_count for result in results) / devices
+    elif objective.name != "devices":
+        bound_s = min(result.bound_s for result in results)
+    objective_s = plan.certificate.objective_s
+    found_gap = (objective_s - bound_s) / objective_s if objective_s > 0 else 0.0
+    proved = all(result.status == "optimal" for result in results) and found_gap <= gap + 1e-5
+    certificate = replace(
+        plan.certificate,
+        bound_s=bound_s,
+        gap=found_gap,
+        status="optimal" if proved else "feasible",
+        wall_s=sum(result.wall_s for result in results),
+    )
+    others = [_as_runner_up(result, best) for result in results if result is not best]
+    return replace(
+        best,
+        plan=replace(plan, certificate=certificate, scenario_hash=scenario_hash(plan.scenario)),
+        bound_s=bound_s,
+        gap=found_gap,
+        status=certificate.status,
+        wall_s=certificate.wall_s,
+        considered=replace(
+            best.considered,
+            **{
+                name: sum(getattr(result.considered, name) for result in results)
+                for name in ("enumerated", "out_of_memory", "bounded_away", "solved", "infeasible")
+            },
+        ),
+        runner_ups=(*others, *best.runner_ups),
+    )
+
+
+def _value(result: OptimizeResult, objective: Objective) -> tuple[float, float]:
+    devices, step_s = result.plan.rank_count, result.plan.certificate.objective_s
+    if objective.name == "device-time":
+        return devices * step_s, step_s
+    return (float(devices), step_s) if objective.name == "devices" else (step_s, step_s)
+
+
+def _as_runner_up(result: OptimizeResult, best: OptimizeResult) -> RunnerUp:
+    """The best plan of another order."""
+    plan, winner_s = result.plan, best.plan.certificate.objective_s
+    more_s = plan.certificate.objective_s - winner_s
+    names = ", then ".join(pool.device.name for pool in plan.scenario.cluster.pools)
+    return RunnerUp(
+        configuration=result.configuration,
+        objective_s=plan.certificate.objective_s,
+        repeat_more_s=result.time.repeat_s - best.time.repeat_s,
+        fill_more_s=result.time.critical_path_s - best.time.critical_path_s,
+        finish_more_s=result.time.finish_s - best.time.finish_s,
+        reason=f"with {names}: {format_seconds(abs(more_s))} {'slower' if more_s >= 0 else 'faster, on more devices'}",
+    )
