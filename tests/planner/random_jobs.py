@@ -1,0 +1,104 @@
+"""Small random jobs of one to three modalities, and the best plan of each by trying all cuts of all configurations."""
+
+from dataclasses import replace
+
+import networkx as nx
+import numpy as np
+from brute_force import numbered, partition_value
+from pipeline_toys import DEVICE, LINK, scenario
+
+from mmplan.cost_models.build import build_graph
+from mmplan.errors import InfeasibleError
+from mmplan.planner.configurations import list_configurations
+from mmplan.planner.cut_plan import cut_stages
+from mmplan.planner.cut_problem import CutProblem
+from mmplan.planner.pool_order import in_pool_orders
+from mmplan.planner.priced_groups import priced_groups
+from mmplan.planner.problem import build_problem
+from mmplan.planner.quantise import seconds
+from mmplan.planner.space import stage_layers
+from mmplan.scenario.cluster import Cluster, Pool
+from mmplan.scenario.scenario import Constraints, Scenario
+
+MOST_GROUPS = 9  # 7,770 partitions into four stages
+
+
+def random_job(seed: int) -> Scenario:
+    """At most 12 layers on at most 8 devices; often a no-split zone, scarce memory, or two unlike pools."""
+    random = np.random.default_rng(seed)
+    encoders = int(random.integers(0, 3))
+    layers = {"llm_layers": int(random.integers(1, 4)), "vision_layers": int(encoders > 0), "audio_layers": 0}
+    if encoders == 1:
+        layers["vision_layers"] = int(random.integers(1, 4))
+    if encoders == 2:
+        layers |= {"audio_layers": 1, "llm_layers": int(random.integers(1, 3))}
+    job = scenario(**layers, frozen_vision=bool(random.random() < 0.3), global_batch=int(random.choice([4, 6, 8])))
+    names = [layer.id for layer in build_graph(job).layers()]
+    rules = Constraints(
+        no_split=tuple(name for name in names if random.random() < random.choice([0.0, 0.2])),
+        tp=(1, 2) if random.random() < 0.5 else (1,),
+        pp=tuple(sorted({int(pp) for pp in random.integers(1, 5, 2)})),
+        microbatch=(int(random.choice([1, 2])),),
+        sharding=("none", str(random.choice(["optimizer", "parameters"]))),
+        recompute=("none", "full") if random.random() < 0.5 else (),
+        memory_headroom=0.0,
+    )
+    return replace(job, cluster=_cluster(random), constraints=rules)
+
+
+def _cluster(random: np.random.Generator) -> Cluster:
+    def pool(devices: int) -> Pool:
+        memory = 1000 + int(10 ** random.uniform(4.3, 6.0))
+        device = replace(DEVICE, memory_bytes=memory, gemm_fraction=float(random.uniform(0.1, 0.9)))
+        return Pool(device=device, nodes=1, devices_per_node=devices, node_link=LINK)
+
+    if random.random() < 0.3:
+        device = pool(4)
+        slower = replace(device.device, name="slow toy", memory_bytes_per_s=device.device.memory_bytes_per_s / 3)
+        pools = (device, replace(pool(4), device=replace(slower, memory_bytes=int(device.device.memory_bytes * 0.8))))
+    else:
+        pools = (pool(int(random.choice([1, 2, 3, 4, 6, 8]))),)
+    return Cluster(name="random", pools=pools, network_link=replace(LINK, bytes_per_s=2e9))
+
+
+def groups_of(job: Scenario) -> int:
+    """Pieces that the zones leave."""
+    return len(priced_groups(job).groups.groups)
+
+
+def best_by_trying(job: Scenario) -> tuple[float | None, int]:
+    """Least closed form over all pool orders, configurations and cuts, None where nothing fits; how many were tried.
+
+    A cut is scored in real seconds where its whole nanoseconds, which are never more, could beat the best.
+    """
+    best: float | None = None
+    tried = 0
+    for ordered in in_pool_orders(job):
+        priced = priced_groups(ordered)
+        try:
+            configurations = list_configurations(ordered, len(priced.groups.groups))
+        except InfeasibleError:
+            continue
+        for configuration in configurations:
+            problem = build_problem(priced.prices, priced.groups, configuration)
+            for block_of in numbered(problem):
+                tried += 1
+                floor = partition_value(problem, block_of)
+                if floor is None or (best is not None and seconds(floor) >= best):
+                    continue
+                stages = stage_layers(priced.groups, _along_edges(problem, block_of), problem.stages)
+                step_s = cut_stages(priced.prices, configuration, stages)[1].objective_s
+                best = step_s if best is None else min(best, step_s)
+    return best, tried
+
+
+def _along_edges(problem: CutProblem, block_of: list[int]) -> list[int]:
+    """The same blocks, numbered along the edges."""
+    if problem.kinds:
+        return block_of
+    blocks: nx.DiGraph[int] = nx.DiGraph()
+    blocks.add_nodes_from(range(problem.stages))
+    pairs = {(block_of[edge.producer], block_of[edge.consumer]) for edge in problem.edges}
+    blocks.add_edges_from((a, b) for a, b in pairs if a != b)
+    number = {block: place for place, block in enumerate(nx.topological_sort(blocks))}
+    return [number[block] for block in block_of]
