@@ -30,6 +30,13 @@ def optimize(
         float, typer.Option(min=0.0, help="Seconds to look for a better schedule of the best cut; 0: keep 1F1B.")
     ] = SCHEDULE_SEARCH_S,
     explain: Annotated[bool, typer.Option("--explain", help="Say why the runner-ups lose.")] = False,
+    why_not: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DEGREES", help="Say what other degrees would cost: 'tp=4 pp=2'; repeatable."),
+    ] = None,
+    zone_prices: Annotated[
+        bool, typer.Option("--zone-prices", help="Solve without each no-split zone: what it costs per step.")
+    ] = False,
     naive: Annotated[bool, typer.Option("--naive", help="Do not search: equal layer counts, as cut by hand.")] = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -37,8 +44,13 @@ def optimize(
     from mmplan.planner.interval import plan_interval
     from mmplan.planner.naive import naive_result
     from mmplan.planner.objective import objective_of
+    from mmplan.planner.pins import questions
     from mmplan.planner.plan import save_plan
+    from mmplan.planner.repeated import Limits
     from mmplan.planner.search import optimize
+    from mmplan.planner.shadow_price import zone_prices as zone_costs
+    from mmplan.planner.why_not import why_not as why_not_plan
+    from mmplan.report.alternatives import alternatives_values, why_not_tables, zone_tables
     from mmplan.report.console import emit
     from mmplan.report.documents import optimize_document
     from mmplan.report.progress import search_progress
@@ -49,7 +61,9 @@ def optimize(
 
     require_folder(output, json_path(json_file))
     loaded = load_scenario(scenario)
+    asked = questions(loaded, why_not or (), zone_prices, by_step_time=not naive and objective == "step-time")
     with search_progress(loaded.name) as progress:
+        limits = Limits(gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)
         if naive:
             result = naive_result(loaded)
         else:
@@ -62,12 +76,14 @@ def optimize(
                 schedule_search_s=schedule_search,
                 on_improvement=progress,
             )
+        told = [why_not_plan(loaded, result.plan, pins, limits) for pins in asked]
+        prices = zone_costs(loaded, result.plan.certificate, limits) if zone_prices else ()
     target = output or Path(f"{loaded.name}.plan.json")
     save_plan(result.plan, target)
     summary = summarise(loaded.name, result.plan, simulate_plan(result.plan))
     interval = plan_interval(result.plan, summary.step_time_s)
-    tables = optimize_tables(result, summary, interval, target, explain)
-    emit(json_file, optimize_document(result, summary, interval), *tables)
+    tables = *optimize_tables(result, summary, interval, target, explain), *why_not_tables(told), *zone_tables(prices)
+    emit(json_file, {**optimize_document(result, summary, interval), **alternatives_values(told, prices)}, *tables)
 
 
 def simulate(

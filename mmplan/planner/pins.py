@@ -1,0 +1,181 @@
+"""Degrees that a user asks about, such as `tp=4 pp=2`: read, imposed on a scenario, looked for in a plan.
+
+What can be said without solving is said here, with the arithmetic: a degree that divides nothing, or too many devices.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mmplan.cost_models.degrees import sharded_widths
+from mmplan.cost_models.layout import base_of
+from mmplan.errors import InputError
+from mmplan.planner.plan import Plan
+from mmplan.scenario.document import did_you_mean, listed, shown
+from mmplan.scenario.layer_ids import module_layer_ids
+from mmplan.scenario.scenario import ModelModule, Scenario
+from mmplan.scenario.schema_values import MAX_COUNT
+from mmplan.scenario.technique import RECOMPUTES, SHARDINGS
+
+COUNTS = ("tp", "pp", "dp", "cp", "ep", "microbatch")
+WORDS: dict[str, Collection[str]] = {"sharding": SHARDINGS, "recompute": RECOMPUTES}
+KEYS = (*COUNTS, *WORDS, "spread")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pins:
+    """Allowed values by key of `Constraints`; of `spread` exactly those modules."""
+
+    text: str
+    values: dict[str, tuple[Any, ...]]
+
+    def of(self, key: str) -> tuple[Any, ...]:
+        """Empty where the key is free."""
+        return self.values.get(key, ())
+
+
+def questions(scenario: Scenario, texts: Sequence[str], zone_prices: bool, *, by_step_time: bool) -> tuple[Pins, ...]:
+    """What `--why-not` asks, read before anything is solved.
+
+    Args:
+        by_step_time: whether there is a search for the shortest step to hold alternatives against.
+
+    Raises:
+        InputError: a question that cannot be read, or that has no answer here.
+    """
+    if (texts or zone_prices) and not by_step_time:
+        option = "--why-not" if texts else "--zone-prices"
+        raise InputError(f"{option} compares step times: use it with --objective step-time and without --naive")
+    if zone_prices and not scenario.constraints.zones:
+        raise InputError("--zone-prices: the scenario has no zones: constraints.no_split is empty")
+    return tuple(parse_pins(text, scenario) for text in texts)
+
+
+def parse_pins(text: str, scenario: Scenario) -> Pins:
+    """`tp=4 pp=2,4 spread=vision` (`spread=none`: no module).
+
+    Raises:
+        InputError: an unknown key or value, a key given twice, or nothing.
+    """
+    values: dict[str, tuple[Any, ...]] = {}
+    for part in text.split():
+        key, equals, value = part.partition("=")
+        if not equals or not value:
+            raise _error(text, f"expected KEY=VALUE such as tp=4, found {shown(part)}")
+        if key == "schedule":
+            raise _error(text, "schedules of a plan are compared by `mmplan simulate PLAN --schedule all`")
+        if key not in KEYS:
+            raise _error(text, f"unknown key {shown(key)}{did_you_mean(key, KEYS) or f'; known: {listed(KEYS)}'}")
+        if key in values:
+            raise _error(text, f"{key} is given twice; several values are written {key}=1,2")
+        values[key] = _values(text, key, value.split(","), scenario)
+    if not values:
+        raise _error(text, "expected degrees such as 'tp=4 pp=2', found none")
+    return Pins(text=" ".join(text.split()), values=values)
+
+
+def pinned(scenario: Scenario, pins: Pins) -> Scenario:
+    """The scenario in which only these values are allowed, whatever it allowed before."""
+    values: dict[str, Any] = dict(pins.values)
+    return replace(scenario, constraints=replace(scenario.constraints, **values))
+
+
+def has_pins(plan: Plan, pins: Pins) -> bool:
+    """Whether the plan is one of those asked about."""
+    found: dict[str, set[Any]] = {
+        "tp": {plan.tp},
+        "pp": {plan.pp},
+        "dp": {plan.dp},
+        "cp": {plan.cp},
+        "ep": {plan.ep},
+        "microbatch": {plan.microbatch_size},
+        "sharding": {plan.sharding},
+        "recompute": {base_of(stage.recompute) for stage in plan.stages},
+    }
+    same_spread = "spread" not in pins.values or set(plan.spread) == set(pins.of("spread"))
+    return same_spread and all(found[key] <= set(pins.of(key)) for key in pins.values if key != "spread")
+
+
+def overruled(scenario: Scenario, pins: Pins) -> str:
+    """`constraints.tp allows 1, 2`: what the scenario forbids of the pins; empty where nothing."""
+    rules, clauses = scenario.constraints, []
+    for key, wanted in pins.values.items():
+        allowed = getattr(rules, key)
+        if key == "spread":
+            if allowed is not None and set(allowed) != set(wanted):
+                clauses.append(f"constraints.spread says {', '.join(allowed) or 'none'}")
+        elif allowed and not set(allowed) & set(wanted):
+            clauses.append(f"constraints.{key} allows {', '.join(map(str, allowed))}")
+    return " and ".join(clauses)
+
+
+def broken_rule(scenario: Scenario, pins: Pins) -> str:
+    """Why no plan can have such degrees, whatever its memory; empty where nothing is known to speak against them."""
+    batch, devices = scenario.global_batch, scenario.cluster.device_count
+    reasons = [_tensor_parallel(scenario, tp) for tp in pins.of("tp")]
+    if reasons and all(reasons):
+        return reasons[0]
+    dividing = [dp for dp in pins.of("dp") if batch % dp == 0]
+    if pins.of("dp") and not dividing:
+        return _division(f"the global batch {batch:,}", batch, "dp", pins.of("dp")[0])
+    replicas = dividing or [1]
+    sizes = pins.of("microbatch")
+    if sizes and not any(batch // dp % size == 0 for dp in replicas for size in sizes):
+        share = f"{batch:,} / dp {replicas[0]} samples of a replica" if dividing else f"the global batch {batch:,}"
+        return _division(share, batch // replicas[0], "microbatch", sizes[0])
+    least = {key: min(pins.of(key)) for key in ("tp", "cp", "dp", "pp") if pins.of(key)}
+    if math.prod(least.values()) > devices:
+        product, equals = " x ".join(f"{key} {value}" for key, value in least.items()), " =" if len(least) > 1 else ":"
+        return f"{product}{equals} {math.prod(least.values()):,} devices at least, the cluster has {devices:,}"
+    return ""
+
+
+def _tensor_parallel(scenario: Scenario, tp: int) -> str:
+    """What tp does not divide; empty where it divides everything it has to."""
+    for size in sorted({pool.devices_per_node for pool in scenario.cluster.pools}):
+        if size % tp:
+            return _division(f"a node's {size} devices", size, "tp", tp)
+    languages = [module for module in scenario.model.modules if module.kind == "language_model"]
+    for module in languages or scenario.model.modules:
+        if module.whole and tp > 1:
+            return (
+                f"tp {tp} would split {module.name}, and {_shielding(scenario, module)} forbids tensor_sharding there"
+            )
+        for name, size in sharded_widths(module).items():
+            if size % tp:
+                return _division(f"{module.name}: {name} {size:,}", size, "tp", tp)
+    return ""
+
+
+def _shielding(scenario: Scenario, module: ModelModule) -> str:
+    layers = set(module_layer_ids(module))
+    names = [z.name for z in scenario.constraints.zones if "tensor_sharding" in z.forbid and layers & set(z.layers)]
+    return f"zone {names[0]}" if names else "a zone"
+
+
+def _division(what: str, size: int, key: str, degree: int) -> str:
+    return f"{what} / {key} {degree} = {size / degree:.4g} is no whole number"
+
+
+def _values(text: str, key: str, words: Sequence[str], scenario: Scenario) -> tuple[Any, ...]:
+    if key in COUNTS:
+        for word in words:
+            if not (word.isascii() and word.isdigit()) or not 1 <= int(word) <= MAX_COUNT:
+                raise _error(text, f"{key}: expected a count of at least 1, found {shown(word)}")
+        return tuple(sorted({int(word) for word in words}))
+    if key == "spread":
+        known = [module.name for module in scenario.model.modules if module.kind != "language_model"]
+        words = [] if list(words) == ["none"] else words
+    else:
+        known = list(WORDS[key])
+    for word in words:
+        if word not in known:
+            raise _error(
+                text, f"{key}: unknown {shown(word)}{did_you_mean(word, known) or f'; known: {listed(known)}'}"
+            )
+    return tuple(words)
+
+
+def _error(text: str, message: str) -> InputError:
+    return InputError(message, key=f"--why-not {shown(text)}")

@@ -1,0 +1,143 @@
+"""Why not another plan: what degrees that a user asks about would cost, term by term, or what excludes them.
+
+The scenario is solved again with these degrees alone. The winner's bound holds for them too, so nothing asked about can
+be faster than it by more than the gap.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmplan.errors import CostModelError, InfeasibleError, NoPlanFoundError
+from mmplan.planner.diagnose import memory_shortage
+from mmplan.planner.first_bounds import NEVER
+from mmplan.planner.frontier import Frontier
+from mmplan.planner.pins import Pins, broken_rule, has_pins, overruled, pinned
+from mmplan.planner.plan import Plan
+from mmplan.planner.repeated import Limits
+from mmplan.planner.space import build_space
+from mmplan.planner.stage_parts import busiest_parts
+from mmplan.planner.stopping import Deadline
+from mmplan.scenario.scenario import Scenario
+from mmplan.units import format_seconds
+
+Verdict = Literal["chosen", "slower", "within the gap", "excluded", "out of memory", "not found"]
+# Terms below this share of the largest one are left out of the sentence, and of the stage's parts all but so many.
+SMALLEST_TERM = 0.05
+MOST_PARTS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alternative:
+    """One answer. Seconds are None where there is no plan.
+
+    `objective_s`, `bound_s`: closed form of the best plan with these degrees, and what none of them is below. Each
+    `*_more_s` is a term of its step minus the winner's (see `RunnerUp`); `stage_more_s` splits the first by what the
+    busiest stage does.
+    """
+
+    asked: str
+    verdict: Verdict
+    reason: str
+    plan: Plan | None = None
+    objective_s: float | None = None
+    bound_s: float | None = None
+    repeat_more_s: float | None = None
+    fill_more_s: float | None = None
+    finish_more_s: float | None = None
+    stage_more_s: dict[str, float] | None = None
+
+
+def why_not(scenario: Scenario, winner: Plan, pins: Pins, limits: Limits) -> Alternative:
+    """Why `winner`, found under the same limits, and not a plan with these degrees."""
+    if has_pins(winner, pins):
+        return Alternative(asked=pins.text, verdict="chosen", reason="the plan is one of these", plan=winner)
+    reason = broken_rule(scenario, pins)
+    if reason:
+        return Alternative(asked=pins.text, verdict="excluded", reason=reason)
+    forbidden = overruled(scenario, pins)
+    asked, deadline = pinned(scenario, pins), Deadline(limit_s=limits.time_limit_s, stop=limits.stop)
+    try:
+        shortage = _shortage(asked, deadline)
+        if shortage:
+            return Alternative(asked=pins.text, verdict="out of memory", reason=_also(forbidden, shortage))
+        result = limits.solve(asked)
+    except InfeasibleError as error:
+        return Alternative(asked=pins.text, verdict="excluded", reason=_also(forbidden, str(error)))
+    except NoPlanFoundError as error:
+        return Alternative(asked=pins.text, verdict="not found", reason=_also(forbidden, str(error)))
+    return _compared(pins, winner, result.plan, limits.gap, forbidden)
+
+
+def _shortage(scenario: Scenario, deadline: Deadline) -> str:
+    """Why nothing fits into memory; empty where the bounds do not exclude it."""
+    space = build_space(scenario)
+    if Frontier(space.bounds, space.scale).least_value() != NEVER:
+        return ""
+    return memory_shortage(space, deadline)
+
+
+def _compared(pins: Pins, winner: Plan, other: Plan, gap: float, forbidden: str) -> Alternative:
+    more_s = other.certificate.objective_s - winner.certificate.objective_s
+    near = more_s <= gap * winner.certificate.objective_s and not forbidden
+    terms = {name: other_s - _terms(winner)[name] for name, other_s in _terms(other).items()}
+    stage = _stage_more_s(winner, other)
+    if winner.placement or other.placement:  # chunks overlap in other ways than the closed form of whole stages says
+        terms, stage = {}, None
+    repeat_s, fill_s, finish_s = terms.values() if terms else (None, None, None)
+    return Alternative(
+        asked=pins.text,
+        verdict="excluded" if forbidden else "within the gap" if near else "slower",
+        reason=_also(forbidden, _sentence(more_s, winner, gap if near else None, terms, stage or {})),
+        plan=other,
+        objective_s=other.certificate.objective_s,
+        bound_s=other.certificate.bound_s,
+        repeat_more_s=repeat_s,
+        fill_more_s=fill_s,
+        finish_more_s=finish_s,
+        stage_more_s=stage,
+    )
+
+
+def _terms(plan: Plan) -> dict[str, float]:
+    """The three terms of the closed form, which is their sum."""
+    repeat_s = (plan.microbatches - 1) * max(stage.forward_s + stage.backward_s for stage in plan.stages)
+    finish_s = max(stage.finish_s for stage in plan.stages)
+    return {
+        "repeating the busiest stage": repeat_s,
+        "filling and draining the pipeline": plan.certificate.objective_s - repeat_s - finish_s,
+        "reducing gradients and updating": finish_s,
+    }
+
+
+def _stage_more_s(winner: Plan, other: Plan) -> dict[str, float] | None:
+    """What the busiest stage does longer, in a step; None where parts are not known."""
+    try:
+        ours, theirs = busiest_parts(winner), busiest_parts(other)
+    except CostModelError:
+        return None
+    return {part: theirs[part] - ours[part] for part in theirs}
+
+
+def _sentence(more_s: float, winner: Plan, gap: float | None, terms: dict[str, float], stage: dict[str, float]) -> str:
+    """`120 ms (4.1%) slower: repeating the busiest stage +150 ms, ...; its matrix products +100 ms, ...`."""
+    share = abs(more_s) / winner.certificate.objective_s
+    verdict = f"{format_seconds(abs(more_s))} ({share:.1%}) {'slower' if more_s >= 0 else 'faster'}"
+    if gap is not None:
+        verdict = f"never excluded: {verdict}, and the search only proves {gap:.1%}"
+    whole, parts = _largest(terms), _largest(stage)[:MOST_PARTS]
+    clauses = [", ".join(whole)] * bool(whole) + [f"in the busiest stage {', '.join(parts)}"] * bool(parts)
+    return f"{verdict}: {'; '.join(clauses)}" if clauses else verdict
+
+
+def _largest(terms: dict[str, float]) -> list[str]:
+    """Terms with their signs, the largest first, the small ones left out."""
+    largest_s = max(map(abs, terms.values()), default=0.0)
+    return [
+        f"{name} {'+' if term_s > 0 else '-'}{format_seconds(abs(term_s))}"
+        for name, term_s in sorted(terms.items(), key=lambda item: -abs(item[1]))
+        if term_s and abs(term_s) >= SMALLEST_TERM * largest_s
+    ]
+
+
+def _also(forbidden: str, reason: str) -> str:
+    return f"{forbidden}; without that: {reason}" if forbidden else reason

@@ -1,0 +1,74 @@
+"""Tables and JSON values of `optimize --why-not` and `--zone-prices`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from mmplan.planner.plan import Plan
+from mmplan.planner.shadow_price import ZonePrice
+from mmplan.planner.why_not import Alternative
+from mmplan.report.documents import values
+from mmplan.report.tables import table
+from mmplan.units import format_seconds
+
+
+def why_not_tables(alternatives: Sequence[Alternative]) -> list[Table]:
+    """One row per question; then, where there are plans to compare, what the busiest stage does longer."""
+    if not alternatives:
+        return []
+    numbers = ("step time", "repeat", "fill", "finish")
+    answers = table("Why not ...", "asked", "answer", *numbers, "reason", right=numbers)
+    for one in alternatives:
+        terms = (one.repeat_more_s, one.fill_more_s, one.finish_more_s)
+        step = "-" if one.objective_s is None else format_seconds(one.objective_s)
+        answers.add_row(one.asked, one.verdict, step, *map(more, terms), escape(one.reason))
+    compared = [one for one in alternatives if one.stage_more_s is not None]
+    if not compared:
+        return [answers]
+    asked = [one.asked for one in compared]
+    parts = table("In the busiest stage, per step", "", *asked, right=asked)
+    for part in dict.fromkeys(part for one in compared for part in one.stage_more_s or {}):
+        seconds = [(one.stage_more_s or {}).get(part, 0.0) for one in compared]
+        if any(seconds):
+            parts.add_row(part, *map(more, seconds))
+    return [answers, parts]
+
+
+def zone_tables(prices: Sequence[ZonePrice]) -> list[Table]:
+    """One row per zone; no table without zones."""
+    if not prices:
+        return []
+    numbers = ("layers", "step without it", "costs", "proven range")
+    result = table("What zones cost per step", "zone", "forbids", *numbers, right=numbers)
+    for price in prices:
+        if price.price_s is None or price.without_s is None or price.least_s is None or price.most_s is None:
+            cells = ("-", "no plan in the limit", "-")
+        else:
+            proven = f"{format_seconds(price.least_s)} to {format_seconds(price.most_s)}"
+            cells = (format_seconds(price.without_s), format_seconds(price.price_s), proven)
+        result.add_row(price.zone, ", ".join(price.forbid), str(price.layers), *cells)
+    return [result]
+
+
+def alternatives_values(alternatives: Sequence[Alternative], prices: Sequence[ZonePrice]) -> dict[str, Any]:
+    """`why_not` and `zone_prices` of the document of `optimize`; plans by their degrees."""
+    told = [{**values(one), "plan": None if one.plan is None else degrees_text(one.plan)} for one in alternatives]
+    return {"why_not": told, "zone_prices": values(list(prices))}
+
+
+def degrees_text(plan: Plan) -> str:
+    """`pp=2 x dp=4 x tp=1, 8 microbatches of 2`."""
+    cp = f" x cp={plan.cp}" if plan.cp > 1 else ""
+    ep = f", ep={plan.ep}" if plan.ep > 1 else ""
+    sharding = f", {plan.sharding} sharded" if plan.sharding != "none" else ""
+    return (
+        f"pp={plan.pp} x dp={plan.dp}{cp} x tp={plan.tp}{ep}{sharding}, {plan.microbatches} microbatches of "
+        f"{plan.microbatch_size}"
+    )
+
+
+def more(seconds: float | None) -> str:
+    """A difference with its sign; `-` where there is none."""
+    return "-" if seconds is None else ("+" if seconds >= 0 else "-") + format_seconds(abs(seconds))

@@ -1,0 +1,196 @@
+"""Answers to "why not these degrees?", and what zones cost."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmplan.errors import InputError
+from mmplan.planner import repeated
+from mmplan.planner.pins import parse_pins, questions
+from mmplan.planner.plan import Plan
+from mmplan.planner.repeated import Limits
+from mmplan.planner.search import optimize
+from mmplan.planner.shadow_price import zone_prices
+from mmplan.planner.stage_parts import busiest_parts
+from mmplan.planner.why_not import Alternative, why_not
+from mmplan.report.alternatives import alternatives_values, why_not_tables, zone_tables
+from mmplan.scenario.load import load_scenario
+from mmplan.scenario.scenario import Scenario, Zone
+from mmplan.scenario.zones import under_zones
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+LIMITS = Limits(gap=0.0)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Scenario:
+    """Four processes of one CPU machine, 16 samples; tp, sharding and recompute are fixed, pp is 2 or 4."""
+    return load_scenario(SCENARIOS / "tiny.yaml")
+
+
+@pytest.fixture(scope="module")
+def best(tiny: Scenario) -> Plan:
+    return optimize(tiny, gap=0.0).plan
+
+
+def ask(scenario: Scenario, plan: Plan, text: str) -> Alternative:
+    return why_not(scenario, plan, parse_pins(text, scenario), LIMITS)
+
+
+def test_terms_of_an_alternative_sum_to_what_it_loses(tiny: Scenario, best: Plan) -> None:
+    other = ask(tiny, best, "pp=4 microbatch=2")
+    assert other.verdict == "slower"
+    assert other.objective_s is not None
+    assert other.repeat_more_s is not None and other.fill_more_s is not None and other.finish_more_s is not None
+    lost_s = other.objective_s - best.certificate.objective_s
+    assert other.repeat_more_s + other.fill_more_s + other.finish_more_s == pytest.approx(lost_s)
+    pinned = replace(tiny, constraints=replace(tiny.constraints, pp=(4,), microbatch=(2,)))
+    assert other.objective_s == pytest.approx(optimize(pinned, gap=0.0).plan.certificate.objective_s)
+    assert "slower: filling and draining the pipeline +" in other.reason
+    assert "; in the busiest stage " in other.reason
+
+
+def test_the_parts_of_the_busiest_stage_are_its_whole_work(best: Plan) -> None:
+    busiest_s = max(stage.forward_s + stage.backward_s for stage in best.stages)
+    assert sum(busiest_parts(best).values()) == pytest.approx(best.microbatches * busiest_s)
+
+
+@pytest.mark.parametrize("degrees", [{"tp": (2,), "sharding": ("parameters",)}, {"tp": (4,), "recompute": ("full",)}])
+def test_so_are_those_of_sharded_split_and_recomputed_stages(degrees: dict[str, tuple[object, ...]]) -> None:
+    scenario = load_scenario(SCENARIOS / "vitl16-llama3-8b.yaml")
+    rules = replace(scenario.constraints, pp=(1,), cp=(1,), **degrees)  # type: ignore[arg-type]
+    plan = optimize(replace(scenario, constraints=rules), gap=0.5).plan
+    parts = busiest_parts(plan)
+    stage = max(plan.stages, key=lambda one: one.forward_s + one.backward_s)
+    assert sum(parts.values()) == pytest.approx(plan.microbatches * (stage.forward_s + stage.backward_s))
+    assert parts["tensor-parallel communication"] > 0
+    assert (parts["recomputation"] > 0) == (stage.recompute != "none")
+    assert (parts["gathering weights and outputs"] > 0) == (plan.sharding == "parameters" or bool(plan.spread))
+
+
+def test_what_the_plan_has_already_is_not_solved_again(
+    tiny: Scenario, best: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeated, "optimize", lambda *_, **__: pytest.fail("solved"))
+    assert ask(tiny, best, f"pp={best.pp} microbatch={best.microbatch_size} spread=none").verdict == "chosen"
+
+
+def test_an_alternative_within_the_gap_was_never_excluded(tiny: Scenario) -> None:
+    first = optimize(tiny, gap=0.2).plan
+    other = why_not(tiny, first, parse_pins("microbatch=2", tiny), Limits(gap=0.2))
+    assert other.verdict == "within the gap"
+    assert other.reason.startswith("never excluded: ")
+    assert "and the search only proves 20.0%" in other.reason
+
+
+def test_a_constraint_of_the_scenario_is_named_and_what_it_costs_beside_it(tiny: Scenario, best: Plan) -> None:
+    other = ask(tiny, best, "pp=1")
+    assert other.verdict == "excluded"
+    assert other.reason.startswith("constraints.pp allows 2, 4; without that: ")
+    assert other.objective_s is not None and other.objective_s < best.certificate.objective_s
+
+
+def test_memory_is_told_with_what_is_too_little(tiny: Scenario, best: Plan) -> None:
+    pools = tuple(
+        replace(pool, device=replace(pool.device, memory_bytes=20_000_000, reserved_bytes=0))
+        for pool in tiny.cluster.pools
+    )
+    small = replace(tiny, cluster=replace(tiny.cluster, pools=pools))
+    plan = optimize(small, gap=0.0).plan
+    other = ask(small, plan, "pp=2 microbatch=8")
+    assert other.verdict == "out of memory"
+    assert "weights, gradients and optimizer" in other.reason
+    assert other.reason.endswith(" too little")
+
+
+def test_rules_answer_with_their_arithmetic(tiny: Scenario, best: Plan) -> None:
+    told = {text: ask(tiny, best, text).reason for text in ("tp=3", "dp=3", "dp=2 microbatch=3", "tp=4", "tp=2 pp=4")}
+    assert told == {
+        "tp=3": "a node's 4 devices / tp 3 = 1.333 is no whole number",
+        "dp=3": "the global batch 16 / dp 3 = 5.333 is no whole number",
+        "dp=2 microbatch=3": "16 / dp 2 samples of a replica / microbatch 3 = 2.667 is no whole number",
+        "tp=4": "llm: kv_heads 2 / tp 4 = 0.5 is no whole number",
+        "tp=2 pp=4": "tp 2 x pp 4 = 8 devices at least, the cluster has 4",
+    }
+
+
+def test_prime_heads_are_told_by_name(tiny: Scenario, best: Plan) -> None:
+    modules = tuple(
+        module
+        if module.kind != "language_model" or module.transformer is None
+        else replace(module, transformer=replace(module.transformer, heads=25, kv_heads=25))
+        for module in tiny.model.modules
+    )
+    prime = replace(tiny, model=replace(tiny.model, modules=modules))
+    assert ask(prime, best, "tp=4").reason == "llm: heads 25 / tp 4 = 6.25 is no whole number"
+
+
+def test_a_zone_that_forbids_tensor_sharding_is_named(tiny: Scenario, best: Plan) -> None:
+    zoned = under_zones(tiny, [Zone(name="llm.1", layers=("llm.1",), forbid=("split", "tensor_sharding"))])
+    assert ask(zoned, best, "tp=2").reason == "tp 2 would split llm, and zone llm.1 forbids tensor_sharding there"
+
+
+def test_degrees_that_the_search_space_lacks_are_excluded_by_its_own_sentence(tiny: Scenario, best: Plan) -> None:
+    assert ask(tiny, best, "cp=4").reason == "constraints.cp allows 4, and this scenario can have 1"
+    assert ask(tiny, best, "ep=2").reason == "constraints.ep allows 2, and this scenario can have 1"
+
+
+BAD = {
+    "tp4": "expected KEY=VALUE such as tp=4, found 'tp4'",
+    "tp=": "expected KEY=VALUE such as tp=4, found 'tp='",
+    "tpp=4": "unknown key 'tpp'; did you mean 'tp'?",
+    "tp=0": "tp: expected a count of at least 1, found '0'",
+    "tp=1 tp=2": "tp is given twice; several values are written tp=1,2",
+    "sharding=optimiser": "sharding: unknown 'optimiser'; did you mean 'optimizer'?",
+    "spread=visoin": "spread: unknown 'visoin'; did you mean 'vision'?",
+    "schedule=zb-v": "schedules of a plan are compared by `mmplan simulate PLAN --schedule all`",
+    " ": "expected degrees such as 'tp=4 pp=2', found none",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_question_that_cannot_be_read_is_told_so(tiny: Scenario, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_pins(text, tiny)
+    assert str(caught.value).endswith(BAD[text])
+
+
+def test_questions_need_a_search_for_step_time_and_zones(tiny: Scenario) -> None:
+    with pytest.raises(InputError, match=r"^--why-not compares step times: use it with --objective step-time"):
+        questions(tiny, ["tp=1"], False, by_step_time=False)
+    with pytest.raises(InputError, match="the scenario has no zones"):
+        questions(tiny, [], True, by_step_time=True)
+
+
+@pytest.fixture(scope="module")
+def zoned(tiny: Scenario) -> Scenario:
+    """No cut next to blocks 1 to 5 of the language model, where the best one lies, nor, for nothing, in the audio."""
+    late = tuple(f"llm.{index}" for index in range(1, 6))
+    zones = [Zone(name="llm.1-5", layers=late), Zone(name="audio.0", layers=("audio.0",))]
+    return under_zones(tiny, zones)
+
+
+def test_a_zone_costs_what_the_step_is_shorter_without_it(tiny: Scenario, best: Plan, zoned: Scenario) -> None:
+    plan = optimize(zoned, gap=0.0).plan
+    late, early, every = zone_prices(zoned, plan.certificate, LIMITS)
+    assert (late.zone, early.zone, every.zone) == ("llm.1-5", "audio.0", "all zones")
+    assert late.price_s is not None and early.price_s is not None and every.price_s is not None
+    assert every.price_s == pytest.approx(plan.certificate.objective_s - best.certificate.objective_s)
+    assert late.price_s > 0
+    assert early.price_s == pytest.approx(0.0, abs=1e-9)
+    assert late.least_s is not None and late.most_s is not None
+    assert late.least_s <= late.price_s <= late.most_s + 1e-9
+
+
+def test_tables_and_document_hold_every_answer(tiny: Scenario, best: Plan, zoned: Scenario) -> None:
+    told = [ask(tiny, best, text) for text in ("pp=4", "tp=3", f"pp={best.pp}")]
+    prices = zone_prices(zoned, optimize(zoned).plan.certificate, Limits())
+    answers, parts = why_not_tables(told)
+    assert (answers.row_count, len(parts.columns)) == (3, 2)
+    assert [table.row_count for table in zone_tables(prices)] == [3]
+    document = alternatives_values(told, prices)
+    assert [one["verdict"] for one in document["why_not"]] == ["slower", "excluded", "chosen"]
+    assert document["why_not"][0]["plan"].startswith("pp=4 x dp=1 x tp=1, ")
+    assert [one["zone"] for one in document["zone_prices"]] == ["llm.1-5", "audio.0", "all zones"]
+    assert why_not_tables([]) == zone_tables([]) == []
