@@ -1,7 +1,8 @@
 """Synthetic multimodal pipelines with uneven stages on eight ranks, in units of a tenth of a language-model stage.
 
 Unless said, forward = input gradient, weight gradient = 0.7 forward, a hop takes 0.5, an activation takes memory 2, of
-which the input gradient frees 1. The memory limit is what 1F1B needs.
+which the input gradient frees 1. The memory limit is what 1F1B needs. Case e assumes that an encoder's activation takes
+1.5.
 """
 
 from collections.abc import Callable, Sequence

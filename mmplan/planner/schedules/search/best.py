@@ -25,13 +25,13 @@ from mmplan.planner.schedules.search.tabu import TabuSearch
 from mmplan.planner.schedules.search.windows import WindowAnswer, solve_window
 from mmplan.planner.stopping import never
 
-SEARCH_S = 5.4  # of work where nobody says
+SEARCH_S = 5.0  # of work where nobody says
 ISLANDS, GENERATIONS, ROUNDS, ITERATIONS = 2, 8, 30, 800
 STARTS = 2  # orders of each island that tabu search goes on from in its first round
 WINDOW_EFFORT = 0.2  # of a first window; it grows with the square of the width
 PROVED_ACTIONS, PROOF_EFFORT, PROVED_ROUNDS = 600, 12.0, 2  # fewer rounds where CP-SAT can take over
 LARGE = 4000  # actions above which evolution is left out and a round has fewer moves: each takes too long
-FIRST_WINDOW, WIDER = 80, 1.3  # actions in a window, and how it grows
+FIRST_WINDOW, WIDER = 100, 1.3  # actions in a window, and how it grows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
