@@ -140,27 +140,36 @@ def simulate(
 
 
 def compare(
-    plan_files: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="Two or more plan.json.")],
+    plan_files: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="One or more plan.json.")],
+    expert: Annotated[
+        bool, typer.Option("--expert", help="Beside them the recipes that the first plan's scenario names.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures that needs no network.")] = None,
     rank: Annotated[str | None, typer.Option(help="Order by the step time (p50) or its P90 (p90).")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Put plans side by side: time, bubble, memory, communication."""
     from mmplan.planner.plan import load_plan
+    from mmplan.planner.recipes import plan_recipes
     from mmplan.report.console import emit
     from mmplan.report.documents import compare_document
     from mmplan.report.page import compare_page
+    from mmplan.report.recipes import recipe_plans, recipe_tables
     from mmplan.report.simulation import simulate_plan
     from mmplan.report.summary import names_of, ranked, summarise
     from mmplan.report.tables import summary_table
 
     require_folder(html, json_path(json_file))
     plans = dict(zip(names_of(plan_files), map(load_plan, plan_files), strict=True))
+    ours, first = next(iter(plans.items()))
+    recipes = plan_recipes(first) if expert else ()
+    plans |= recipe_plans(recipes)
     predictions = {name: simulate_plan(plan) for name, plan in plans.items()}
     summaries = ranked([summarise(name, plan, predictions[name]) for name, plan in plans.items()], rank)
+    told = recipe_tables(recipes, ours)
     if html is not None:
-        compare_page(plans, predictions, summaries, html)
-    emit(json_file, compare_document(summaries), summary_table(summaries))
+        compare_page(plans, predictions, summaries, html, told)
+    emit(json_file, compare_document(summaries, recipes), summary_table(summaries), *told)
 
 
 def check(

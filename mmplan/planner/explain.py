@@ -32,28 +32,36 @@ def list_runner_ups(winner: StepTime, rivals: Mapping[Configuration, Candidate |
 
 def _compared(rival: Candidate, winner: StepTime) -> RunnerUp:
     time = rival.time
-    terms = {
-        "repeating the busiest stage": time.repeat_s - winner.repeat_s,
-        "filling and draining the pipeline": time.critical_path_s - winner.critical_path_s,
-        "reducing gradients and updating": time.finish_s - winner.finish_s,
-    }
-    repeat_more_s, fill_more_s, finish_more_s = terms.values()
+    repeat_more_s, fill_more_s, finish_more_s = _more(time, winner).values()
     return RunnerUp(
         configuration=rival.configuration,
         objective_s=time.objective_s,
         repeat_more_s=repeat_more_s,
         fill_more_s=fill_more_s,
         finish_more_s=finish_more_s,
-        reason=_sentence(time.objective_s - winner.objective_s, terms),
+        reason=why_slower(time, winner),
     )
 
 
-def _sentence(more_s: float, terms: dict[str, float]) -> str:
+def why_slower(time: StepTime, winner: StepTime, faster: str = "faster, within the gap") -> str:
+    """The terms in which a step is longer or shorter than the winner's, in one sentence."""
+    return _sentence(time.objective_s - winner.objective_s, _more(time, winner), faster)
+
+
+def _more(time: StepTime, winner: StepTime) -> dict[str, float]:
+    return {
+        "repeating the busiest stage": time.repeat_s - winner.repeat_s,
+        "filling and draining the pipeline": time.critical_path_s - winner.critical_path_s,
+        "reducing gradients and updating": time.finish_s - winner.finish_s,
+    }
+
+
+def _sentence(more_s: float, terms: dict[str, float], faster: str) -> str:
     """`120 ms slower: repeating the busiest stage +150 ms, filling and draining the pipeline -30 ms`."""
     told = [
         f"{name} {'+' if term_s > 0 else '-'}{format_seconds(abs(term_s))}"
         for name, term_s in sorted(terms.items(), key=lambda item: -abs(item[1]))
         if abs(term_s) >= SMALLEST_TERM * max(abs(more_s), max(map(abs, terms.values())))
     ]
-    verdict = f"{format_seconds(more_s)} slower" if more_s >= 0 else f"{format_seconds(-more_s)} faster, within the gap"
+    verdict = f"{format_seconds(more_s)} slower" if more_s >= 0 else f"{format_seconds(-more_s)} {faster}"
     return f"{verdict}: {', '.join(told)}" if told else verdict

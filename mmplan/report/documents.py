@@ -8,8 +8,10 @@ from mmplan.planner.finding import Finding
 from mmplan.planner.interval import StepInterval
 from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.prediction import Prediction
+from mmplan.planner.recipes import PlannedRecipe
 from mmplan.planner.result import OptimizeResult
 from mmplan.report.interval import interval_values
+from mmplan.report.recipes import column_name
 from mmplan.report.schedules import ScheduleRow
 from mmplan.report.summary import PlanSummary, summarise
 from mmplan.report.utilisation import plan_utilisation
@@ -85,8 +87,19 @@ def stage_values(plan: Plan) -> list[Document]:
     ]
 
 
-def compare_document(summaries: Sequence[PlanSummary]) -> Document:
-    return {"schema": "mmplan.compare/1", "plans": values(list(summaries))}
+def compare_document(summaries: Sequence[PlanSummary], recipes: Sequence[PlannedRecipe] = ()) -> Document:
+    """The plans, and the recipes that some of them are of."""
+    return {
+        "schema": "mmplan.compare/1",
+        "plans": values(list(summaries)),
+        "recipes": [recipe_values(recipe) for recipe in recipes],
+    }
+
+
+def recipe_values(planned: PlannedRecipe) -> Document:
+    """A recipe as its scenario has it, and the name of its plan among `plans` (null: none can be made)."""
+    made = {"plan": column_name(planned) if planned.plan is not None else None}
+    return {**values(planned.recipe), **made, "reason": planned.reason, "note": planned.note}
 
 
 def check_document(plan: Plan, findings: Sequence[Finding]) -> Document:

@@ -38,12 +38,14 @@ def compare_page(
     predictions: Mapping[str, Prediction],
     summaries: Sequence[PlanSummary],
     path: Path,
+    more: Sequence[Table] = (),
 ) -> None:
-    """Write the page of `mmplan compare`: numbers side by side, where the time goes, one chart per plan."""
+    """Write the page of `mmplan compare`: numbers side by side, `more` tables, where the time goes, one chart each."""
     with TemporaryDirectory() as folder:
         overview = Path(folder) / "overview.png"
         plot_comparison(summaries, predictions, overview)
-        parts = [html_table(summary_table(summaries)), picture(overview, "where the time of a step goes")]
+        parts = [html_table(summary_table(summaries)), *map(html_table, more)]
+        parts.append(picture(overview, "where the time of a step goes"))
         for index, (name, plan) in enumerate(plans.items()):
             chart = Path(folder) / f"{index}.png"
             plot_gantt(plan, predictions[name], chart, title=name)

@@ -1,0 +1,48 @@
+"""Published recipes beside plans: names of their columns, and what is said of each below the columns."""
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from mmplan.planner.plan import Plan
+from mmplan.planner.recipes import PlannedRecipe
+from mmplan.report.tables import table
+from mmplan.scenario.scenario import Recipe
+
+DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep")
+
+
+def column_name(planned: PlannedRecipe) -> str:
+    return f"expert {planned.recipe.name}"
+
+
+def recipe_plans(recipes: Sequence[PlannedRecipe]) -> dict[str, Plan]:
+    """The plans of those that have one, by the names of their columns."""
+    return {column_name(planned): planned.plan for planned in recipes if planned.plan is not None}
+
+
+def recipe_tables(recipes: Sequence[PlannedRecipe], ours: str) -> list[Table]:
+    """What each recipe says and how it compares with the plan `ours`, or why it cannot be; nothing without recipes."""
+    if not recipes:
+        return []
+    result = table(
+        "Expert recipes, each with the best cut of its degrees", "recipe", "says", f"against {ours}", "source"
+    )
+    for planned in recipes:
+        told = planned.reason if planned.plan is not None else f"not possible: {planned.reason}"
+        remarks = [text for text in (told, planned.note) if text]
+        result.add_row(
+            planned.recipe.name, said(planned.recipe), escape("; ".join(remarks)), escape(planned.recipe.source)
+        )
+    return [result]
+
+
+def said(recipe: Recipe) -> str:
+    """`tp 8, pp 4, microbatch 2`: what a recipe writes, without degrees of 1."""
+    degrees = [f"{name} {degree}" for name in DEGREES if (degree := getattr(recipe, name)) not in (None, 1)]
+    rest = [f"microbatch {recipe.microbatch}"] if recipe.microbatch is not None else []
+    rest += [f"{recipe.sharding} sharded"] if recipe.sharding not in (None, "none") else []
+    rest += [f"recompute {recipe.recompute}"] if recipe.recompute is not None else []
+    rest += [f"{' and '.join(recipe.spread)} spread"] if recipe.spread else []
+    return ", ".join([*degrees, *rest]) or "one device per replica"

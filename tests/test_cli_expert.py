@@ -1,0 +1,73 @@
+"""`mmplan compare --expert`: published recipes beside a plan, as a user sees them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TINY = Path(__file__).parents[1] / "scenarios" / "tiny.yaml"
+RECIPES = """
+recipes:
+  pipeline: {source: "a test of mmplan", pp: 2, vp: 2, microbatch: 1}
+  three: {source: "a test of mmplan, which wants 3 devices", pp: 3}
+"""
+
+
+def mmplan(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mmplan", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `best.plan.json` of a scenario with two recipes, and `plain.plan.json` of one without."""
+    path = tmp_path_factory.mktemp("expert")
+    (path / "tiny.yaml").write_text(TINY.read_text() + RECIPES)
+    assert mmplan("optimize", "tiny.yaml", "-o", "best.plan.json", cwd=path).returncode == 0
+    assert mmplan("optimize", TINY, "-o", "plain.plan.json", cwd=path).returncode == 0
+    return path
+
+
+def test_the_document_holds_the_recipes_with_plan_or_reason(folder: Path) -> None:
+    result = mmplan("compare", "best.plan.json", "--expert", "--json", "-", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    best, expert = document["plans"]
+    assert (best["name"], expert["name"], expert["pp"], expert["schedule"]) == (
+        "best",
+        "expert pipeline",
+        2,
+        "interleaved",
+    )
+    pipeline, three = document["recipes"]
+    assert (pipeline["name"], pipeline["plan"], pipeline["vp"]) == ("pipeline", "expert pipeline", 2)
+    assert "slower" in pipeline["reason"]  # under 1F1B, in one microbatch per sample
+    assert pipeline["note"].startswith("under 1F1B instead of 2 chunks per rank")
+    assert (three["plan"], three["source"]) == (None, "a test of mmplan, which wants 3 devices")
+    assert three["reason"].startswith("tp=1 x cp=1 x pp=3 = 3 devices do not divide the 4 of the cluster")
+
+
+def test_the_tables_name_source_and_reason(folder: Path) -> None:
+    result = mmplan("compare", "best.plan.json", "plain.plan.json", "--expert", "--html", "page.html", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    for place in (result.stdout, (folder / "page.html").read_text()):
+        words = " ".join(place.replace("│", " ").split())
+        assert "expert pipeline" in words
+        assert "pp 2, vp 2, microbatch 1" in words
+        assert "not possible: tp=1" in words
+
+
+def test_plans_alone_are_compared_as_before(folder: Path) -> None:
+    result = mmplan("compare", "best.plan.json", "plain.plan.json", "--json", "-", cwd=folder)
+    document = json.loads(result.stdout)
+    assert [plan["name"] for plan in document["plans"]] == ["best", "plain"]
+    assert document["recipes"] == []
+
+
+def test_a_plan_without_recipes_ends_with_2_and_says_where_to_write_them(folder: Path) -> None:
+    result = mmplan("compare", "plain.plan.json", "--expert", cwd=folder)
+    assert result.returncode == 2
+    assert "tiny names no recipes: write them under its key 'recipes'" in result.stderr
+    assert "Traceback" not in result.stderr
