@@ -79,7 +79,7 @@ def _at_level(
         layers=ids,
         forward_s=sum(one.forward_s for one in priced),
         backward_s=sum(one.backward_s for one in priced),
-        finish_s=finish_s(prices, configuration, sum((one.trained for one in priced), Trained()), layout),
+        finish_s=finish_s(prices, configuration, sum((one.trained for one in priced), Trained()), layout.pools),
         in_flight=alive,
         memory_bytes=at_work_bytes + state_bytes + alive * kept_bytes,
         capacity_bytes=machine.capacity_bytes,

@@ -41,10 +41,13 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageKind:
-    """Stages on the same pools of devices: which of the problem's levels they have, and their memory."""
+    """Stages on the same pools of devices: which of the problem's levels they have, their memory, and what each group
+    adds to the end of the step there."""
 
     levels: tuple[int, ...]
     capacity_bytes: int
+    finish_ns: tuple[int, ...]
+    finish_fixed_ns: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +56,7 @@ class CutProblem:
 
     `levels`: ways of recomputing of which each stage takes one; `work_ns` and `kept_bytes` are then the least of each
     group, and without levels they are the only way. `kinds`, `kind_of`: kinds of stages and that of each stage, where
-    devices differ; `capacity_bytes` is then the most of any.
+    devices differ; `capacity_bytes` is then the most of any, and `finish_ns` and `finish_fixed_ns` the least.
 
     `finish_ns` is the group's part of gradient all-reduce and optimizer; a stage with at least one `trainable` group
     pays `finish_fixed_ns` once on top. `capacity_bytes` is what states and activations of a stage may take.
@@ -93,7 +96,12 @@ class CutProblem:
         """Levels and memory of a stage."""
         if self.kinds:
             return self.kinds[self.kind_of[stage]]
-        return StageKind(levels=tuple(range(len(self.choices))), capacity_bytes=self.capacity_bytes)
+        return StageKind(
+            levels=tuple(range(len(self.choices))),
+            capacity_bytes=self.capacity_bytes,
+            finish_ns=self.finish_ns,
+            finish_fixed_ns=self.finish_fixed_ns,
+        )
 
     def with_capacity(self, capacity_bytes: int) -> "CutProblem":
         """The same with that much memory on every device."""
@@ -140,9 +148,11 @@ def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
         raise ValueError(f"stages used {sorted(set(stage_of))}, expected 0 to {problem.stages - 1}")
     if any(stage_of[edge.producer] > stage_of[edge.consumer] for edge in problem.edges):
         raise ValueError("an edge leads back to an earlier stage")
-    state_bytes, finish_ns = _sums(problem, stage_of, problem.state_bytes), _sums(problem, stage_of, problem.finish_ns)
+    state_bytes, finish_ns = _sums(problem, stage_of, problem.state_bytes), [0] * problem.stages
+    for group, stage in enumerate(stage_of):
+        finish_ns[stage] += problem.kind(stage).finish_ns[group]
     for stage in {stage for group, stage in enumerate(stage_of) if problem.trainable[group]}:
-        finish_ns[stage] += problem.finish_fixed_ns
+        finish_ns[stage] += problem.kind(stage).finish_fixed_ns
     cut = [edge for edge in problem.edges if stage_of[edge.producer] != stage_of[edge.consumer]]
     cut.sort(key=lambda edge: -stage_of[edge.producer])
     depth = [1] * problem.stages

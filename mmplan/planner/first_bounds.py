@@ -204,9 +204,8 @@ def _lags(prices: Prices, groups: GroupGraph, configurations: Configurations, si
     for row, base in enumerate(bases):
         for column, size in enumerate(sizes.tolist()):
             if (base.cp, size) not in known:
-                known[base.cp, size] = min(
-                    lag_s for near in (True, False) for lag_s in prices.lags_s(groups.edges, base, size, near)
-                )
+                ways = [lag_s for near in (True, False) for lag_s in prices.lags_s(groups.edges, base, size, near)]
+                known[base.cp, size] = min(ways, default=0.0)
             found[row, column] = known[base.cp, size]
     return found
 

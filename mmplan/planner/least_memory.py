@@ -82,11 +82,13 @@ def memory_problem(problem: CutProblem) -> CutProblem:
     """The same problem where everything takes no time."""
     nothing = (0,) * problem.groups
     levels = tuple(replace(level, work_ns=nothing) for level in problem.levels)
+    kinds = tuple(replace(kind, finish_ns=nothing, finish_fixed_ns=0) for kind in problem.kinds)
     edges = tuple(CutEdge(producer=edge.producer, consumer=edge.consumer, lag_ns=0) for edge in problem.edges)
     return replace(
         problem,
         work_ns=nothing,
         levels=levels,
+        kinds=kinds,
         finish_ns=nothing,
         trainable=(False,) * problem.groups,
         edges=edges,

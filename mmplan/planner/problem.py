@@ -63,21 +63,21 @@ class FinishPrice:
         return trained.dense * self.per_dense_s + spread_s + expert_s
 
 
-def finish_s(prices: Prices, configuration: Configuration, trained: Trained, layout: Layout | None = None) -> float:
+def finish_s(
+    prices: Prices, configuration: Configuration, trained: Trained, pools: tuple[int, ...] | None = None
+) -> float:
     """Gradient reduction over the ranks with the same weights, and update, of a rank with these parameters; where pools
-    differ and `layout` does not say which, on the quickest one."""
+    differ and none are given, on the quickest one."""
     if trained.total == 0:
         return 0.0
-    pools = range(len(prices.scenario.cluster.pools))
-    if layout is None and len(pools) > 1:
-        base = configuration.layout
-        return min(finish_s(prices, configuration, trained, replace(base, pools=(pool,))) for pool in pools)
-    layout, costs = layout or configuration.layout, prices.costs
+    count, costs = len(prices.scenario.cluster.pools), prices.costs
     near = replicas_per_node(configuration, devices_per_node(prices.scenario.cluster))
-    return costs.reduce_s(trained, layout, near) + costs.update_s(trained, layout)
+    ways = [(pool,) for pool in range(count)] if pools is None else [pools]
+    layouts = [replace(configuration.layout, pools=way) if count > 1 else configuration.layout for way in ways]
+    return min(costs.reduce_s(trained, layout, near) + costs.update_s(trained, layout) for layout in layouts)
 
 
-def finish_price(prices: Prices, configuration: Configuration) -> FinishPrice:
+def finish_price(prices: Prices, configuration: Configuration, pools: tuple[int, ...] | None = None) -> FinishPrice:
     """An affine lower bound of `finish_s` over every size a stage can have.
 
     Of spread modules and experts: the reduction is concave in their number, so that its secant from nothing to all of
@@ -87,27 +87,29 @@ def finish_price(prices: Prices, configuration: Configuration) -> FinishPrice:
     counts = np.bincount(list(prices.kind_of.values())).tolist()
     total = sum((price.trained.times(count) for price, count in zip(priced, counts, strict=True)), Trained())
     sizes = sorted({price.trained.dense for price in priced if price.trained.dense})
-    dense = affine_below(
-        lambda size: finish_s(prices, configuration, Trained(dense=size)), [*sizes, total.dense // 2 + 1, total.dense]
-    )
+
+    def ends_s(trained: Trained) -> float:
+        return finish_s(prices, configuration, trained, pools)
+
+    dense = affine_below(lambda size: ends_s(Trained(dense=size)), [*sizes, total.dense // 2 + 1, total.dense])
+    layout = configuration.layout if pools is None else replace(configuration.layout, pools=pools)
+    spread, experts = Trained(spread=total.spread), Trained(experts=total.experts)
     return FinishPrice(
         fixed_s=dense[0] if not (total.spread or total.experts) else 0.0,
         per_dense_s=dense[1],
-        per_spread_s=_per_parameter(prices, configuration, Trained(spread=total.spread)),
-        per_expert_s=_per_parameter(prices, configuration, Trained(experts=total.experts)),
+        per_spread_s=_per_parameter(prices, ends_s(spread), layout, spread),
+        per_expert_s=_per_parameter(prices, ends_s(experts), layout, experts),
     )
 
 
-def _per_parameter(prices: Prices, configuration: Configuration, trained: Trained) -> float:
+def _per_parameter(prices: Prices, all_s: float, layout: Layout, trained: Trained) -> float:
+    """Of parameters whose end of step takes `all_s` if one stage holds them all."""
     if trained.total == 0:
         return 0.0
-    costs, found = prices.costs, []
-    near = replicas_per_node(configuration, devices_per_node(prices.scenario.cluster))
-    for pool in range(len(prices.scenario.cluster.pools)):
-        layout = replace(configuration.layout, pools=(pool,))
-        more_s = costs.update_s(trained + trained, layout) - costs.update_s(trained, layout)
-        found.append((costs.reduce_s(trained, layout, near) + more_s) / trained.total)
-    return min(found)
+    costs, pools = prices.costs, range(len(prices.scenario.cluster.pools))
+    updates = [costs.update_s(trained, replace(layout, pools=(pool,))) for pool in pools]
+    more = [costs.update_s(trained + trained, replace(layout, pools=(pool,))) - updates[pool] for pool in pools]
+    return max(0.0, all_s - max(updates) + min(more)) / trained.total
 
 
 def affine_below(function: Callable[[int], float], sizes: Sequence[int]) -> tuple[float, float]:
@@ -156,21 +158,23 @@ def build_problem(
                 )
             )
         machine = machine_of(prices.scenario, pools)
+        ends = finish_parts(prices, groups, configuration, pools)
         kinds[pools] = StageKind(
             levels=tuple(range(len(levels) - len(names), len(levels))),
             capacity_bytes=floor_bytes(machine.capacity_bytes - machine.reserved_bytes),
+            finish_ns=ends.finish_ns,
+            finish_fixed_ns=ends.fixed_ns,
         )
     order = list(kinds)
-    ends = finish_parts(prices, groups, configuration)
     problem = CutProblem(
         levels=tuple(levels),
         work_ns=least_of([level.work_ns for level in levels]),
         kept_bytes=least_of([level.kept_bytes for level in levels]),
         state_bytes=_sums(member, [price.state_bytes for price in priced]),
-        finish_ns=ends.finish_ns,
+        finish_ns=least_of([kind.finish_ns for kind in kinds.values()]),
         trainable=ends.trainable,
         edges=_cut_edges(prices, groups, configuration),
-        finish_fixed_ns=ends.fixed_ns,
+        finish_fixed_ns=min(kind.finish_fixed_ns for kind in kinds.values()),
         capacity_bytes=max(kind.capacity_bytes for kind in kinds.values()),
         kinds=tuple(kinds.values()) if len(kinds) > 1 and not anywhere else (),
         kind_of=tuple(map(order.index, pools_of)) if len(kinds) > 1 and not anywhere else (),
@@ -191,9 +195,11 @@ class FinishParts:
     fixed_ns: int
 
 
-def finish_parts(prices: Prices, groups: GroupGraph, configuration: Configuration) -> FinishParts:
-    """What each group adds to the end of a step."""
-    price, member = finish_price(prices, configuration), prices.members(groups)
+def finish_parts(
+    prices: Prices, groups: GroupGraph, configuration: Configuration, pools: tuple[int, ...] | None = None
+) -> FinishParts:
+    """What each group adds to the end of a step, on these pools or the quickest."""
+    price, member = finish_price(prices, configuration, pools), prices.members(groups)
     trained = [one.trained for one in prices.of_kinds(configuration.layout, configuration.microbatch_size)]
     return FinishParts(
         finish_ns=_floors_ns(member, [price.of(count) for count in trained]),

@@ -74,5 +74,6 @@ def _costs(problem: CutProblem, group: int) -> tuple[object, ...]:
         options_of(problem, group),
         problem.state_bytes[group],
         problem.finish_ns[group],
+        tuple(kind.finish_ns[group] for kind in problem.kinds),
         problem.trainable[group],
     )

@@ -313,11 +313,12 @@ def _finish(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None
     """finish >= sum of finish parts + the fixed part where the stage trains anything."""
     problem = data.problem
     for stage in data.stages:
-        parts = _sum(data, variables, stage, problem.finish_ns)
+        kind = problem.kind(stage)
+        parts = _sum(data, variables, stage, kind.finish_ns)
         for run, members in enumerate(data.runs):
             if problem.trainable[members.groups[0]]:
                 on = variables.on[run, stage]
-                model.add(variables.finish >= parts + problem.finish_fixed_ns).only_enforce_if(on)
+                model.add(variables.finish >= parts + kind.finish_fixed_ns).only_enforce_if(on)
 
 
 def _hint(model: cp_model.CpModel, data: _Data, variables: _Variables, stage_of: Sequence[int]) -> None:

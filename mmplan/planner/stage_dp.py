@@ -195,7 +195,8 @@ def _extend(tables: _Tables, labels: _Labels, chosen: IntArray, stages_left: int
     work_ns = _least_work(tables, move, problem.in_flight(depth), stages_left)
     fits = work_ns <= tables.cap_ns
     parent, move, depth, work_ns = parent[fits], move[fits], depth[fits], work_ns[fits]
-    child = _children(tables, labels, parent, move, depth, work_ns)
+    finish_ns = moves.kind_finish_ns[problem.kind_of[stages_left] if problem.kinds else 0, move]
+    child = _children(tables, labels, parent, move, depth, work_ns, finish_ns)
     child = child.take(np.flatnonzero(_rest_fits(tables, child, stages_left)))
     bound_ns = _completion_bound(tables, child, stages_left)
     return replace(child, bound_ns=bound_ns).take(np.flatnonzero(bound_ns < tables.cutoff_ns))
@@ -215,9 +216,15 @@ def _least_work(tables: _Tables, move: IntArray, alive: IntArray, stage: int) ->
 
 
 def _children(
-    tables: _Tables, labels: _Labels, parent: IntArray, move: IntArray, depth: IntArray, work_ns: IntArray
+    tables: _Tables,
+    labels: _Labels,
+    parent: IntArray,
+    move: IntArray,
+    depth: IntArray,
+    work_ns: IntArray,
+    finish_ns: IntArray,
 ) -> _Labels:
-    """Labels after putting stage `move`, of this depth and work, in front of label `parent`, row by row."""
+    """Labels after putting stage `move`, of this depth, work and finish, in front of label `parent`, row by row."""
     moves = tables.moves
     takes, carried, lag_ns = moves.takes[move], moves.carried[move], moves.lag_ns[move]
     tail_ns = work_ns + np.where(takes, labels.tail_ns[parent], 0).max(axis=1)
@@ -230,7 +237,7 @@ def _children(
         upset=moves.above[move],
         parent=parent,
         bottleneck_ns=np.maximum(labels.bottleneck_ns[parent], work_ns),
-        finish_ns=np.maximum(labels.finish_ns[parent], moves.finish_ns[move]),
+        finish_ns=np.maximum(labels.finish_ns[parent], finish_ns),
         path_ns=np.maximum(labels.path_ns[parent], np.where(feeds.any(axis=1), 0, tail_ns)),
         tail_ns=np.maximum(old_tail_ns, np.where(feeds, lag_ns + tail_ns[:, None], 0)),
         depth=np.maximum(old_depth, np.where(feeds, counted[:, None], 0)),

@@ -18,10 +18,10 @@ class Moves:
     """Stages that respect the cap on work and fit into memory at least at the end of the pipeline.
 
     `work_ns` is the least; [level, moves] `level_work_ns` and `level_kept_bytes` are those of each level of
-    recomputation. `first[u]`, `count[u]`: the moves that start from upset u. With w over the frontier slots of an
-    upset: `takes[i, w]` says that slot w of `below` is in the stage; `carried[i, w]` is the slot of `below` that holds
-    the same producer as slot w of `above` (-1: none); `lag_ns[i, w]` the largest lag from that producer into the stage
-    (-1: no edge).
+    recomputation, [kind, moves] `kind_finish_ns` of each kind of stage. `first[u]`, `count[u]`: the moves that start
+    from upset u. With w over the frontier slots of an upset: `takes[i, w]` says that slot w of `below` is in the stage;
+    `carried[i, w]` is the slot of `below` that holds the same producer as slot w of `above` (-1: none); `lag_ns[i, w]`
+    the largest lag from that producer into the stage (-1: no edge).
     """
 
     above: IntArray
@@ -29,7 +29,7 @@ class Moves:
     state_bytes: IntArray
     level_work_ns: IntArray
     level_kept_bytes: IntArray
-    finish_ns: IntArray
+    kind_finish_ns: IntArray
     takes: BoolArray
     carried: IntArray
     lag_ns: IntArray
@@ -39,8 +39,8 @@ class Moves:
 
 def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
     """All stages with work of at most `cap_ns`."""
-    values = (problem.work_ns, problem.state_bytes, problem.kept_bytes, problem.finish_ns, problem.trainable)
-    work_ns, state_bytes, kept_bytes, finish_ns, trainable = (sums_over(upsets.member, of_group) for of_group in values)
+    values = (problem.work_ns, problem.state_bytes, problem.kept_bytes, problem.trainable)
+    work_ns, state_bytes, kept_bytes, trainable = (sums_over(upsets.member, of_group) for of_group in values)
     least_bytes = state_bytes + problem.least_in_flight * kept_bytes
     room_bytes = problem.capacity_bytes - problem.least_working_bytes
     below, above = upsets.below, upsets.above
@@ -49,7 +49,8 @@ def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
     allowed: BoolArray = (stage_ns <= cap_ns) & (stage_ns >= least_ns)
     allowed &= least_bytes[above] - least_bytes[below] <= room_bytes
     below, above = below[allowed], above[allowed]
-    fixed_ns = np.where(trainable[above] > trainable[below], problem.finish_fixed_ns, 0)
+    kinds = problem.kinds or (problem.kind(0),)
+    fixed_ns = np.array([kind.finish_fixed_ns for kind in kinds])[:, None] * (trainable[above] > trainable[below])
     count = np.bincount(below, minlength=upsets.count).astype(np.int64)
     old, new = upsets.frontier[below], upsets.frontier[above]
     same = (new[:, :, None] == old[:, None, :]) & (new[:, :, None] >= 0)
@@ -59,7 +60,7 @@ def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
         state_bytes=state_bytes[above] - state_bytes[below],
         level_work_ns=_by_level(upsets, below, above, [level.work_ns for level in problem.choices]),
         level_kept_bytes=_by_level(upsets, below, above, [level.kept_bytes for level in problem.choices]),
-        finish_ns=finish_ns[above] - finish_ns[below] + fixed_ns,
+        kind_finish_ns=_by_level(upsets, below, above, [kind.finish_ns for kind in kinds]) + fixed_ns,
         takes=(old >= 0) & upsets.member[above[:, None], old],
         carried=np.where(same.any(axis=2), same.argmax(axis=2), -1),
         lag_ns=_new_lags(problem, upsets, below, above),

@@ -57,7 +57,7 @@ def solve_cut(
 def value_ceiling(problem: CutProblem) -> int:
     """No cut is slower: all work on one path, every edge cut, every finish added."""
     work_ns = max(sum(level.work_ns) for level in problem.choices)
-    finish_ns = sum(problem.finish_ns) + problem.finish_fixed_ns
+    finish_ns = max(sum(kind.finish_ns) + kind.finish_fixed_ns for kind in problem.kinds or (problem.kind(0),))
     return 1 + problem.microbatches * work_ns + sum(edge.lag_ns for edge in problem.edges) + finish_ns
 
 

@@ -35,9 +35,9 @@ def partition_value(problem: CutProblem, block_of: list[int]) -> int | None:
     follows = _follows(problem, block_of)
     finish = [0] * problem.stages
     for block in range(problem.stages):
-        inside = [g for g in range(problem.groups) if block_of[g] == block]
-        finish[block] = problem.finish_fixed_ns * any(problem.trainable[g] for g in inside)
-        finish[block] += sum(problem.finish_ns[g] for g in inside)
+        inside, kind = [g for g in range(problem.groups) if block_of[g] == block], problem.kind(block)
+        finish[block] = kind.finish_fixed_ns * any(problem.trainable[g] for g in inside)
+        finish[block] += sum(kind.finish_ns[g] for g in inside)
 
     @cache
     def tail(block: int) -> int:
@@ -161,11 +161,17 @@ def random_problem(seed: int) -> CutProblem:
     levels = _random_levels(random, sizes["work"], sizes["kept"])
     capacity = int(mean * random.uniform(1.0, 3.0)) + 1
     kinds: tuple[StageKind, ...] = ()
+    fixed_ns = int(random.integers(0, 5))
     if random.random() < 0.3:  # two kinds of devices, the second slower and with less memory
         levels = levels or (Level(work_ns=tuple(sizes["work"].tolist()), kept_bytes=tuple(sizes["kept"].tolist())),)
         slower = tuple(replace(level, work_ns=tuple(2 * work for work in level.work_ns)) for level in levels)
         own, others = tuple(range(len(levels))), tuple(range(len(levels), 2 * len(levels)))
-        kinds = StageKind(levels=own, capacity_bytes=capacity), StageKind(levels=others, capacity_bytes=capacity - 2)
+        quick = tuple(int(v) for v in sizes["finish"] * trainable)
+        slow = tuple(value + value // 2 for value in quick)
+        kinds = (
+            StageKind(levels=own, capacity_bytes=capacity, finish_ns=quick, finish_fixed_ns=fixed_ns),
+            StageKind(levels=others, capacity_bytes=capacity - 2, finish_ns=slow, finish_fixed_ns=fixed_ns + 1),
+        )
         levels = (*levels, *slower)
     return CutProblem(
         levels=levels,
@@ -180,7 +186,7 @@ def random_problem(seed: int) -> CutProblem:
             CutEdge(producer=u, consumer=v, lag_ns=lag_ns if one_lag else int(random.integers(0, 8)))
             for u, v in sorted(edges)
         ),
-        finish_fixed_ns=int(random.integers(0, 5)),
+        finish_fixed_ns=fixed_ns,
         capacity_bytes=capacity,
         stages=stages,
         microbatches=microbatches,
