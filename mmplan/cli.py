@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import typer
 
+from mmplan.commands.explore import sweep
 from mmplan.commands.lists import hardware, schema
 from mmplan.commands.options import json_path
 from mmplan.commands.plans import check, compare, data, fit, optimize, simulate
@@ -30,7 +31,10 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 threshold or check missed, 2 bad input, 3 proved infeasible, 4 no plan in the limit.",
 )
 
-COMMANDS = (optimize, simulate, compare, check, execute, validate, fit, data, backtest, calibrate, schema, hardware)
+COMMANDS = (
+    *(optimize, simulate, compare, check, execute, validate),
+    *(sweep, fit, data, backtest, calibrate, schema, hardware),
+)
 
 for command in COMMANDS:  # in the order of --help
     app.command()(command)

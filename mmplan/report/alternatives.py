@@ -11,6 +11,7 @@ from mmplan.planner.shadow_price import ZonePrice
 from mmplan.planner.why_not import Alternative
 from mmplan.report.documents import values
 from mmplan.report.tables import table
+from mmplan.scenario.technique import SHARDINGS
 from mmplan.units import format_seconds
 
 
@@ -59,14 +60,11 @@ def alternatives_values(alternatives: Sequence[Alternative], prices: Sequence[Zo
 
 
 def degrees_text(plan: Plan) -> str:
-    """`pp=2 x dp=4 x tp=1, 8 microbatches of 2`."""
-    cp = f" x cp={plan.cp}" if plan.cp > 1 else ""
-    ep = f", ep={plan.ep}" if plan.ep > 1 else ""
-    sharding = f", {plan.sharding} sharded" if plan.sharding != "none" else ""
-    return (
-        f"pp={plan.pp} x dp={plan.dp}{cp} x tp={plan.tp}{ep}{sharding}, {plan.microbatches} microbatches of "
-        f"{plan.microbatch_size}"
-    )
+    """`pp=2 dp=4 tp=1 ZeRO-3, 8 x 2`: microbatches x samples last."""
+    cp = f" cp={plan.cp}" if plan.cp > 1 else ""
+    ep = f" ep={plan.ep}" if plan.ep > 1 else ""
+    zero = f" ZeRO-{SHARDINGS.index(plan.sharding)}" if plan.sharding != "none" else ""
+    return f"pp={plan.pp} dp={plan.dp}{cp} tp={plan.tp}{ep}{zero}, {plan.microbatches} x {plan.microbatch_size}"
 
 
 def more(seconds: float | None) -> str:

@@ -15,20 +15,36 @@ _LINE_INTERVAL_S = 10.0  # between lines in a log file
 def search_progress(name: str) -> Iterator[Callable[[Progress], None]]:
     """Yields what `optimize` reports to: best plan, bound, gap and the configuration worked on."""
     with stderr_console().status(f"planning {name}") as status:
+        yield lambda state: status.update(f"planning {name}: {_search_text(state)}")
+
+
+def _search_text(state: Progress) -> str:
+    if not state.enumerated:
+        return f"{state.doing}; {state.wall_s:.1f} s"
+    best = "no plan yet" if state.objective_s is None else f"best {format_seconds(state.objective_s)}"
+    gap = "" if state.gap is None else f", gap {state.gap:.2%}"
+    counts = f"{state.solved} of {state.enumerated} solved"
+    return f"{best}, bound {format_seconds(state.bound_s)}{gap}; {counts}; {state.doing}; {state.wall_s:.1f} s"
+
+
+@contextmanager
+def points_progress(name: str) -> Iterator[tuple[Callable[[Progress], None], Callable[[str], None]]]:
+    """Yields what the searches report to, and what hears which points are done, such as `3 of 8 points done`."""
+    console = stderr_console()
+    with console.status(f"planning {name}") as status:
+        title = f"planning {name}"
 
         def show(state: Progress) -> None:
-            if not state.enumerated:
-                status.update(f"planning {name}: {state.doing}; {state.wall_s:.1f} s")
-                return
-            best = "no plan yet" if state.objective_s is None else f"best {format_seconds(state.objective_s)}"
-            gap = "" if state.gap is None else f", gap {state.gap:.2%}"
-            counts = f"{state.solved} of {state.enumerated} solved"
-            status.update(
-                f"planning {name}: {best}, bound {format_seconds(state.bound_s)}{gap}; {counts}; "
-                f"{state.doing}; {state.wall_s:.1f} s"
-            )
+            status.update(f"{title}: {_search_text(state)}")
 
-        yield show
+        def tell(done: str) -> None:
+            nonlocal title
+            title = f"planning {name}, {done}"
+            status.update(title)
+            if not console.is_terminal:
+                console.print(title, markup=False, highlight=False, soft_wrap=True)
+
+        yield show, tell
 
 
 @contextmanager

@@ -1,0 +1,62 @@
+"""Commands that plan one scenario many times: over its keys, under new prices, under less memory or fewer devices."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmplan.commands.options import Gap, JsonFile, ScenarioFile, Seed, TimeLimit, json_path
+from mmplan.files import require_folder
+from mmplan.planner.stopping import TIME_LIMIT_S
+
+
+def sweep(
+    scenario: ScenarioFile,
+    vary: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="A key of the file: cluster.nodes=1..64 (doubling), 8..64+8 (steps) or 1,2,4; repeatable: every "
+            "combination.",
+        ),
+    ],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the rows as CSV.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the scaling curves as PNG.")] = None,
+    worth: Annotated[
+        float,
+        typer.Option(min=1.0, max=2.0, help="A doubling of devices pays when it brings so many times the speed."),
+    ] = 1.5,
+    gap: Gap = 0.01,
+    time_limit: TimeLimit = TIME_LIMIT_S,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Plan a scenario at many points: how it scales, where to stop adding devices. Ctrl-C keeps the rows done."""
+    from mmplan.planner.repeated import Limits
+    from mmplan.planner.sweep import interruptible, read_points, solve_points
+    from mmplan.report.console import emit
+    from mmplan.report.progress import points_progress
+    from mmplan.report.sweep import scaling_advice, sweep_row, with_efficiency
+    from mmplan.report.sweep_output import plot_sweep, save_sweep_csv, sweep_document, sweep_table
+    from mmplan.scenario.document import read_document
+    from mmplan.scenario.variations import parse_variation, points
+
+    require_folder(output, plot, json_path(json_file))
+    every = read_points(read_document(scenario), points([parse_variation(text) for text in vary]))
+    done = []
+    with (
+        points_progress(scenario.stem) as (progress, tell),
+        interruptible(Limits(gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)) as limits,
+    ):
+        for point in solve_points(every, limits):
+            done.append(sweep_row(point))
+            tell(f"{len(done)} of {len(every)} points done")
+    rows = with_efficiency(done)
+    advice = scaling_advice(rows, worth)
+    if output is not None:
+        save_sweep_csv(rows, output)
+    if plot is not None:
+        plot_sweep(rows, plot)
+    ended = [] if len(rows) == len(every) else [f"interrupted: {len(rows)} of {len(every)} points are done"]
+    document = sweep_document(scenario.stem, rows, advice, len(every))
+    emit(json_file, document, sweep_table(scenario.stem, rows), *advice, *ended)

@@ -1,0 +1,100 @@
+"""A sweep as a table, as CSV, as a document and as a picture."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from mmplan.files import write_file
+from mmplan.report.documents import values
+from mmplan.report.pictures import new_figure, save_png
+from mmplan.report.sweep import SweepRow, curves
+from mmplan.report.tables import table
+from mmplan.units import format_seconds
+
+COLUMNS = (
+    "devices",
+    "used_devices",
+    "step_time_s",
+    "samples_per_s",
+    "tokens_per_s_per_device",
+    "efficiency",
+    "gap",
+    "status",
+    "degrees",
+    "reason",
+)
+
+
+def sweep_table(name: str, rows: Sequence[SweepRow]) -> Table:
+    """One row per point; a point without a plan has the reason in place of degrees."""
+    numbers = ("devices", "step time", "samples/s", "tokens/s per device", "efficiency", "gap")
+    keys = list(rows[0].values) if rows else []
+    result = table(f"Sweep of {name}", *keys, *numbers, "plan", right=(*keys, *numbers))
+    for row in rows:
+        cells = [str(value) for value in row.values.values()]
+        devices = "-" if row.devices is None else f"{row.devices:,}"
+        if row.step_time_s is None:
+            result.add_row(*cells, devices, "-", "-", "-", "-", "-", escape(row.reason))
+            continue
+        used = "" if row.used_devices == row.devices else f" ({row.used_devices:,} used)"
+        result.add_row(
+            *cells,
+            f"{devices}{used}",
+            format_seconds(row.step_time_s),
+            f"{row.samples_per_s:.4g}",
+            f"{row.tokens_per_s_per_device:,.0f}",
+            f"{row.efficiency:.1%}",
+            f"{row.gap:.2%}" + ("" if row.status == "optimal" else f" ({row.status})"),
+            row.degrees,
+        )
+    return result
+
+
+def save_sweep_csv(rows: Sequence[SweepRow], path: Path) -> None:
+    """Keys as they were varied, then base units; an empty cell where there is no number."""
+    text = io.StringIO()
+    keys = list(rows[0].values) if rows else []
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*keys, *COLUMNS])
+    for row in rows:
+        numbers = [getattr(row, column) for column in COLUMNS]
+        writer.writerow([*row.values.values(), *("" if number is None else number for number in numbers)])
+    write_file(path, text.getvalue())
+
+
+def sweep_document(name: str, rows: Sequence[SweepRow], advice: Sequence[str], points: int) -> dict[str, Any]:
+    """`complete`: every point was reached."""
+    return {
+        "schema": "mmplan.sweep/1",
+        "scenario": name,
+        "complete": len(rows) == points,
+        "rows": values(list(rows)),
+        "advice": list(advice),
+    }
+
+
+def plot_sweep(rows: Sequence[SweepRow], path: Path) -> None:
+    """Write a PNG: samples per second over devices, with the line of perfect scaling from each curve's first point."""
+    figure = new_figure(8, 5)
+    axes = figure.subplots()
+    for name, curve in curves(rows).items():
+        devices = [row.devices or 0 for row in curve]
+        speed = [row.samples_per_s or 0.0 for row in curve]
+        (line,) = axes.plot(devices, speed, marker="o", label=name or "planned")
+        perfect = [speed[0] * count / devices[0] for count in devices]
+        axes.plot(devices, perfect, linestyle=":", linewidth=1, color=line.get_color())
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("devices (dotted: perfect scaling)")
+    axes.set_ylabel("samples per second")
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend(fontsize=8)
+    save_png(figure, path)
