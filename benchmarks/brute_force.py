@@ -1,0 +1,76 @@
+"""The search against trying everything, on random jobs of one to three modalities with zones and unlike devices.
+
+    python benchmarks/brute_force.py [-o benchmarks/brute_force.csv] [--jobs 500]
+
+At most 12 layers in 9 pieces, at most 8 devices. `equal`: the plan's closed form is the least over all pool orders,
+configurations and cuts, up to the launch of one operator; `bounded`: the proven bound is not above it.
+"""
+
+import argparse
+import csv
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "planner"))
+
+from pipeline_toys import DEVICE  # noqa: E402
+from random_jobs import MOST_GROUPS, best_by_trying, groups_of, random_job  # noqa: E402
+
+from mmplan.cost_models.build import build_graph  # noqa: E402
+from mmplan.errors import InfeasibleError  # noqa: E402
+from mmplan.planner.search import optimize  # noqa: E402
+
+
+def row(seed: int) -> dict[str, object]:
+    job = random_job(seed)
+    best_s, tried = best_by_trying(job)
+    started = time.perf_counter()
+    try:
+        certificate = optimize(job, gap=0.0).plan.certificate
+    except InfeasibleError:
+        certificate = None
+    wall_s = time.perf_counter() - started
+    return {
+        "seed": seed,
+        "layers": len(build_graph(job).layers()),
+        "pieces": groups_of(job),
+        "modalities": len({module.modality for module in job.model.modules}),
+        "devices": job.cluster.device_count,
+        "pools": len(job.cluster.pools),
+        "zone": len(job.constraints.no_split),
+        "tried": tried,
+        "best_s": "" if best_s is None else f"{best_s:.9f}",
+        "found_s": "" if certificate is None else f"{certificate.objective_s:.9f}",
+        "bound_s": "" if certificate is None else f"{certificate.bound_s:.9f}",
+        "equal": abs(certificate.objective_s - best_s) <= DEVICE.launch_s
+        if certificate is not None and best_s is not None
+        else certificate is None and best_s is None,
+        "bounded": certificate is None or best_s is None or certificate.bound_s <= best_s,
+        "wall_s": f"{wall_s:.3f}",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, default=Path(__file__).with_suffix(".csv"))
+    parser.add_argument("--jobs", type=int, default=500)
+    options = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    seed = 0
+    while len(rows) < options.jobs:
+        if groups_of(random_job(seed)) <= MOST_GROUPS:
+            rows.append(row(seed))
+        seed += 1
+    with options.output.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    equal, bounded = (sum(bool(one[key]) for one in rows) for key in ("equal", "bounded"))
+    infeasible = sum(one["best_s"] == "" for one in rows)
+    print(f"{len(rows)} jobs, {infeasible} of them infeasible: {equal} equal, {bounded} with a valid bound")
+
+
+if __name__ == "__main__":
+    main()
