@@ -23,8 +23,8 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     """Processes that a run of the plan takes; in a rehearsal one stands for each tensor-parallel group.
 
     Raises:
-        InputError: the plan is to be run for real, and shards tensors, splits a tied vocabulary or was made for a
-            technique that the runtime does not do.
+        InputError: the plan is to be run for real, and shards tensors, splits a tied vocabulary, recomputes in a way or
+            was made for a technique that the runtime does not do.
     """
     if rehearse:
         return plan.pp * plan.dp
@@ -36,18 +36,17 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
                 f"set `constraints.{name}: [{executed}]` in the scenario and optimize again, or rehearse the plan"
             )
     _refuse_split_vocabulary(plan)
+    _refuse_recomputation(plan)
     return plan.rank_count
 
 
 def _choices(plan: Plan) -> tuple[tuple[str, object, object], ...]:
     """Name of a constraint, what the plan has, and what the runtime does."""
-    levels = sorted({stage.recompute for stage in plan.stages} - {"none"})
     return (
         ("tp", plan.tp, 1),
         ("cp", plan.cp, 1),
         ("ep", plan.ep, 1),
         ("sharding", plan.sharding, "none"),
-        ("recompute", levels[0] if levels else "none", "none"),
     )
 
 
@@ -62,6 +61,21 @@ def _refuse_split_vocabulary(plan: Plan) -> None:
                 f"'{module.name}' shares one matrix between token table (stage {table}) and head (stage {head}); "
                 "this release executes such a module within one stage only: set `constraints.pp: [1]`, or rehearse"
             )
+
+
+def _refuse_recomputation(plan: Plan) -> None:
+    """What a block makes anew for its input gradients would stay until its weight gradients, which no plan counts."""
+    levels = sorted({stage.recompute for stage in plan.stages} - {"none"})
+    if "selective" in levels:
+        raise InputError(
+            "the plan has recompute=selective, which drops attention scores, and this release's fused attention keeps "
+            "none: set `constraints.recompute: [none, full]` in the scenario and optimize again, or rehearse the plan"
+        )
+    if levels and any("I" in order for order in plan.orders):
+        raise InputError(
+            f"the plan has recompute={levels[0]} and splits its backwards, and this release executes one of both: "
+            "`mmplan simulate PLAN --schedule 1f1b -o NEW` writes it with whole backwards, or rehearse the plan"
+        )
 
 
 def check_local_run(plan: Plan, local: int, *, rehearse: bool) -> None:

@@ -14,11 +14,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import Layout
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.gradients import FlatGradients
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.optimizer import StageOptimizer
+from mmplan.runtime.recompute import recomputed
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
 from mmplan.scenario.scenario import Optimizer
 
@@ -75,6 +77,7 @@ class LayerStage:
         layers: the stage's layers in topological order.
         cuts: all tensors between stages; those that touch `stage` are used.
         model: holds the modules of these layers.
+        layout: says which layers are recomputed.
         count_kept: count the bytes autograd keeps, by hooks on saved tensors (for devices without an allocator that
             counts). Parameters and the raw batch are left out, a storage that several operators keep counts once.
         split_backward: the program has I and W instead of whole backwards.
@@ -89,6 +92,7 @@ class LayerStage:
         graph: ComputationGraph,
         model: MultimodalModel,
         optimizer: Optimizer,
+        layout: Layout,
         count_kept: bool,
         split_backward: bool = False,
     ) -> None:
@@ -98,6 +102,8 @@ class LayerStage:
         self._incoming = tuple(cut for cut in cuts if cut.target == stage)
         self._outgoing = tuple(cut for cut in cuts if cut.source == stage)
         self._has_backward = any(layer.has_backward for layer in layers)
+        # Where nothing is kept for a backward, nothing is to be made anew.
+        self._recomputed = {la.id for la in layers if la.has_backward and layout.recomputed(la) == "full"}
         self._dtype = TORCH_DTYPES[model.precision]
         self._gradients = FlatGradients(model.parameters(), TORCH_DTYPES[optimizer.gradient_dtype])
         self._store = WeightStore()
@@ -200,8 +206,9 @@ class LayerStage:
     def _compute(self, values: dict[str, Tensor], batch: Microbatch, state: _InFlight) -> None:
         for layer in self._layers:
             inputs = {producer: values[producer] for producer in self._reads[layer.id]}
-            output = self.model.layer(layer.id)(inputs, batch)
-            values[layer.id] = output
+            module = self.model.layer(layer.id)
+            again = layer.id in self._recomputed
+            output = values[layer.id] = recomputed(module, inputs, batch) if again else module(inputs, batch)
             if layer.kind == "loss":
                 part = output.detach().float()
                 known = self._losses.get(layer.module)

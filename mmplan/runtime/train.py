@@ -103,6 +103,7 @@ def _build_stage(plan: Plan, graph: ComputationGraph, stage: int, device: torch.
         graph=graph,
         model=model,
         optimizer=scenario.optimizer,
+        layout=plan.layout(stage),
         count_kept=device.type == "cpu",
         split_backward=any("I" in order for order in plan.orders),
     )

@@ -10,12 +10,15 @@ from typing import Literal
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.loads import mean_loads
+from mmplan.cost_models.planned_memory import planned_working_bytes
 from mmplan.errors import InputError
 from mmplan.planner.durations import predicted_durations, with_measured
 from mmplan.planner.liveness import footprint
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
-from mmplan.planner.prediction import Prediction
+from mmplan.planner.prediction import Prediction, RankPrediction
 from mmplan.planner.program import Action, Program
 from mmplan.planner.simulate import drawn_step_loads, replay
 from mmplan.planner.timing import Seconds
@@ -69,7 +72,8 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
     """
     if run.plan_hash != plan_hash(plan):
         raise InputError(f"the run is of plan {run.plan_hash}, this plan is {plan_hash(plan)}")
-    require_computes(run, lower(plan, build_graph(plan.scenario), drawn_step_loads(plan, run.recorded_step)))
+    graph = build_graph(plan.scenario)
+    require_computes(run, lower(plan, graph, drawn_step_loads(plan, run.recorded_step)))
     limits = thresholds or Thresholds()
     planned, replayed = predict_run(plan, run)
     rows = _time_rows(planned, replayed, run, limits)
@@ -89,11 +93,21 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
             ),
         ]
         if not run.rehearsed:
-            reserved = plan.scenario.cluster.pool_of(plan_rank.rank).device.reserved_bytes
-            expected = plan_rank.peak_memory_bytes - reserved  # of the allocator, which does not see the reserve
+            expected = plan_rank.peak_memory_bytes - _unseen_bytes(plan, graph, plan_rank, run)
             memory = measured.peak_memory_bytes
             rows.append(_row("peak_memory_bytes", index, expected, expected, memory, limits.memory))
     return Validation(rehearsed=run.rehearsed, recorded_step=run.recorded_step, rows=(*_totals(rows, limits), *rows))
+
+
+def _unseen_bytes(plan: Plan, graph: ComputationGraph, rank: RankPrediction, run: Measurement) -> int:
+    """What no allocator sees, and on CPU, where only kept bytes are counted, what layers need at work."""
+    reserved_bytes = plan.scenario.cluster.pool_of(rank.rank).device.reserved_bytes
+    if run.device != "cpu":
+        return reserved_bytes
+    layouts = [plan.layout(stage) for stage in plan.stages_of(plan.row(rank.stage))]
+    mean = mean_loads(plan.scenario, plan.microbatch_size)
+    layers = graph.layers()
+    return reserved_bytes + max(planned_working_bytes(layers, mean, plan.scenario, layout) for layout in layouts)
 
 
 def predict_run(plan: Plan, run: Measurement) -> tuple[Prediction, Prediction]:

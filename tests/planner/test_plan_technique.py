@@ -116,7 +116,6 @@ def test_a_technique_that_plans_do_not_price_is_refused(choices: dict[str, Any],
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"recompute": "full"}, "technique.recompute: full, and this release's runtime does none only"),
         ({"sequence_parallel": True}, "technique.sequence_parallel: true, and .* does false only"),
         ({"attention": "math"}, "technique.attention: math, and .* does flash2 only"),
         ({"stack": "megatron-2021"}, "technique.stack: megatron-2021, and .* does mmplan only"),
@@ -131,3 +130,4 @@ def test_a_run_refuses_a_technique_that_the_runtime_does_not_do(choices: dict[st
 def test_the_runtimes_own_technique_runs() -> None:
     require_executable(job())
     require_executable(with_technique({"gradient_dtype": "fp32"}))
+    require_executable(with_technique({"recompute": "full"}))

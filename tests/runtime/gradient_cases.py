@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.layout import RecomputeLevel
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
@@ -135,8 +136,15 @@ def cases() -> dict[str, Plan]:
         "cross-attention in two stages": hand_plan(_cross_attention(tiny), cross_stages),
         "experts, latent attention and DeepStack": hand_plan(_experts(tiny), ((*VISION, "deep.0"), *FOUR_STAGES[1:])),
         "talker": hand_plan(_talker(tiny), talker_stages),
+        "recomputed blocks": _recomputing(hand_plan(tiny, FOUR_STAGES), "full"),
+        "half of the blocks recomputed, LoRA": _recomputing(hand_plan(adapted, TWO_STAGES, dp=2), "half"),
+        "recomputed behind a frozen stage": _recomputing(hand_plan(frozen_all, FOUR_STAGES), "three quarters"),
         **_scheduled(tiny, adapted, frozen_all),
     }
+
+
+def _recomputing(plan: Plan, level: RecomputeLevel) -> Plan:
+    return replace(plan, stages=tuple(replace(stage, recompute=level) for stage in plan.stages))
 
 
 def _scheduled(tiny: Scenario, adapted: Scenario, frozen: Scenario) -> dict[str, Plan]:

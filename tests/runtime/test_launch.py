@@ -181,9 +181,9 @@ def test_tensor_parallel_plans_are_refused_naming_the_constraint() -> None:
 
 def test_a_plan_for_another_technique_is_refused_but_may_be_rehearsed() -> None:
     plan = two_stage_plan()
-    technique = replace(plan.scenario.technique, recompute="full")
+    technique = replace(plan.scenario.technique, attention="math")
     plan = replace(plan, scenario=replace(plan.scenario, technique=technique))
-    with pytest.raises(InputError, match=r"made for technique.recompute: full, and this release's runtime does none"):
+    with pytest.raises(InputError, match=r"made for technique.attention: math, and this release's runtime does flash2"):
         process_count(plan, rehearse=False)
     assert process_count(plan, rehearse=True) == 2
 

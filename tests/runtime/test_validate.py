@@ -10,6 +10,9 @@ from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 from typer.testing import CliRunner
 
 from mmplan.cli import app
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.loads import mean_loads
+from mmplan.cost_models.planned_memory import planned_working_bytes
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan, save_plan
 from mmplan.runtime.measurement import (
@@ -252,3 +255,19 @@ def test_an_edited_run_is_refused_with_what_contradicts_it(name: str, run: Measu
     edit, message = EDITED[name]
     with pytest.raises(InputError, match=f"run.json: the run contradicts itself: {message}"):
         require_consistent(edit(run), Path("run.json"))
+
+
+def test_what_a_recomputed_block_needs_at_work_is_expected_of_a_gpu_only(plan: Plan, run: Measurement) -> None:
+    """On the CPU the bytes that autograd keeps are counted, not what the allocator gave."""
+    again = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
+    rows = {
+        device: validate(again, replace(run, plan_hash=plan_hash(again), device=device)).rows
+        for device in ("cpu", "some GPU")
+    }
+    on_cpu, on_gpu = (
+        [row.planned for row in rows[device] if row.quantity == "peak_memory_bytes"] for device in ("cpu", "some GPU")
+    )
+    graph, mean = build_graph(plan.scenario), mean_loads(plan.scenario, 1)
+    working_bytes = planned_working_bytes(graph.layers(), mean, plan.scenario, again.layout(0))
+    assert working_bytes > 0
+    assert [gpu - cpu for gpu, cpu in zip(on_gpu, on_cpu, strict=True)] == [working_bytes] * 4

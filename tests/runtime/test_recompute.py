@@ -1,0 +1,123 @@
+"""Recomputed blocks: what they keep is what plans count, gradients are those of blocks that keep everything."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from layer_zoo import FROZEN, FULL, LORA_QV, llava, microbatch_of, mllama, omni, qwen_vl, scenario_of
+from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, RecomputeLevel
+from mmplan.cost_models.loads import sample_loads
+from mmplan.cost_models.memory_activations import BLOCKS
+from mmplan.cost_models.planned_memory import planned_kept_bytes
+from mmplan.errors import InputError
+from mmplan.planner.lower import lower
+from mmplan.planner.plan import Plan
+from mmplan.runtime.attention import rope_table
+from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.layers import build_layer
+from mmplan.runtime.recompute import recomputed
+from mmplan.runtime.requirements import process_count
+from mmplan.runtime.train import build_stages, step_data, step_microbatches
+from mmplan.scenario.scenario import Model, Sample
+
+CPU = torch.device("cpu")
+SAMPLES = (
+    Sample(text_tokens=5, images=((8, 8), (6, 18)), audio_s=(1.1, 0.3), speech_tokens=3),
+    Sample(text_tokens=11, images=((13, 9),), audio_s=(0.5,), speech_tokens=9),
+)
+MODELS: dict[str, Callable[..., Model]] = {"llava": llava, "qwen_vl": qwen_vl, "mllama": mllama, "omni": omni}
+MODES = {"full": (FULL, FULL, FULL), "frozen encoder, LoRA": (FROZEN, FULL, LORA_QV), "encoder": (FULL, FROZEN, FROZEN)}
+
+
+class _Run:
+    """One forward and backward of a layer: bytes that autograd kept between them, and all gradients."""
+
+    def __init__(self, layer: Layer, module: nn.Module, inputs: dict[str, Tensor], batch: Microbatch, again: bool):
+        kept: dict[int, int] = {}
+        weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tensor.is_floating_point() and tensor.untyped_storage().data_ptr() not in weights:
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        leaves = {
+            source.producer: inputs[source.producer].clone().requires_grad_(source.value in layer.grad_values)
+            for source in layer.sources
+        }
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            self.output = recomputed(module, leaves, batch) if again else module(leaves, batch)
+        self.kept_bytes = sum(kept.values())
+        if self.output.requires_grad:
+            module.zero_grad()
+            self.output.square().sum().backward()
+        self.gradients = [p.grad for p in (*module.parameters(), *leaves.values()) if p.grad is not None]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_recomputed_block_keeps_what_plans_count_and_has_equal_gradients(name: str, mode: str) -> None:
+    model = MODELS[name](*MODES[mode])
+    scenario, seen = scenario_of(model, samples=SAMPLES), 0
+    graph, loads, batch = build_graph(scenario), sample_loads(scenario, SAMPLES), microbatch_of(scenario, SAMPLES)
+    outputs: dict[str, Tensor] = {}
+    for layer in graph.layers():
+        module = build_layer(layer)
+        inputs = {source.producer: outputs[source.producer] for source in layer.sources}
+        outputs[layer.id] = module(inputs, batch).detach()
+        if layer.kind not in BLOCKS or not layer.has_backward:
+            continue
+        seen += 1
+        plain, again = (_Run(layer, module, inputs, batch, recompute) for recompute in (False, True))
+        full = Layout(recompute="full")
+        assert again.kept_bytes == planned_kept_bytes(layer, loads[layer.module], scenario, full) < plain.kept_bytes
+        assert torch.equal(plain.output, again.output)
+        assert len(plain.gradients) == len(again.gradients) > 0
+        assert all(torch.equal(a, b) for a, b in zip(plain.gradients, again.gradients, strict=True))
+    assert seen > 0
+
+
+def _recomputing(level: RecomputeLevel) -> Plan:
+    plan = hand_plan(replace(tiny_scenario(), global_batch=2), TWO_STAGES)
+    return replace(plan, stages=tuple(replace(stage, recompute=level) for stage in plan.stages))
+
+
+@pytest.mark.parametrize("level", [level for level in RECOMPUTE_LEVELS if level != "selective"])
+def test_a_stage_keeps_what_its_level_of_recomputation_says(level: RecomputeLevel) -> None:
+    """Counted beside that: one number of the cross entropy, and rotary tables, which blocks that keep more than their
+    input share."""
+    plan = _recomputing(level)
+    graph, data = build_graph(plan.scenario), step_data(plan, 0)
+    stage, layers = build_stages(plan, graph, 1, CPU)[1], [graph.layer(layer) for layer in plan.stages[1].layers]
+    batches = step_microbatches(plan, data, 0, stage.raw_modules, CPU)
+    stage.load(batches)
+    receives = [action for action in lower(plan, graph, data.loads).ranks[1].actions if action.kind == "RECV"]
+    before = stage.memory_bytes()
+    stage.forward(0, {a.tensor: torch.zeros(a.bytes, dtype=torch.uint8) for a in receives if a.microbatch == 0})
+    load = data.loads[0][0]
+    planned = sum(planned_kept_bytes(layer, load[layer.module], plan.scenario, plan.layout(1)) for layer in layers)
+    tables = rope_table(batches[0].lengths["llm"], 32, torch.float32, CPU) if level != "full" else ()
+    beside = sum(table.untyped_storage().nbytes() for table in tables) + 4
+    assert stage.memory_bytes() - before == planned + beside
+
+
+def test_recomputation_and_split_backwards_are_not_executed_together() -> None:
+    plan = _recomputing("half")
+    assert process_count(plan, rehearse=False) == 2
+    split = replace(plan, schedule="depth-first", orders=("0F0 0I0 0W0", "1F0 1I0 1W0"))
+    with pytest.raises(InputError, match=r"recompute=half and splits its backwards, .*simulate PLAN --schedule 1f1b"):
+        process_count(split, rehearse=False)
+    assert process_count(split, rehearse=True) == 2
+    assert process_count(replace(_recomputing("none"), orders=split.orders), rehearse=False) == 2
+
+
+def test_selective_recomputation_is_refused_because_fused_attention_keeps_no_scores() -> None:
+    with pytest.raises(InputError, match="recompute=selective, which drops attention scores"):
+        process_count(_recomputing("selective"), rehearse=False)
