@@ -6,28 +6,37 @@ a language model's sequence is the tokens merged into it plus its own text, a ta
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.module_order import upstream_first
 from mmplan.scenario.samples import reference_samples
-from mmplan.scenario.scenario import AudioInput, Model, ModelModule, Sample, Scenario, Transformer, VisionInput
+from mmplan.scenario.scenario import AudioInput, Data, Model, ModelModule, Sample, Scenario, Transformer, VisionInput
 
 
 def sample_loads(scenario: Scenario, samples: Sequence[Sample]) -> dict[str, Load]:
     """Module name -> load of all `samples` together."""
-    total = {module.name: Load() for module in scenario.model.modules}
+    return _summed(scenario.model, samples)
+
+
+def _summed(model: Model, samples: Sequence[Sample]) -> dict[str, Load]:
+    total = {module.name: Load() for module in model.modules}
     for sample in samples:
-        for name, load in _one_sample(scenario.model, sample).items():
+        for name, load in _one_sample(model, sample).items():
             total[name] += load
     return total
 
 
 def mean_loads(scenario: Scenario, microbatch_size: int) -> dict[str, Load]:
     """Module name -> mean load of a microbatch of `microbatch_size` samples of the scenario's data."""
-    samples = reference_samples(scenario.data)
-    total = sample_loads(scenario, samples)
-    means = {name: load.scaled(1 / len(samples)) for name, load in total.items()}
-    return {name: load.scaled(microbatch_size) for name, load in means.items()}
+    return {name: load.scaled(microbatch_size) for name, load in _mean_sample(scenario.model, scenario.data).items()}
+
+
+@lru_cache(maxsize=16)
+def _mean_sample(model: Model, data: Data) -> dict[str, Load]:
+    samples = reference_samples(data)
+    total = _summed(model, samples)
+    return {name: load.scaled(1 / len(samples)) for name, load in total.items()}
 
 
 def sequence_lengths(model: Model, sample: Sample) -> dict[str, tuple[int, ...]]:

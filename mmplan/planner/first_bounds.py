@@ -24,7 +24,7 @@ from mmplan.planner.contract import GroupGraph
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import allowed_levels, devices_per_node, machine_of
 from mmplan.planner.stage_order import tail_start
-from mmplan.planner.upsets import IntArray
+from mmplan.planner.upsets import BoolArray, IntArray
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.technique import SHARDINGS
 
@@ -97,17 +97,15 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
 
     pools = range(len(prices.scenario.cluster.pools))
 
-    def work_s(layer: Layer, layout: Layout) -> list[float]:
-        """By size, then pool."""
-        ways = [replace(layout, recompute=levels[0], pools=(pool,)) for pool in pools]
-        of_size = [load[layer.module] for load in loads]
-        return [costs.forward_s(layer, x, at) + costs.backward_s(layer, x, at) for x in of_size for at in ways]
+    def work_s(layer: Layer, layout: Layout, size: int) -> list[float]:
+        """By pool."""
+        ways, load = [replace(layout, recompute=levels[0], pools=(pool,)) for pool in pools], loads[size][layer.module]
+        return [costs.forward_s(layer, load, at) + costs.backward_s(layer, load, at) for at in ways]
 
-    def kept_bytes(layer: Layer, layout: Layout) -> list[float]:
-        at = layout.at(levels[-1])
-        return [planned_kept_bytes(layer, load[layer.module], prices.scenario, at) for load in loads]
+    def kept_bytes(layer: Layer, layout: Layout, size: int) -> list[float]:
+        return [planned_kept_bytes(layer, loads[size][layer.module], prices.scenario, layout.at(levels[-1]))]
 
-    def counts(layer: Layer, layout: Layout) -> list[float]:
+    def counts(layer: Layer, layout: Layout, _: int) -> list[float]:
         trained, held = trained_on_rank(layer, layout), layer_counts(layer, layout.shard(layer))
         spread = layer.module in layout.spread
         dense = (0, held.dense) if spread else (held.dense, 0)
@@ -116,13 +114,15 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
         return [*reduced, *dense, held.expert, *frozen, held.expert_frozen]
 
     bases = configurations.bases
-    by_pool_s = _tabulated(kinds, bases, work_s).reshape(len(bases), len(sizes), len(pools), len(kinds))
+    used = np.zeros((len(bases), len(sizes)), dtype=np.bool_)
+    used[configurations.base, np.searchsorted(sizes, configurations.microbatch_size)] = True
+    by_pool_s = _tabulated(kinds, bases, used, len(pools), work_s)
     kind_s = by_pool_s.min(axis=2)
     group_s = kind_s @ member.T  # [base, size, group]
     works = kind_s > 0
     ratios = np.where(works[:, :, None], by_pool_s / np.where(works, kind_s, 1.0)[:, :, None], np.inf)
-    kept = _tabulated(kinds, bases, kept_bytes) @ member.sum(axis=0)
-    held = _tabulated(kinds, bases, counts) @ member.sum(axis=0)
+    kept = _tabulated(kinds, bases, used, 1, kept_bytes)[:, :, 0] @ member.sum(axis=0)
+    held = _tabulated(kinds, bases, used[:, :1] | True, 9, counts)[:, 0] @ member.sum(axis=0)
     return _Model(
         sizes=sizes,
         path_s=_paths(groups, group_s),
@@ -136,21 +136,26 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
 
 
 def _tabulated(
-    kinds: tuple[Layer, ...], bases: tuple[Layout, ...], price: Callable[[Layer, Layout], list[float]]
+    kinds: tuple[Layer, ...],
+    bases: tuple[Layout, ...],
+    used: BoolArray,
+    width: int,
+    price: Callable[[Layer, Layout, int], list[float]],
 ) -> Floats:
-    """[base, value, kind]; layouts that are the same to a layer are priced once."""
-    columns: list[list[list[float]]] = []
-    for layer in kinds:
+    """[base, size, value, kind], zero where no configuration has base and size; layouts that are the same to a layer
+    are priced once."""
+    table = np.zeros((*used.shape, width, len(kinds)))
+    sizes_of = [np.flatnonzero(row).tolist() for row in used]
+    for kind, layer in enumerate(kinds):
         known: dict[Hashable, list[float]] = {}
-        rows = []
-        for base in bases:
+        for index, base in enumerate(bases):
             spread = (base.tp, base.cp) if layer.module in base.spread else ()
-            key = (base.shard(layer), spread)
-            if key not in known:
-                known[key] = price(layer, base)
-            rows.append(known[key])
-        columns.append(rows)
-    table: Floats = np.moveaxis(np.array(columns, dtype=np.float64), 0, 2)
+            alike = (base.shard(layer), spread)
+            for size in sizes_of[index]:
+                key = (alike, size)
+                if key not in known:
+                    known[key] = price(layer, base, size)
+                table[index, size, :, kind] = known[key]
     return table
 
 
