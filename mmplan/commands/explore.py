@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mmplan.commands.options import Gap, JsonFile, ScenarioFile, Seed, TimeLimit, json_path
+from mmplan.commands.options import Gap, JsonFile, PlanFile, ScenarioFile, Seed, TimeLimit, json_path, seconds
 from mmplan.files import require_folder
 from mmplan.planner.stopping import TIME_LIMIT_S
 
@@ -60,3 +60,45 @@ def sweep(
     ended = [] if len(rows) == len(every) else [f"interrupted: {len(rows)} of {len(every)} points are done"]
     document = sweep_document(scenario.stem, rows, advice, len(every))
     emit(json_file, document, sweep_table(scenario.stem, rows), *advice, *ended)
+
+
+def replan(
+    plan_file: PlanFile,
+    profile: Annotated[
+        Path, typer.Option(metavar="FILE", help="New prices: of `mmplan calibrate`, or seconds of each modality.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the new plan; default: NAME.replanned.plan.json.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps left in the training.")] = None,
+    restart: Annotated[
+        float, typer.Option(parser=seconds, help="Time to stop, save and start again, such as '90 s'.")
+    ] = 0.0,
+    gap: Gap = 0.01,
+    time_limit: TimeLimit = TIME_LIMIT_S,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Plan again at new prices: what moving to the new plan costs, after how many steps it pays, stay or switch."""
+    from mmplan.planner.check import require_structure
+    from mmplan.planner.new_prices import weights_doubt, with_profile
+    from mmplan.planner.plan import load_plan, save_plan
+    from mmplan.planner.repeated import Limits
+    from mmplan.planner.replan import ModalityAwarePolicy
+    from mmplan.report.alternatives import degrees_text
+    from mmplan.report.console import emit
+    from mmplan.report.progress import search_progress
+    from mmplan.report.replan import replan_document, replan_tables
+
+    require_folder(output, json_path(json_file))
+    plan = load_plan(plan_file)
+    require_structure(plan)
+    name = plan.scenario.name
+    scenario = with_profile(plan, profile)
+    with search_progress(name) as progress:
+        limits = Limits(gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)
+        result = ModalityAwarePolicy(limits=limits, restart_s=restart, steps=steps).propose(plan, scenario)
+    target, doubt = output or Path(f"{name}.replanned.plan.json"), weights_doubt(plan, profile)
+    save_plan(result.plan, target)
+    tables = replan_tables(result, degrees_text(plan), doubt, target)
+    emit(json_file, replan_document(result, doubt), *tables)

@@ -73,6 +73,7 @@ class _PoolCosts:
     def __init__(self, scenario: Scenario, rules: Rules) -> None:
         self._rules, self._optimizer = rules, scenario.optimizer
         self._gathering = gathering_layers(scenario)
+        self._factors = {module.name: module.time_factor for module in scenario.model.modules}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._kind_of: dict[int, tuple[Layer, int]] = {}  # by id(layer); the layer is held so that its id stays its own
         self._prices: dict[tuple[object, ...], Phases] = {}
@@ -147,6 +148,7 @@ class _PoolCosts:
         if key not in self._alone:
             technique = replace(self._rules.technique, recompute=again, recompute_layers=None)
             seconds = layer_seconds(replace(self._rules, technique=technique), layer, load, shard).sum(axis=1)
+            seconds *= self._factors[layer.module]
             self._alone[key] = dict(zip(PHASES, seconds.tolist(), strict=True))
         return self._alone[key]
 

@@ -40,6 +40,7 @@ def busiest_parts(plan: Plan) -> dict[str, float]:
         technique = replace(rules.technique, recompute=layout.recomputed(layer), recompute_layers=None)
         load = layout.load(layer, loads[layer.module])
         seconds = layer_seconds(replace(rules, technique=technique), layer, load, layout.shard(layer))
+        seconds *= plan.scenario.model.module(layer.module).time_factor
         parts[AGAIN] += float(seconds[RECOMPUTE].sum())
         for part, value in zip(PARTS, seconds[:RECOMPUTE].sum(axis=0).tolist(), strict=True):
             parts[NAMES[part]] += value

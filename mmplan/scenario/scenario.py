@@ -180,6 +180,7 @@ class ModelModule:
     training: Training = field(default_factory=Training)
     source: str = ""
     whole: bool = False  # tensor parallelism may not split it: a zone forbids tensor_sharding
+    time_factor: float = 1.0  # seconds of its layers, as a run measured them, over those of the cost model
 
     def __post_init__(self) -> None:
         if (self.projector is None) == (self.transformer is None):
