@@ -236,6 +236,28 @@ class AddRows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SumParts:
+    """The sum over tp ranks of what each has of a row, then a bias where the model has one; gradients pass as they are.
+
+    Like `SumGradients` it stands in what one rank runs (`local_layer.py`), never in a layer of the graph.
+    """
+
+    name: str
+    x: Value
+    y: Value
+    bias: bool
+    trainable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SumGradients:
+    """A copy for operators of which each tp rank has a part: its gradient is summed over the ranks."""
+
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CrossEntropy:
     """Sum of token cross entropies in fp32, divided by the number of targets in the global batch: one number."""
 
@@ -268,6 +290,8 @@ Op = (
     | Dispatch
     | GroupedLinear
     | Combine
+    | SumParts
+    | SumGradients
     | CrossEntropy
 )
 
@@ -301,5 +325,7 @@ def op_trainable(op: Op) -> bool:
     match op:
         case Linear() | GroupedLinear() | Conv1d() | Norm() | Scale() | Embedding() | ClassToken() | Positions():
             return op.trainable
+        case SumParts():
+            return op.bias and op.trainable
         case _:
             return False

@@ -62,9 +62,15 @@ def packed_attention(
             )
             blocks.append(attended.transpose(1, 2).reshape(rows, width))
         elif rows:
-            blocks.append(q.new_zeros(rows, width))
+            blocks.append(_zeros(q.narrow(0, query_row, rows), k, v, width))
         query_row, key_row = query_row + rows, key_row + keys
-    return tuple(blocks) if blocks else (q.new_zeros(0, width),)
+    return tuple(blocks) if blocks else (_zeros(q, k, v, width),)
+
+
+def _zeros(q: Tensor, k: Tensor, v: Tensor, width: int) -> Tensor:
+    """Zeros [rows of q, width] that autograd follows to q, k and v: whether a backward runs through a layer, and what
+    it sends, then depends on the plan alone and not on which samples came."""
+    return F.pad(q[:, :0], (0, width)) + k[:0].sum() + v[:0].sum()
 
 
 @lru_cache(maxsize=8)

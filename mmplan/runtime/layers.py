@@ -33,6 +33,7 @@ from mmplan.cost_models.ops import (
     Rope,
     Scale,
     Slice,
+    SumParts,
     op_inputs,
     op_trainable,
 )
@@ -48,7 +49,7 @@ INITIAL_SCALE = 0.1  # of layer scales (arXiv 2103.17239, for shallow networks)
 Blocks = tuple[Tensor, ...]  # rows in several pieces, see `packed_attention`
 
 
-def build_layer(layer: Layer) -> nn.Module:
+def build_layer(layer: Layer) -> "LayerModule":
     """The module of a layer: `module(inputs by producer layer id, microbatch) -> [tokens, width]`, a loss a scalar.
 
     Weights have torch's default initialisation, adapters start as zero maps, frozen weights require no gradient. The
@@ -226,6 +227,8 @@ def _name(op: Op) -> str:
     match op:
         case Linear() | GroupedLinear() | Conv1d() | Norm() | Scale() | Embedding() | ClassToken() | Positions():
             return op.name
+        case SumParts():
+            return op.name if op.bias else ""
         case _:
             return ""
 
@@ -252,5 +255,7 @@ def _part(op: Op) -> nn.Module | None:
             return Table(op.y.width)
         case Positions():
             return Table(op.size, op.y.width) if op.size else None
+        case SumParts():
+            return Table(op.y.width, value=0.0) if op.bias else None
         case _:
             return None

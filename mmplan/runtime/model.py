@@ -1,7 +1,7 @@
 """The scenario's model as one plain torch module that also runs alone in one process.
 
-Weights are a function of (seed, layer id), so a rank that builds only its stage holds exactly the weights of the whole
-model. Nothing here knows about ranks or stages.
+Weights are a function of (seed, layer id), so a rank that builds only its stage, or its part of each layer, holds
+exactly the weights of the whole model.
 """
 
 import zlib
@@ -15,6 +15,8 @@ from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.ops import Linear
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.layers import build_layer
+from mmplan.runtime.tensor_parallel import split_layer
+from mmplan.runtime.tensor_sums import TensorRanks
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -25,10 +27,18 @@ class MultimodalModel(nn.Module):
     Args:
         layers: in topological order; all layers of the graph, or those of one stage.
         precision: `fp32`, `bf16` or `fp16`: dtype of weights and activations.
+        ranks: the tensor-parallel group that splits every layer; None: layers are whole.
     """
 
     def __init__(
-        self, layers: Sequence[Layer], graph: ComputationGraph, *, precision: str, seed: int, device: torch.device
+        self,
+        layers: Sequence[Layer],
+        graph: ComputationGraph,
+        *,
+        precision: str,
+        seed: int,
+        device: torch.device,
+        ranks: TensorRanks | None = None,
     ) -> None:
         super().__init__()
         self.precision = precision
@@ -37,7 +47,8 @@ class MultimodalModel(nn.Module):
         self._reads = {layer.id: tuple(graph.predecessors(layer.id)) for layer in layers}
         dtype = TORCH_DTYPES[precision]
         # Layer by layer, so that no process ever holds its whole stage in fp32 on the host.
-        self.layers = nn.ModuleDict({_key(layer.id): _seeded_layer(layer, seed).to(device, dtype) for layer in layers})
+        modules = {_key(layer.id): _seeded_layer(layer, seed, ranks).to(device, dtype) for layer in layers}
+        self.layers = nn.ModuleDict(modules)
         _tie_vocabularies(self._order, self.layers)
 
     def layer(self, layer_id: str) -> nn.Module:
@@ -72,8 +83,9 @@ def _key(layer_id: str) -> str:
     return layer_id.replace(".", "_")  # module names may not contain dots
 
 
-def _seeded_layer(layer: Layer, seed: int) -> nn.Module:
+def _seeded_layer(layer: Layer, seed: int, ranks: TensorRanks | None) -> nn.Module:
     """torch's own initialisation under a generator seeded by the layer id; frozen weights require no gradient."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"{seed}/{layer.id}".encode()))
-        return build_layer(layer)
+        whole = build_layer(layer)
+        return whole if ranks is None or ranks.degree == 1 else split_layer(whole, ranks)

@@ -1,0 +1,147 @@
+"""What one tensor-parallel rank runs of a layer: operators on its columns, with every communication written out.
+
+Megatron-LM's scheme (arXiv 1909.08053, section 3): a row-parallel product gives parts that are summed over the ranks;
+what all ranks hold alike and split operators read has its gradient summed. The runtime runs these operators, and the
+bytes that the ranks sum follow from the same list.
+"""
+
+from dataclasses import fields, replace
+from typing import TypeGuard, TypeVar
+
+from mmplan.cost_models.counts import FP32_BYTES
+from mmplan.cost_models.expert_ops import Combine, Dispatch
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.load import Load
+from mmplan.cost_models.ops import (
+    Attention,
+    CrossEntropy,
+    Embedding,
+    JoinHeads,
+    Linear,
+    Norm,
+    Op,
+    Rope,
+    Slice,
+    SumGradients,
+    SumParts,
+)
+from mmplan.cost_models.values import Value, split
+from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
+
+LOSS_STATISTICS = 3  # fp32 numbers of each row: largest logit, sum of exponentials, logit of the label
+
+AnyOp = TypeVar("AnyOp", bound=Op)
+
+
+def local_layer(layer: Layer, tp: int) -> Layer:
+    """The layer as each of `tp` ranks runs it, experts split like everything else; every rank has the same widths.
+
+    Raises:
+        ValueError: a norm reaches over all heads, which no rank has.
+    """
+    grads, ops = list(layer.grad_values), list[Op]()
+    copies: dict[str, Value] = {}
+    for op in layer.ops:
+        local = _local(op, tp)
+        for field in _read_whole(op):
+            value: Value = getattr(op, field)
+            if value.name in layer.grad_values:
+                if value.name not in copies:
+                    copies[value.name] = replace(value, name=f"{value.name}.copy")
+                    ops.append(SumGradients(x=value, y=copies[value.name]))
+                    grads.append(copies[value.name].name)
+                local = replace(local, **{field: copies[value.name]})  # type: ignore[arg-type]
+        if _gives_parts(op):
+            parts = replace(op.y, name=f"{op.y.name}.parts")
+            ops += [replace(local, y=parts), _sum_of(op, parts)]
+            grads += [parts.name] if op.y.name in layer.grad_values else []
+        else:
+            ops.append(local)
+    return replace(layer, ops=tuple(ops), grad_values=tuple(grads))
+
+
+def forward_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> int:
+    """Bytes that each rank gives to sums (or a maximum) over the `tp` ranks in the layer's forward."""
+    if tp == 1:
+        return 0
+    total = 0.0
+    for op in local_layer(layer, tp).ops:
+        if isinstance(op, SumParts | Embedding):
+            total += op.y.rows.of(load) * op.y.width * DTYPE_BYTES[precision]
+        elif isinstance(op, CrossEntropy):
+            total += op.x.rows.of(load) * LOSS_STATISTICS * FP32_BYTES
+    return round(total)
+
+
+def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> int:
+    """The same in its backward. A norm of each head sums its own gradients, because every rank has other heads."""
+    if tp == 1:
+        return 0
+    elements = 0.0
+    for op in local_layer(layer, tp).ops:
+        if isinstance(op, SumGradients):
+            elements += op.x.rows.of(load) * op.x.width
+        elif norm_of_heads(op) and op.trainable and op.x.rows.of(load) > 0:
+            elements += op.x.width // op.groups * (2 if op.kind == "layer" else 1)
+    return round(elements * DTYPE_BYTES[precision])
+
+
+def norm_of_heads(op: Op) -> TypeGuard[Norm]:
+    """Whether the operator normalises heads, of which each rank has some."""
+    return isinstance(op, Norm) and op.x.sharded
+
+
+def _read_whole(op: Op) -> tuple[str, ...]:
+    """Fields of an operator whose value all ranks hold alike, while its result differs from rank to rank."""
+    match op:
+        case Linear() if op.parallel == "column":
+            return ("x",)
+        case Dispatch():
+            return ("x",)
+        case Combine():
+            return ("weights",)
+        case JoinHeads():
+            return ("b",)
+        case _:
+            return ()
+
+
+def _gives_parts(op: Op) -> TypeGuard[Linear | Combine]:
+    return isinstance(op, Combine) or (isinstance(op, Linear) and op.parallel == "row")
+
+
+def _sum_of(op: Linear | Combine, parts: Value) -> SumParts:
+    if isinstance(op, Combine):
+        return SumParts(name="", x=parts, y=op.y, bias=False, trainable=False)
+    return SumParts(name=f"{op.name}_sum", x=parts, y=op.y, bias=op.bias, trainable=op.trainable)
+
+
+def _local(op: AnyOp, tp: int) -> AnyOp:
+    """The operator on one rank's columns; a bias behind a sum is left to the sum."""
+
+    def heads(count: int, value: Value) -> int:
+        return value.local_width(tp) // (value.width // count)
+
+    changes: dict[str, object] = {}
+    for field in fields(op):
+        value = getattr(op, field.name)
+        if isinstance(value, Value) and value.sharded:
+            changes[field.name] = replace(value, width=value.local_width(tp))
+    match op:
+        case Linear() if op.parallel == "row":
+            changes["bias"] = False
+        case Attention():
+            changes |= {"heads": heads(op.heads, op.q), "kv_heads": heads(op.kv_heads, op.k)}
+        case Rope():
+            changes["heads"] = heads(op.heads, op.x)
+        case JoinHeads():
+            changes["heads"] = heads(op.heads, op.a)
+        case Slice():
+            changes["groups"] = heads(op.groups, op.x)
+        case Norm() if op.x.sharded:
+            if op.groups == 1:
+                raise ValueError(f"norm {op.name} reaches over all heads, and tensor parallelism splits them")
+            changes["groups"] = heads(op.groups, op.x)
+        case Embedding():
+            changes["size"] = split(op.size, op.unit, tp)
+    return replace(op, **changes)  # type: ignore[arg-type]

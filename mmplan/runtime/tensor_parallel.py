@@ -1,0 +1,85 @@
+"""A layer of which each rank of a tensor-parallel group has the weights of its columns.
+
+Weights are slices of those that one process would have, so every degree starts from the same model.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.local_layer import local_layer, norm_of_heads
+from mmplan.cost_models.ops import CrossEntropy, Embedding, Op, SumGradients, SumParts
+from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.layers import Blocks, LayerModule, joined
+from mmplan.runtime.tensor_sums import TensorRanks, look_up, split_cross_entropy, sum_gradients, sum_parts
+
+
+class SplitLayer(LayerModule):
+    """Runs what `local_layer` lists; called like any layer, by all ranks of the group on the same inputs."""
+
+    def __init__(self, layer: Layer, ranks: TensorRanks) -> None:
+        super().__init__(local_layer(layer, ranks.degree))
+        self._whole, self._ranks = layer, ranks
+
+    def _run(self, op: Op, inputs: Sequence[Tensor | Blocks], batch: Microbatch) -> Tensor | Blocks:
+        match op:
+            case SumGradients():
+                return sum_gradients(joined(inputs[0]), self._ranks)
+            case SumParts():
+                total = sum_parts(joined(inputs[0]), self._ranks)
+                return total + self.parts[op.name].get_parameter("weight") if op.bias else total
+            case Embedding():
+                ids = batch.inputs[self.layer.module]
+                return look_up(ids, self.parts[op.name].get_parameter("weight"), self._ranks)
+            case CrossEntropy():
+                return self._loss(joined(inputs[0]), batch)
+            case _ if norm_of_heads(op):
+                return self._normed(self.parts[op.name], joined(inputs[0]))
+            case _:
+                return super()._run(op, inputs, batch)
+
+    def _loss(self, logits: Tensor, batch: Microbatch) -> Tensor:
+        module = self.layer.module
+        size = next(op.x.local_width() for op in self._whole.ops if isinstance(op, CrossEntropy))
+        total = split_cross_entropy(logits, batch.labels[module], size, self._ranks)
+        return total / max(1, batch.targets_in_batch[module])
+
+    def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Every rank's heads have a part of the gradients of the one scale (and shift)."""
+        if x.shape[0] == 0:
+            return x
+        shared = {name: sum_gradients(value, self._ranks) for name, value in norm.named_parameters()}
+        result: Tensor = torch.func.functional_call(norm, shared, (x,))
+        return result
+
+
+def split_layer(whole: LayerModule, ranks: TensorRanks) -> SplitLayer:
+    """This rank's part of a layer, with the weights of the whole one.
+
+    Columns beyond the last whole one (padded heads, padded vocabulary) have zeros, and get no gradient: attention of
+    a head without values is zero, and the loss leaves out logits that do not exist.
+    """
+    split = SplitLayer(whole.layer, ranks)
+    weights = dict(whole.parts.named_parameters())
+    for name, parameter in split.parts.named_parameters():
+        parameter.data = slice_of(weights[name_in_whole(name)].detach(), parameter.shape, ranks.index)
+    return split
+
+
+def name_in_whole(name: str) -> str:
+    """A parameter's name in the whole layer: what is added behind a sum there is the bias of the product before it."""
+    return f"{name.removesuffix('_sum.weight')}.bias" if name.endswith("_sum.weight") else name
+
+
+def slice_of(whole: Tensor, shape: torch.Size, index: int) -> Tensor:
+    """Part `index` of a tensor along every dimension where `shape` is smaller; zeros beyond its end."""
+    part = whole
+    for dim, size in enumerate(shape):
+        if size != whole.shape[dim]:
+            first = min(index * size, whole.shape[dim])
+            part = part.narrow(dim, first, min(size, whole.shape[dim] - first))
+    result = whole.new_zeros(shape)
+    result[tuple(slice(0, size) for size in part.shape)] = part
+    return result

@@ -1,0 +1,180 @@
+"""Models whose layers are split over a tensor-parallel group, and what each process of the group finds out."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from expert_models import SHAPES, glm, text_only
+from gradient_cases import perturb
+from layer_zoo import (
+    CLIP,
+    FROZEN,
+    FULL,
+    LLM,
+    LORA_ALL,
+    LORA_QV,
+    llava,
+    microbatch_of,
+    mllama,
+    omni,
+    qwen_vl,
+    scenario_of,
+)
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.ops import Rope
+from mmplan.runtime.attention import rope_table
+from mmplan.runtime.model import MultimodalModel
+from mmplan.runtime.tensor_parallel import name_in_whole, slice_of
+from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.scenario.scenario import Model, Sample, Scenario, Transformer
+
+SAMPLES = (
+    Sample(text_tokens=5, images=((8, 8), (6, 18)), audio_s=(1.1, 0.3), speech_tokens=3),
+    Sample(text_tokens=11, images=((13, 9),), audio_s=(0.5,), speech_tokens=9),
+)
+BLIND = (Sample(text_tokens=6, speech_tokens=4), Sample(text_tokens=3, speech_tokens=2))
+PROCESSES = 2
+
+
+def _with(model: Model, module: str, change: Callable[[Transformer], Transformer]) -> Model:
+    """The model with another transformer in one module."""
+    modules = tuple(
+        replace(m, transformer=change(m.transformer)) if m.name == module and m.transformer is not None else m
+        for m in model.modules
+    )
+    return replace(model, modules=modules)
+
+
+def _vocabulary(model: Model, **changes: object) -> Model:
+    modules = tuple(
+        replace(m, vocabulary=replace(m.vocabulary, **changes)) if m.name == "llm" and m.vocabulary is not None else m
+        for m in model.modules
+    )
+    return replace(model, modules=modules)
+
+
+def split_cases() -> dict[str, Scenario]:
+    """Every kind of layer, of training and of padding; degree 2 divides what has to divide."""
+    speaking = _with(omni(FULL, FULL, FULL), "talker", lambda shape: replace(shape, kv_heads=2))
+    models = {
+        "llava": llava(FULL, FULL, FULL),
+        "windows, gated vision and norms of heads": qwen_vl(FULL, FULL, FULL),
+        "cross-attention": mllama(FULL, FULL, FULL),
+        "audio and talker": speaking,
+        "frozen encoder": llava(FROZEN, FULL, FULL),
+        "frozen language model": qwen_vl(FROZEN, FULL, FROZEN),
+        "LoRA on all linears": qwen_vl(FROZEN, FULL, LORA_ALL),
+        "LoRA on q and v": llava(LORA_QV, FROZEN, LORA_QV),
+        "tied vocabulary": _vocabulary(llava(FULL, FULL, FULL), tied=True),
+        "padded vocabulary": _vocabulary(llava(FULL, FULL, FULL), pad_to=24),
+        "padded heads": _with(
+            llava(FULL, FULL, FULL), "vision", lambda shape: replace(CLIP, heads=3, kv_heads=3, pad_heads=True)
+        ),
+        "pooled, gated projector": glm(FULL, FULL, FULL),
+        **{name: text_only(replace(shape, layers=3)) for name, shape in SHAPES.items()},
+        "experts that are not trained": text_only(SHAPES["qwen3_moe"], FROZEN),
+        "language model alone": text_only(LLM),
+    }
+    return {name: scenario_of(model, samples=SAMPLES) for name, model in models.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitResult:
+    """Of one process: largest differences to the whole model, relative to the largest element, and bytes."""
+
+    losses: dict[str, tuple[float, float]]  # by module: of the whole model, of the split one
+    errors: dict[str, float]  # by parameter
+    forward_bytes: int
+    backward_bytes: int
+    kept_bytes: int
+    starts_alike: bool  # weights before anything is done to them
+
+
+def _run(model: MultimodalModel, scenario: Scenario, samples: tuple[Sample, ...]) -> dict[str, float]:
+    losses = model(microbatch_of(scenario, samples))
+    parts = [loss for loss in losses.values() if loss.requires_grad]
+    if parts:
+        torch.stack(parts).sum().backward()
+    return {module: loss.item() for module, loss in losses.items()}
+
+
+def split_error(
+    name: str, whole: dict[str, Tensor | None], found: Tensor | None, shape: torch.Size, index: int
+) -> float:
+    """Largest difference of a gradient to its slice of the whole one. Some gradients are zero but for rounding (biases
+    of keys), so no scale is below a thousandth of the model's largest."""
+    gradient = whole[name_in_whole(name)]
+    if gradient is None or found is None:
+        return 0.0 if gradient is found or not any(g is not None and g.any() for g in (gradient, found)) else 1.0
+    least = max(float(g.abs().max()) for g in whole.values() if g is not None) / 1000
+    error = float((found - slice_of(gradient, shape, index)).abs().max())
+    return error / max(float(gradient.abs().max()), least, 1e-30)
+
+
+def run_case(scenario: Scenario, ranks: TensorRanks, samples: tuple[Sample, ...]) -> SplitResult:
+    graph = build_graph(scenario)
+    layers, cpu = graph.layers(), torch.device("cpu")
+    whole = MultimodalModel(layers, graph, precision="fp32", seed=0, device=cpu)
+    split = MultimodalModel(layers, graph, precision="fp32", seed=0, device=cpu, ranks=ranks)
+    weights = dict(whole.named_parameters())
+
+    def own(name: str, parameter: Tensor) -> Tensor:
+        return slice_of(weights[name_in_whole(name)].detach(), parameter.shape, ranks.index)
+
+    starts_alike = all(torch.equal(parameter, own(name, parameter)) for name, parameter in split.named_parameters())
+    perturb(whole)
+    for name, parameter in split.named_parameters():
+        parameter.data = own(name, parameter)
+    expected = _run(whole, scenario, samples)
+    saved: dict[int, int] = {}
+    shared = {p.untyped_storage().data_ptr() for p in split.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if tensor.is_floating_point() and tensor.dim() > 0 and storage.data_ptr() not in shared:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    for lengths in microbatch_of(scenario, samples).lengths.values():
+        for width in {
+            op.dims or op.x.width // op.heads for layer in layers for op in layer.ops if isinstance(op, Rope)
+        }:
+            shared |= {t.untyped_storage().data_ptr() for t in rope_table(lengths, width, torch.float32, cpu)}
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses = _run(split, scenario, samples)
+    gradients = {name: p.grad for name, p in whole.named_parameters()}
+    return SplitResult(
+        losses={module: (expected[module], loss) for module, loss in losses.items()},
+        errors={
+            name: split_error(name, gradients, p.grad, p.shape, ranks.index) for name, p in split.named_parameters()
+        },
+        forward_bytes=ranks.forward_bytes,
+        backward_bytes=ranks.backward_bytes,
+        kept_bytes=sum(saved.values()),
+        starts_alike=starts_alike,
+    )
+
+
+def run_split_cases(rank: int, folder: str) -> None:
+    """Body of one of the two processes; writes its results to `folder`."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", PROCESSES)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=30))
+    results = {
+        (name, blind): run_case(
+            scenario, TensorRanks(degree=PROCESSES, index=rank, group=None), BLIND if blind else SAMPLES
+        )
+        for name, scenario in split_cases().items()
+        for blind in (False, True)
+    }
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
