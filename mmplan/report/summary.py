@@ -21,7 +21,8 @@ class PlanSummary:
     is the closed form that the search minimises and `bound_s` bounds. Bytes are those of all ranks in one step:
     `stage_bytes` sent between stages, `gradient_stage_bytes` of these as gradients, `reduce_bytes` of gradient buffers.
     `overlap_rate`: time in which a rank computes and communicates at once, over the time it communicates (1 when it
-    never communicates). `recompute` is that of each stage; for `sharding` and `spread` see `Layout`.
+    never communicates). `recompute` is that of each stage; `schedule_gap`: by what part of its makespan a searched
+    schedule can be longer than the best of this cut; for `sharding` and `spread` see `Layout`.
     """
 
     name: str
@@ -47,6 +48,7 @@ class PlanSummary:
     microbatch_size: int
     microbatches: int
     schedule: str
+    schedule_gap: float | None
     devices: int
     worst_memory_bytes: int
     capacity_bytes: int
@@ -91,6 +93,7 @@ def summarise(name: str, plan: Plan, prediction: Prediction) -> PlanSummary:
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
         schedule=plan.schedule,
+        schedule_gap=None if plan.schedule_certificate is None else plan.schedule_certificate.gap,
         devices=plan.rank_count,
         worst_memory_bytes=worst.memory_bytes,
         capacity_bytes=worst.capacity_bytes,
