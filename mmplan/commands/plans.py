@@ -27,7 +27,8 @@ def optimize(
     ] = "step-time",
     deadline: Annotated[str | None, typer.Option(help="Longest step allowed with --objective devices: 12 s.")] = None,
     schedule_search: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to look for a better schedule of the best cut; 0: keep 1F1B.")
+        float,
+        typer.Option(min=0.0, help="Seconds of work for a better schedule of the best cut; 0: keep 1F1B."),
     ] = SCHEDULE_SEARCH_S,
     explain: Annotated[bool, typer.Option("--explain", help="Say why the runner-ups lose.")] = False,
     why_not: Annotated[

@@ -6,8 +6,8 @@ from time import perf_counter
 
 # Several times what any shipped scenario takes to a gap of 1 % on two cores (8 CPU s; benchmarks/optimize.py).
 TIME_LIMIT_S = 60.0
-# Off unless asked for. Counted work (schedules/search/effort.py): the same on every machine, slower on a slow one.
-SCHEDULE_SEARCH_S = 0.0
+# Of counted work (schedules/search/effort.py): the same on every machine, slower on a slow one.
+SCHEDULE_SEARCH_S = 1.0
 
 
 def never() -> bool:

@@ -1,10 +1,13 @@
 """The schedule problem of a plan: its stages and ranks with the seconds and bytes of a mean step."""
 
+from dataclasses import replace
+
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes, planned_working_bytes
 from mmplan.planner.plan import Plan
+from mmplan.planner.schedule import Compute, Schedule
 from mmplan.planner.schedules.problem import Role, ScheduleProblem, StageEdge, StageWork
 from mmplan.planner.stage_graph import build_stage_graph
 
@@ -13,8 +16,9 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
     """Stages of the plan on its pipeline ranks.
 
     A microbatch's activations are held until its last compute: the weight gradients need the inputs of every linear
-    layer. Capacity is what weights, gradients, optimizer state and the device's reserve leave. Tensors between the same
-    two ranks share a link, so their seconds add up.
+    layer. A stage that recomputes has whole backwards (here input gradients of that length): between two halves it
+    would hold what it had dropped. Capacity is what weights, gradients, optimizer state and the device's reserve leave.
+    Tensors between the same two ranks share a link, so their seconds add up.
 
     Raises:
         CheckError: the cut is not acyclic or leaves a layer out.
@@ -29,6 +33,8 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
         weight_s = sum(costs.wgrad_s(layer, loads[layer.module], layout) for layer in layers)
         held = sum(planned_kept_bytes(layer, loads[layer.module], scenario, layout) for layer in layers)
         backward, trained = stages.has_backward[index], any(layer.trainable for layer in layers)
+        if is_whole(plan, index):
+            input_s, weight_s, trained = input_s + weight_s, 0.0, False
         work.append(
             StageWork(
                 rank=plan.row(index),
@@ -63,6 +69,20 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
         microbatches=m,
         capacity=tuple(_free_bytes(plan, row) - static_bytes[row] - working_bytes[row] for row in range(plan.pp)),
     )
+
+
+def is_whole(plan: Plan, stage: int) -> bool:
+    """Whether the backwards of the stage are not split."""
+    return plan.stages[stage].recompute != "none"
+
+
+def whole_backwards(plan: Plan, schedule: Schedule) -> Schedule:
+    """The schedule with B where a stage has whole backwards."""
+
+    def whole(action: Compute) -> Compute:
+        return replace(action, kind="B") if action.kind == "I" and is_whole(plan, action.stage) else action
+
+    return tuple(tuple(map(whole, row)) for row in schedule)
 
 
 def _role(plan: Plan, stage: int) -> Role:

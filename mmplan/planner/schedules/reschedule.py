@@ -11,7 +11,7 @@ from mmplan.planner.schedule import Schedule
 from mmplan.planner.schedules.chunks import chunked_plan
 from mmplan.planner.schedules.evaluate import evaluate, memory_peaks
 from mmplan.planner.schedules.families import FAMILIES
-from mmplan.planner.schedules.plan_problem import plan_problem
+from mmplan.planner.schedules.plan_problem import plan_problem, whole_backwards
 from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
 from mmplan.planner.schedules.search.best import best_schedule
 from mmplan.planner.schedules.text import schedule_text
@@ -50,7 +50,7 @@ def with_family(plan: Plan, name: ScheduleName, graph: ComputationGraph, costs: 
     schedule = FAMILIES[name](problem)
     if isinstance(schedule, NotApplicable):
         return Choice(name=name, plan=None, fits=False, reason=schedule.reason)
-    return _choice(plan, name, problem, schedule)
+    return _choice(plan, name, problem, whole_backwards(plan, schedule))
 
 
 def compare_families(
@@ -76,7 +76,7 @@ def optimized(
     """
     problem = plan_problem(plan, graph, costs)
     result = best_schedule(problem, search_s=search_s, seed=seed, stop=stop)
-    chosen = _choice(plan, "optimized", problem, result.schedule)
+    chosen = _choice(plan, "optimized", problem, whole_backwards(plan, result.schedule))
     assert chosen.plan is not None
     certificate = ScheduleCertificate(
         makespan_s=result.makespan_s, bound_s=result.bound_s, gap=result.gap, method=result.method
