@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import typer
 
-from mmplan.commands.explore import replan, sweep
+from mmplan.commands.explore import pareto, replan, sweep
 from mmplan.commands.lists import hardware, schema
 from mmplan.commands.options import json_path
 from mmplan.commands.plans import check, compare, data, fit, optimize, simulate
@@ -33,7 +33,7 @@ app = typer.Typer(
 
 COMMANDS = (
     *(optimize, simulate, compare, check, execute, validate),
-    *(sweep, replan, fit, data, backtest, calibrate, schema, hardware),
+    *(sweep, pareto, replan, fit, data, backtest, calibrate, schema, hardware),
 )
 
 for command in COMMANDS:  # in the order of --help

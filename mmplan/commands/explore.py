@@ -37,7 +37,7 @@ def sweep(
     from mmplan.report.console import emit
     from mmplan.report.progress import points_progress
     from mmplan.report.sweep import scaling_advice, sweep_row, with_efficiency
-    from mmplan.report.sweep_output import plot_sweep, save_sweep_csv, sweep_document, sweep_table
+    from mmplan.report.sweep_output import plot_sweep, save_sweep_csv, sweep_document, sweep_tables
     from mmplan.scenario.document import read_document
     from mmplan.scenario.variations import parse_variation, points
 
@@ -59,7 +59,7 @@ def sweep(
         plot_sweep(rows, plot)
     ended = [] if len(rows) == len(every) else [f"interrupted: {len(rows)} of {len(every)} points are done"]
     document = sweep_document(scenario.stem, rows, advice, len(every))
-    emit(json_file, document, sweep_table(scenario.stem, rows), *advice, *ended)
+    emit(json_file, document, *sweep_tables(scenario.stem, rows), *advice, *ended)
 
 
 def replan(
@@ -102,3 +102,45 @@ def replan(
     save_plan(result.plan, target)
     tables = replan_tables(result, degrees_text(plan), doubt, target)
     emit(json_file, replan_document(result, doubt), *tables)
+
+
+def pareto(
+    scenario: ScenarioFile,
+    against: Annotated[str, typer.Option(help="What step time is held against: memory, devices or both.")] = "both",
+    points: Annotated[int, typer.Option(min=2, max=100, help="Memory goes down in so many steps.")] = 8,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Write the plans of the front there.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the fronts as PNG.")] = None,
+    gap: Gap = 0.01,
+    time_limit: TimeLimit = TIME_LIMIT_S,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Fronts of step time against memory and devices: each point a proven plan. Ctrl-C keeps the points done."""
+    from mmplan.planner.pareto_front import device_front, marked, memory_front
+    from mmplan.planner.repeated import Limits
+    from mmplan.planner.sweep import interruptible
+    from mmplan.report.console import emit
+    from mmplan.report.pareto import axes_of, pareto_document, pareto_tables, plot_pareto, save_front
+    from mmplan.report.progress import points_progress
+    from mmplan.scenario.load import load_scenario
+
+    require_folder(plot, json_path(json_file), None if output is None else output / "plan")
+    axes, loaded, done = axes_of(against), load_scenario(scenario), []
+    with (
+        points_progress(loaded.name) as (progress, tell),
+        interruptible(Limits(gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)) as limits,
+    ):
+        for axis in axes:
+            for point in memory_front(loaded, limits, points) if axis == "memory" else device_front(loaded, limits):
+                done.append(point)
+                tell(f"{len(done)} points done")
+        complete = not limits.stop()
+    front = marked(done)
+    if output is not None:
+        save_front(loaded.name, front, output)
+    if plot is not None:
+        plot_pareto(front, plot)
+    ended = [] if complete else [f"interrupted: {len(done)} points are done"]
+    emit(json_file, pareto_document(loaded.name, front, complete), *pareto_tables(loaded.name, front), *ended)

@@ -6,6 +6,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from mmplan.cost_models.layout import RECOMPUTE_LEVELS
 from mmplan.planner.plan import Plan
 from mmplan.planner.shadow_price import ZonePrice
 from mmplan.planner.why_not import Alternative
@@ -60,11 +61,15 @@ def alternatives_values(alternatives: Sequence[Alternative], prices: Sequence[Zo
 
 
 def degrees_text(plan: Plan) -> str:
-    """`pp=2 dp=4 tp=1 ZeRO-3, 8 x 2`: microbatches x samples last."""
+    """`pp=2 dp=4 tp=1 ZeRO-3, 8 x 2, recompute half`: microbatches x samples, levels that some stage recomputes."""
     cp = f" cp={plan.cp}" if plan.cp > 1 else ""
     ep = f" ep={plan.ep}" if plan.ep > 1 else ""
     zero = f" ZeRO-{SHARDINGS.index(plan.sharding)}" if plan.sharding != "none" else ""
-    return f"pp={plan.pp} dp={plan.dp}{cp} tp={plan.tp}{ep}{zero}, {plan.microbatches} x {plan.microbatch_size}"
+    spread = f", {' and '.join(plan.spread)} spread" if plan.spread else ""
+    levels = [level for level in RECOMPUTE_LEVELS if level != "none" and level in {s.recompute for s in plan.stages}]
+    again = f", recompute {' and '.join(levels)}" if levels else ""
+    degrees = f"pp={plan.pp} dp={plan.dp}{cp} tp={plan.tp}{ep}{zero}"
+    return f"{degrees}, {plan.microbatches} x {plan.microbatch_size}{spread}{again}"
 
 
 def more(seconds: float | None) -> str:

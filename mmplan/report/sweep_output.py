@@ -30,16 +30,18 @@ COLUMNS = (
 )
 
 
-def sweep_table(name: str, rows: Sequence[SweepRow]) -> Table:
-    """One row per point; a point without a plan has the reason in place of degrees."""
+def sweep_tables(name: str, rows: Sequence[SweepRow]) -> list[Table | str]:
+    """One row per point; reasons of those without a plan stand below, each once."""
     numbers = ("devices", "step time", "samples/s", "tokens/s per device", "efficiency", "gap")
-    keys = list(rows[0].values) if rows else []
+    keys = _short_keys(list(rows[0].values) if rows else [])
     result = table(f"Sweep of {name}", *keys, *numbers, "plan", right=(*keys, *numbers))
+    reasons: dict[str, int] = {}
     for row in rows:
         cells = [str(value) for value in row.values.values()]
         devices = "-" if row.devices is None else f"{row.devices:,}"
         if row.step_time_s is None:
-            result.add_row(*cells, devices, "-", "-", "-", "-", "-", escape(row.reason))
+            note = reasons.setdefault(row.reason, len(reasons) + 1)
+            result.add_row(*cells, devices, "-", "-", "-", "-", "-", f"none ({note})")
             continue
         used = "" if row.used_devices == row.devices else f" ({row.used_devices:,} used)"
         result.add_row(
@@ -52,7 +54,13 @@ def sweep_table(name: str, rows: Sequence[SweepRow]) -> Table:
             f"{row.gap:.2%}" + ("" if row.status == "optimal" else f" ({row.status})"),
             row.degrees,
         )
-    return result
+    return [result, *(f"({note}) {escape(reason)}" for reason, note in reasons.items())]
+
+
+def _short_keys(keys: Sequence[str]) -> list[str]:
+    """The last word of each key, the whole key where that is not enough to tell them apart."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [short if last.count(short) == 1 else key for short, key in zip(last, keys, strict=True)]
 
 
 def save_sweep_csv(rows: Sequence[SweepRow], path: Path) -> None:

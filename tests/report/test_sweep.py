@@ -14,7 +14,7 @@ from mmplan.planner.result import OptimizeResult
 from mmplan.planner.search import optimize
 from mmplan.planner.sweep import SolvedPoint, interruptible, read_points, solve_points
 from mmplan.report.sweep import SweepRow, scaling_advice, sweep_row, with_efficiency
-from mmplan.report.sweep_output import plot_sweep, save_sweep_csv, sweep_document, sweep_table
+from mmplan.report.sweep_output import plot_sweep, save_sweep_csv, sweep_document, sweep_tables
 from mmplan.scenario.document import read_document
 from mmplan.scenario.scenario import Scenario
 
@@ -128,7 +128,10 @@ def test_ctrl_c_keeps_the_rows_done_and_drops_the_point_at_work(monkeypatch: pyt
 
 
 def test_rows_go_to_table_csv_document_and_picture(rows: tuple[SweepRow, ...], tmp_path: Path) -> None:
-    assert sweep_table("tiny", rows).row_count == len(rows)
+    shown, *notes = sweep_tables("tiny", rows)
+    assert not isinstance(shown, str) and shown.row_count == len(rows)
+    assert [column.header for column in shown.columns][:2] == ["global", "nodes"]
+    assert len(notes) == len({row.reason for row in rows if row.reason})
     save_sweep_csv(rows, tmp_path / "rows.csv")
     head, first, second, *_ = (tmp_path / "rows.csv").read_text().splitlines()
     assert head.startswith("batch.global,cluster.nodes,devices,used_devices,step_time_s,")

@@ -1,0 +1,116 @@
+"""Table, document and picture of `mmplan pareto`."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from mmplan.errors import InputError
+from mmplan.planner.pareto_front import AXES, Axis, FrontPoint
+from mmplan.planner.plan import save_plan
+from mmplan.report.alternatives import degrees_text
+from mmplan.report.pictures import new_figure, save_png
+from mmplan.report.tables import table
+from mmplan.scenario.document import did_you_mean
+from mmplan.units import format_bytes, format_seconds, gibibytes
+
+_COUNT: dict[Axis, Callable[[float], str]] = {"memory": format_bytes, "devices": lambda count: f"{count:,.0f}"}
+_LABEL: dict[Axis, str] = {"memory": "memory of the fullest rank (GiB)", "devices": "devices"}
+
+
+def axes_of(word: str) -> tuple[Axis, ...]:
+    """What step time is held against: `memory`, `devices` or `both`.
+
+    Raises:
+        InputError: another word.
+    """
+    found = AXES if word == "both" else tuple(axis for axis in AXES if axis == word)
+    if not found:
+        hint = did_you_mean(word, (*AXES, "both"))
+        raise InputError(f"--against: expected memory, devices or both, found '{word}'{hint}")
+    return found
+
+
+def pareto_tables(name: str, points: Sequence[FrontPoint]) -> list[Table]:
+    """One table per axis; what another plan beats has no mark."""
+    found = []
+    for axis in AXES:
+        own = [point for point in points if point.axis == axis]
+        if not own:
+            continue
+        numbers = ("at most", "needs", "step time", "bound", "gap")
+        result = table(f"Step time of {name} against {axis}", *numbers, "front", "plan", right=numbers)
+        for point in own:
+            certificate = point.plan.certificate
+            result.add_row(
+                _COUNT[axis](point.limit),
+                _COUNT[axis](point.cost),
+                format_seconds(point.step_s),
+                format_seconds(certificate.bound_s),
+                f"{certificate.gap:.2%}" + ("" if certificate.status == "optimal" else f" ({certificate.status})"),
+                "" if point.dominated else "*",
+                degrees_text(point.plan),
+            )
+        found.append(result)
+    return found
+
+
+def pareto_document(name: str, points: Sequence[FrontPoint], complete: bool) -> dict[str, Any]:
+    """Bytes or devices by axis, seconds of the closed form; plans by their degrees."""
+    return {
+        "schema": "mmplan.pareto/1",
+        "scenario": name,
+        "complete": complete,
+        "points": [
+            {
+                "axis": point.axis,
+                "limit": point.limit,
+                "cost": point.cost,
+                "objective_s": point.step_s,
+                "bound_s": point.plan.certificate.bound_s,
+                "gap": point.plan.certificate.gap,
+                "status": point.plan.certificate.status,
+                "dominated": point.dominated,
+                "degrees": degrees_text(point.plan),
+            }
+            for point in points
+        ],
+    }
+
+
+def save_front(name: str, points: Sequence[FrontPoint], folder: Path) -> None:
+    """Write the plans of the front as NAME.AXIS-N.plan.json, N counted from the fastest."""
+    for axis in AXES:
+        front = [point for point in points if point.axis == axis and not point.dominated]
+        for index, point in enumerate(front, start=1):
+            save_plan(point.plan, folder / f"{name}.{axis}-{index}.plan.json")
+
+
+def plot_pareto(points: Sequence[FrontPoint], path: Path) -> None:
+    """Write a PNG with one front per axis: plans, and down to the bound what is left unproven."""
+    shown: list[Axis] = [axis for axis in AXES if any(point.axis == axis for point in points)]
+    figure = new_figure(6.0 * max(1, len(shown)), 4.5)
+    for column, axis in enumerate(shown):
+        axes = figure.add_subplot(1, len(shown), column + 1)
+        own = sorted((point for point in points if point.axis == axis), key=lambda point: point.cost)
+        scaled: Callable[[float], float] = gibibytes if axis == "memory" else float
+        front = [point for point in own if not point.dominated]
+        axes.step(
+            [scaled(point.cost) for point in front], [point.step_s for point in front], where="post", label="front"
+        )
+        left = [point.step_s - point.plan.certificate.bound_s for point in own]
+        axes.errorbar(
+            [scaled(point.cost) for point in own],
+            [point.step_s for point in own],
+            yerr=[left, [0.0] * len(own)],
+            fmt="o",
+            capsize=3,
+            label="plans, down to their bound",
+        )
+        axes.set_xlabel(_LABEL[axis])
+        axes.set_ylabel("step time, closed form")
+        axes.yaxis.set_major_formatter(lambda value, _: format_seconds(value) if value else "0")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    save_png(figure, path)
