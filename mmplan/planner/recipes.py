@@ -19,7 +19,7 @@ from mmplan.planner.problem import allowed_levels
 from mmplan.planner.schedules.chunks import chunked_plan
 from mmplan.planner.schedules.problem import NotApplicable
 from mmplan.planner.schedules.reschedule import with_family
-from mmplan.planner.search import optimize
+from mmplan.planner.search import ROUNDING_GAP, optimize
 from mmplan.planner.stopping import TIME_LIMIT_S
 from mmplan.scenario.scenario import Recipe, Scenario
 from mmplan.units import format_seconds
@@ -52,20 +52,19 @@ def plan_recipes(ours: Plan) -> tuple[PlannedRecipe, ...]:
     return tuple(plan_recipe(ours.scenario, recipe, one_each) for recipe in recipes)
 
 
-def plan_recipe(scenario: Scenario, recipe: Recipe, ours: Plan | None = None, gap: float = 0.0) -> PlannedRecipe:
+def plan_recipe(scenario: Scenario, recipe: Recipe, ours: Plan | None = None) -> PlannedRecipe:
     """The best plan with the degrees of a recipe; refused recipes say why, with the arithmetic.
 
     Args:
         ours: a plan of the scenario that the reason compares with.
-        gap: how far from the best cut of its degrees the recipe's may be.
     """
     try:
-        found = optimize(pinned(scenario, recipe), gap=gap, time_limit_s=TIME_LIMIT_S).plan
+        found = optimize(pinned(scenario, recipe), gap=0.0, time_limit_s=TIME_LIMIT_S).plan
     except (InputError, InfeasibleError, NoPlanFoundError) as error:
         return PlannedRecipe(recipe=recipe, plan=None, reason=str(error))
     certificate = replace(found.certificate, bound_s=0.0, gap=1.0, status="given")
     plan, notes = replace(found, certificate=certificate), [_outside(scenario, recipe)]
-    reason = "" if ours is None else why_slower(step_time(plan), step_time(ours), faster="faster")
+    reason = "" if ours is None else _against(step_time(plan), step_time(ours))
     if recipe.vp > 1:
         plan, note = _interleaved(plan, recipe.vp)
         notes.append(note)
@@ -106,6 +105,12 @@ def _outside(scenario: Scenario, recipe: Recipe) -> str:
     return f"outside the scenario's constraints: {', '.join(broken)}" if broken else ""
 
 
+def _against(time: StepTime, ours: StepTime) -> str:
+    if abs(time.objective_s - ours.objective_s) <= ROUNDING_GAP * ours.objective_s:
+        return "as fast"
+    return why_slower(time, ours, faster="faster")
+
+
 def _replicas(scenario: Scenario, recipe: Recipe) -> int:
     """The recipe's dp, or that which fills the cluster."""
     have, width = scenario.cluster.device_count, recipe.tp * recipe.cp * recipe.pp
@@ -135,12 +140,19 @@ def _interleaved(plan: Plan, chunks: int) -> tuple[Plan, str]:
         alike = replace(plan, stages=tuple(replace(stage, recompute=level) for stage in plan.stages))
         chunked = chunked_plan(alike, graph, costs, chunks, v_shaped=False)
         if isinstance(chunked, NotApplicable):
-            return plan, f"priced as 1F1B: {chunked.reason}"
+            return plan, _priced_as_1f1b(plan, chunked.reason)
         choice = with_family(chunked, "interleaved", graph, costs)
         if choice.plan is not None and choice.fits:
             return _faster(plan, choice.plan, chunks)
         reason = choice.reason
-    return plan, f"priced as 1F1B: in {chunks} chunks per rank {reason}"
+    return plan, _priced_as_1f1b(plan, f"in {chunks} chunks per rank {reason}")
+
+
+def _priced_as_1f1b(plan: Plan, reason: str) -> str:
+    """With the part of the step that no other order could save."""
+    each_s = [plan.microbatches * (stage.forward_s + stage.backward_s) + stage.finish_s for stage in plan.stages]
+    busy = f"its ranks are busy for {format_seconds(sum(each_s) / len(each_s))} on average"
+    return f"priced as 1F1B: {reason}; {busy}"
 
 
 def _faster(one_each: Plan, chunked: Plan, chunks: int) -> tuple[Plan, str]:

@@ -47,7 +47,12 @@ def test_a_recipe_keeps_its_degrees_and_is_not_faster_than_the_best_plan(best: P
     assert (plan.tp, plan.pp, plan.dp) == (values.get("tp", 1), values.get("pp", 1), values.get("dp", fills))
     assert plan.microbatch_size == values.get("microbatch", plan.microbatch_size)
     assert plan.certificate.objective_s >= best.certificate.objective_s * (1 - 1e-9)
-    assert "slower" in planned.reason or plan.certificate.objective_s == best.certificate.objective_s
+    assert "slower" in planned.reason or planned.reason == "as fast"
+
+
+def test_a_recipe_that_is_the_best_plan_is_as_fast(best: Plan) -> None:
+    same = recipe(tp=best.tp, pp=best.pp, dp=best.dp, cp=best.cp, microbatch=best.microbatch_size)
+    assert plan_recipe(SCENARIO, same, best).reason == "as fast"
 
 
 def test_nothing_is_claimed_to_be_proved_about_a_recipe(best: Plan) -> None:
@@ -120,6 +125,7 @@ def test_chunks_that_cannot_be_made_are_priced_without_and_it_is_said() -> None:
     assert planned.plan is not None
     assert planned.plan.schedule == "1f1b"
     assert planned.note.startswith("priced as 1F1B: 100 chunks need as many groups of layers")
+    assert "; its ranks are busy for " in planned.note
 
 
 def test_the_terms_of_a_plan_are_those_of_its_cut() -> None:
