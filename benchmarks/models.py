@@ -4,8 +4,8 @@
 
 A row is one cold `mmplan optimize` (`wall_s`, `cpu_s` of the whole command) and `mmplan compare --expert` on its plan.
 `parameters`: ours over those that the list derives. `ratio`: step time of the recipe over ours, the closed forms;
-`recipe_equal_s`: of the recipe with as many layers in every stage; `not possible` rows say why. The last
-rows are the scale tests with 40 GB on 10,240 and 4,096 devices.
+`recipe_equal_s`: of the recipe as `--naive` cuts it (equal layers; what it leaves open as small as fits); recipes that
+are not possible say why. The last rows are the scale tests with 40 GB on 10,240 and 4,096 devices.
 """
 
 import csv
@@ -109,7 +109,7 @@ def _expert(document: dict[str, Any], recipe: dict[str, Any]) -> dict[str, objec
 
 
 def _equal_layers(scenario: Scenario) -> str:
-    """Closed form of the recipe where every stage takes as many layers, which is what frameworks do unless told."""
+    """Closed form of the recipe as cut by hand, or why there is no such plan."""
     try:
         plan = naive_plan(pinned(scenario, scenario.recipes[0]))
     except (InputError, NoPlanFoundError) as error:

@@ -16,7 +16,8 @@ from mmplan.report.simulation import simulate_plan
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Constraints, Recipe, Scenario
 
-TINY = load_scenario(Path(__file__).parents[2] / "scenarios" / "tiny.yaml")
+ROOT = Path(__file__).parents[2]
+TINY = load_scenario(ROOT / "scenarios" / "tiny.yaml")
 SCENARIO = replace(TINY, constraints=Constraints())
 
 
@@ -91,6 +92,15 @@ def test_a_recipe_that_does_not_fit_says_what_it_needs() -> None:
     assert planned.plan is None
     assert "fits into memory: the leanest cut" in planned.reason
     assert "a device offers 3.51 MiB" in planned.reason  # 4,000,000 x (1 - 0.08)
+
+
+def test_a_published_recipe_that_cannot_fit_is_flagged() -> None:
+    """72 B weights in bf16 are 147 GB; Megatron-Bridge lists their LoRA with one 80 GB device per replica."""
+    scenario = load_scenario(ROOT / "scenarios" / "qwen2.5-vl-72b-lora.yaml")
+    (published,) = scenario.recipes
+    planned = plan_recipe(scenario, published)
+    assert planned.plan is None
+    assert "GiB weights, gradients and optimizer" in planned.reason
 
 
 def test_a_recipe_replaces_what_constraints_and_technique_say_of_its_keys_alone() -> None:
