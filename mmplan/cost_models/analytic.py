@@ -63,8 +63,19 @@ class AnalyticCostModel:
     def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         return max(self._pools[pool].reduce_s(trained, layout, ranks_per_node) for pool in layout.pools)
 
+    def gather_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
+        return max(self._pools[pool].regather_s(trained, layout, ranks_per_node) for pool in layout.pools)
+
     def update_s(self, trained: Trained, layout: Layout) -> float:
         return max(self._pools[pool].update_s(trained, layout) for pool in layout.pools)
+
+    def sharding_s(self, held: Trained, trained: Trained, layout: Layout) -> tuple[float, float]:
+        parts = [self._pools[pool].sharding_s(held, trained, layout) for pool in layout.pools]
+        return max(gather for gather, _ in parts), max(scatter for _, scatter in parts)
+
+    @property
+    def serial_share(self) -> float:
+        return self._pools[0].serial_share
 
 
 class _PoolCosts:
@@ -86,16 +97,21 @@ class _PoolCosts:
     def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         """Sharded optimizers scatter sums of gradients and gather weights (arXiv 1910.02054, section 7); with sharded
         gradients only the gather is left for the end of a step, with sharded parameters nothing is."""
-        rules, seconds = self._rules, 0.0
+        rules, seconds = self._rules, self.regather_s(trained, layout, ranks_per_node)
         links = rules.node_link, rules.network_link
         for count, group in self._groups(trained, layout, ranks_per_node):
             if layout.sharding == "none":
                 seconds += all_reduce_s(count * rules.gradient_bytes, group, *links)
             elif layout.sharding == "optimizer":
                 seconds += gather_s(count * rules.gradient_bytes, group, *links)
-            if layout.sharding in ("optimizer", "gradients"):
-                seconds += gather_s(count * self._gathered_bytes, group, *links)
         return seconds
+
+    def regather_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
+        """Of it the gather of weights that were updated in shares."""
+        if layout.sharding not in ("optimizer", "gradients"):
+            return 0.0
+        links, groups = (self._rules.node_link, self._rules.network_link), self._groups(trained, layout, ranks_per_node)
+        return sum(gather_s(count * self._gathered_bytes, group, *links) for count, group in groups)
 
     def _optimizer_s(self, trained_parameters: float) -> float:
         return optimizer_seconds(self._rules, self._optimizer, trained_parameters)
@@ -155,17 +171,22 @@ class _PoolCosts:
     def _add_gathered_parameters(self, price: Phases, kind: int, layer: Layer, layout: Layout) -> None:
         """What FSDP adds to a layer (arXiv 2304.11277, section 3): weights are gathered for forward and for backward,
         gradients scattered, every microbatch; beside them it computes, but for a part of the smaller of the two."""
+        gather, scatter = self.sharding_s(*self._held(kind, layer, layout), layout)
+        price["forward"] += self._beside(price["forward"], gather)
+        backward = price["dgrad"] + price["wgrad"] + price["recompute"]
+        if backward > 0:
+            price["dgrad"] += self._beside(backward, gather + scatter)
+
+    def sharding_s(self, held: Trained, trained: Trained, layout: Layout) -> tuple[float, float]:
+        """(gather of weights, scatter of gradients) per microbatch that sharding needs for so many parameters."""
+        if layout.sharding in ("none", "optimizer") or layout.replicas == 1:
+            return 0.0, 0.0
         rules = self._rules
         near = group_of(layout.replicas, layout.tp, rules.devices_per_node).per_node
-        held, trained = self._held(kind, layer, layout)
         links = rules.node_link, rules.network_link
         gather = sum(gather_s(n * rules.element_bytes, g, *links) for n, g in self._groups(held, layout, near))
         scatter = sum(gather_s(n * rules.gradient_bytes, g, *links) for n, g in self._groups(trained, layout, near))
-        again = gather if layout.sharding == "parameters" else 0.0
-        price["forward"] += self._beside(price["forward"], again)
-        backward = price["dgrad"] + price["wgrad"] + price["recompute"]
-        if backward > 0:
-            price["dgrad"] += self._beside(backward, again + scatter)
+        return gather if layout.sharding == "parameters" else 0.0, scatter
 
     def _held(self, kind: int, layer: Layer, layout: Layout) -> tuple[Trained, Trained]:
         """All parameters of a rank, and the trained ones."""
@@ -178,8 +199,12 @@ class _PoolCosts:
             self._parameters[key] = held, trained_on_rank(layer, layout)
         return self._parameters[key]
 
+    @property
+    def serial_share(self) -> float:
+        return self._rules.stack.fsdp_serial
+
     def _beside(self, compute_s: float, communication_s: float) -> float:
-        serial = self._rules.stack.fsdp_serial * min(compute_s, communication_s)
+        serial = self.serial_share * min(compute_s, communication_s)
         return max(0.0, communication_s - compute_s) + serial
 
     def _add_gathered_outputs(self, price: Phases, layer: Layer, load: Load, layout: Layout) -> None:

@@ -40,6 +40,21 @@ class CostModel(Protocol):
         """
         ...
 
+    def gather_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
+        """Of `reduce_s` the seconds behind the update, in which weights are gathered."""
+        ...
+
+    def sharding_s(self, held: Trained, trained: Trained, layout: Layout) -> tuple[float, float]:
+        """Seconds per microbatch in which weights of `held` parameters are gathered for a forward (as long for a
+        backward), and gradients of `trained` ones scattered, where sharding needs it; a part of these, `serial_share`,
+        never runs beside computation."""
+        ...
+
+    @property
+    def serial_share(self) -> float:
+        """Of the shorter of communication and computation, what does not overlap."""
+        ...
+
     def update_s(self, trained: Trained, layout: Layout) -> float:
         """Seconds of the optimizer update of one rank."""
         ...

@@ -6,9 +6,13 @@ As in `bounds`, but every term comes from sums over the model, so that a row cos
 
 where devices differ, work is that of the quickest and the mean counts a stage by how much of it its devices do; and a
 row is out where states and activations, spread evenly over all stages, exceed the memory of these.
+
+Where the model is one chain, the stage that is j-th from the end holds min(m, j) microbatches, so all stages together
+keep at most so much of one microbatch, states in the deepest stages first; what does not fit has to be recomputed, at
+the least seconds per byte that any block offers.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +30,7 @@ from mmplan.planner.problem import allowed_levels, devices_per_node, machine_of
 from mmplan.planner.stage_order import tail_start
 from mmplan.planner.upsets import BoolArray, IntArray
 from mmplan.scenario.cluster import Cluster
+from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.technique import SHARDINGS
 
 Floats = NDArray[np.float64]
@@ -47,9 +52,11 @@ class FirstBounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Model:
-    """Sums over the model. [base, size]: `total_s`, `path_s`, `lag_s`, `kept_bytes`; [base, size, stages - 1]:
-    `busiest_s`; [base, size, pool] `pace`: by how much longer than the quickest pool each one works at least; `counts`
-    [base, 6]: trained and frozen parameters on a rank, each dense, spread and of experts."""
+    """Sums over the model. [base, size]: `total_s`, `path_s`, `lag_s`, `kept_bytes` at the leanest level of
+    recomputation and `unrecomputed_bytes` at the quickest, `saving_s_per_byte` at least for the difference. [base,
+    size, stages - 1]: `busiest_s`. [base, size, pool] `pace`: by how much longer than the quickest pool each one works
+    at least. [base, 9] `counts`: trained parameters of a rank, these with tied ones, and frozen ones, each dense, spread
+    and of experts."""
 
     sizes: IntArray
     path_s: Floats
@@ -59,6 +66,9 @@ class _Model:
     total_s: Floats
     pace: Floats
     counts: Floats
+    in_a_row: bool
+    unrecomputed_bytes: Floats
+    saving_s_per_byte: Floats
 
 
 def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurations) -> FirstBounds:
@@ -74,9 +84,23 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
         rows = slice(start, start + CHUNK_ROWS)
         base, size, pp = configurations.base[rows], size_of[rows], configurations.pp[rows]
         m = configurations.microbatches[rows]
-        finish_s, state_bytes = ends[which[rows]].T
+        finish_s, state_bytes, gather_s, scatter_s = ends[which[rows]].T
         once_s = model.path_s[base, size] + (pp - 1) * model.lag_s[base, size] + finish_s / pp
         busiest_s = model.busiest_s[base, size, pp - 1]
+        # sums of max(a, b) are at least the max of sums, so layer by layer no less is exposed
+        beside_s, moved_s = model.total_s[base, size], 2 * gather_s + scatter_s
+        exposed_s = np.maximum(moved_s - beside_s, 0) + prices.costs.serial_share * np.minimum(moved_s, beside_s)
+        busiest_s = np.maximum(busiest_s, (beside_s + exposed_s) / pp)
+        if model.in_a_row:
+            once_s += exposed_s
+        fits = np.ones(len(pp), dtype=np.bool_)
+        if model.in_a_row:
+            most_bytes = _most_kept(configurations.schedule, room_bytes, state_bytes, pp, m) / SAFE
+            fits = model.kept_bytes[base, size] <= most_bytes
+            again_s = np.maximum(model.unrecomputed_bytes[base, size] * SAFE - most_bytes, 0)
+            again_s *= model.saving_s_per_byte[base, size]
+            busiest_s = np.maximum(busiest_s, (beside_s + exposed_s + again_s) / pp)
+            once_s += again_s
         if model.pace.shape[2] > 1:
             width = configurations.ranks[rows] // pp
             speed = _speed(prices.scenario.cluster, model.pace[base, size], width, pp)
@@ -85,7 +109,8 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
         alive = m if configurations.schedule == "gpipe" else 1
         need_bytes[rows] = (state_bytes + alive * model.kept_bytes[base, size]) / pp
         roomy_ns[rows] = np.minimum(step_s * (1e9 * SAFE), NEVER)
-        step_ns[rows] = np.where(need_bytes[rows] * SAFE <= room_bytes, roomy_ns[rows], NEVER)
+        fits &= need_bytes[rows] * SAFE <= room_bytes
+        step_ns[rows] = np.where(fits, roomy_ns[rows], NEVER)
     return FirstBounds(step_ns=step_ns, roomy_ns=roomy_ns, need_bytes=need_bytes)
 
 
@@ -98,12 +123,16 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     pools = range(len(prices.scenario.cluster.pools))
 
     def work_s(layer: Layer, layout: Layout, size: int) -> list[float]:
-        """By pool."""
+        """By pool; then of the forward, in the quickest."""
         ways, load = [replace(layout, recompute=levels[0], pools=(pool,)) for pool in pools], loads[size][layer.module]
-        return [costs.forward_s(layer, load, at) + costs.backward_s(layer, load, at) for at in ways]
+        forward_s = [costs.forward_s(layer, load, at) for at in ways]
+        both_s = [one_s + costs.backward_s(layer, load, at) for one_s, at in zip(forward_s, ways, strict=True)]
+        return [*both_s, min(forward_s)]
 
     def kept_bytes(layer: Layer, layout: Layout, size: int) -> list[float]:
-        return [planned_kept_bytes(layer, loads[size][layer.module], prices.scenario, layout.at(levels[-1]))]
+        """At the quickest and the leanest level."""
+        load = loads[size][layer.module]
+        return [planned_kept_bytes(layer, load, prices.scenario, layout.at(levels[end])) for end in (0, -1)]
 
     def counts(layer: Layer, layout: Layout, _: int) -> list[float]:
         trained, held = trained_on_rank(layer, layout), layer_counts(layer, layout.shard(layer))
@@ -116,27 +145,34 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     bases = configurations.bases
     used = np.zeros((len(bases), len(sizes)), dtype=np.bool_)
     used[configurations.base, np.searchsorted(sizes, configurations.microbatch_size)] = True
-    by_pool_s = _tabulated(kinds, bases, used, len(pools), work_s)
+    *by_pool, forward_s = np.moveaxis(_tabulated(kinds, prices.alike, bases, used, len(pools) + 1, work_s), 2, 0)
+    by_pool_s = np.stack(by_pool, axis=2)
     kind_s = by_pool_s.min(axis=2)
     group_s = kind_s @ member.T  # [base, size, group]
     works = kind_s > 0
     ratios = np.where(works[:, :, None], by_pool_s / np.where(works, kind_s, 1.0)[:, :, None], np.inf)
-    kept = _tabulated(kinds, bases, used, 1, kept_bytes)[:, :, 0] @ member.sum(axis=0)
-    held = _tabulated(kinds, bases, used[:, :1] | True, 9, counts)[:, 0] @ member.sum(axis=0)
+    unrecomputed, kept = np.moveaxis(_tabulated(kinds, prices.alike, bases, used, 2, kept_bytes), 2, 0)
+    saved = unrecomputed - kept
+    rates = np.where(saved > 0, forward_s / np.where(saved > 0, saved, 1.0), np.inf).min(axis=2)
+    held = _tabulated(kinds, prices.alike, bases, used[:, :1] | True, 9, counts)[:, 0] @ member.sum(axis=0)
     return _Model(
         sizes=sizes,
         path_s=_paths(groups, group_s),
         lag_s=_lags(prices, groups, configurations, sizes),
-        kept_bytes=kept,
+        kept_bytes=kept @ member.sum(axis=0),
         busiest_s=_busiest(group_s, member, int(configurations.pp.max())),
         total_s=group_s.sum(axis=2),
         pace=ratios.min(axis=3),
         counts=held,
+        in_a_row=tail_start(len(groups.groups), groups.pairs) == 0,
+        unrecomputed_bytes=unrecomputed @ member.sum(axis=0),
+        saving_s_per_byte=np.where(np.isfinite(rates), rates, 0.0) * ("selective" not in levels),
     )
 
 
 def _tabulated(
     kinds: tuple[Layer, ...],
+    alike: Sequence[int],
     bases: tuple[Layout, ...],
     used: BoolArray,
     width: int,
@@ -147,12 +183,15 @@ def _tabulated(
     table = np.zeros((*used.shape, width, len(kinds)))
     sizes_of = [np.flatnonzero(row).tolist() for row in used]
     for kind, layer in enumerate(kinds):
+        if (first := alike.index(alike[kind])) < kind:
+            table[..., kind] = table[..., first]
+            continue
         known: dict[Hashable, list[float]] = {}
         for index, base in enumerate(bases):
             spread = (base.tp, base.cp) if layer.module in base.spread else ()
-            alike = (base.shard(layer), spread)
+            ranks = (base.shard(layer), spread)
             for size in sizes_of[index]:
-                key = (alike, size)
+                key = (ranks, size)
                 if key not in known:
                     known[key] = price(layer, base, size)
                 table[index, size, :, kind] = known[key]
@@ -180,6 +219,25 @@ def _busiest(group_s: Floats, member: Floats, most: int) -> Floats:
         shared = -(-so_many[..., place, None] // stages) * heavy_s[..., place, None]
         np.maximum(busiest_s, shared, out=busiest_s)
     return busiest_s
+
+
+def _most_kept(
+    schedule: ScheduleName, room_bytes: int, state_bytes: Floats, stages: Column, microbatches: Column
+) -> Floats:
+    """[rows] bytes of one microbatch that all stages in a row can keep: a stage that holds q of them keeps 1/q of the
+    room that states leave it, and states cost least where q is largest."""
+    full = np.minimum(state_bytes // room_bytes, stages)
+    left = (stages - full).astype(np.int64)  # stages without a full load of states
+    rest_bytes = np.where(left > 0, room_bytes - (state_bytes - full * room_bytes), 0.0)
+    if schedule == "gpipe":
+        most: Floats = (np.maximum(left - 1, 0) * room_bytes + rest_bytes) / microbatches
+        return most
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, int(stages.max()) + 1))])
+    free = np.maximum(left - 1, 0)
+    shallow = np.minimum(free, microbatches)
+    most = room_bytes * (harmonic[shallow] + (free - shallow) / microbatches)
+    most += rest_bytes / np.maximum(np.minimum(microbatches, left), 1)
+    return most
 
 
 def _speed(cluster: Cluster, pace: Floats, width: IntArray, stages: Column) -> Floats:
@@ -216,17 +274,28 @@ def _lags(prices: Prices, groups: GroupGraph, configurations: Configurations, si
 
 
 def _ends(prices: Prices, configurations: Configurations, model: _Model) -> tuple[Floats, IntArray]:
-    """(seconds at the end of a step, bytes of states) if one stage held the model, and which row of them is whose."""
+    """If one stage held the model: seconds at the end of a step, bytes of states, seconds of a gather of weights and of
+    a scatter of gradients; and which row of them is whose."""
     codes = (configurations.base.astype(np.int64) * len(SHARDINGS) + configurations.sharding) * 2**31
     distinct, which = np.unique(codes + configurations.dp, return_inverse=True)
     known: dict[Hashable, tuple[float, float]] = {}
-    table = np.empty((len(distinct), 2))
+    table = np.empty((len(distinct), 4))
     for row, code in enumerate(distinct.tolist()):
         rest, dp = divmod(code, 2**31)
         index, sharding = divmod(rest, len(SHARDINGS))
         layout = replace(configurations.bases[index], dp=dp, sharding=SHARDINGS[sharding])
         counts = model.counts[index].tolist()
-        table[row] = _finish_s(prices, layout, counts[:3], known), _state_bytes(prices, layout, counts[3:])
+        held = Trained(*(int(trained + frozen) for trained, frozen in zip(counts[3:6], counts[6:], strict=True)))
+        pools = range(len(prices.scenario.cluster.pools))
+        moved = [
+            prices.costs.sharding_s(held, Trained(*map(int, counts[:3])), replace(layout, pools=(pool,)))
+            for pool in pools
+        ]
+        table[row] = (
+            _finish_s(prices, layout, counts[:3], known),
+            _state_bytes(prices, layout, counts[3:]),
+            *(min(seconds) for seconds in zip(*moved, strict=True)),
+        )
     return table, which
 
 

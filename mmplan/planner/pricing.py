@@ -46,7 +46,8 @@ class Prices:
     """Answers of one scenario's cost model, remembered.
 
     Costs are linear in loads: a mean microbatch is so many mean samples. `kinds` are layers that stand for all; of a
-    layer, `kind_of` names the one that is equal to it in all that costs.
+    layer, `kind_of` names the one that is equal to it in all that costs. Kinds that differ only in which of four blocks
+    they are have one number in `alike`.
 
     Raises:
         InputError: the scenario's technique is one that plans do not price.
@@ -63,20 +64,20 @@ class Prices:
         self._priced: dict[tuple[Layout, int], tuple[LayerPrice, ...]] = {}
         self._members: dict[int, tuple[GroupGraph, Counts]] = {}  # by id; the groups are held so that it stays theirs
         self._lags: dict[Hashable, tuple[float, ...]] = {}
-        alike: dict[object, int] = {}
+        first: dict[object, int] = {}
         known: dict[object, int] = {}
         kinds: list[Layer] = []
-        self._like: list[int] = []  # kinds that differ only in which of four blocks they are have one number
+        self.alike: list[int] = []
         self.kind_of: dict[str, int] = {}
         handed_on = gathering_layers(scenario)
         for layer in graph.layers():
             key = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.id in handed_on)
             turn = layer.index % BLOCKS_PER_PATTERN if layer.kind in BLOCKS else 0
-            like = alike.setdefault(key, len(alike))
+            like = first.setdefault(key, len(first))
             if (like, turn) not in known:
                 known[like, turn] = len(kinds)
                 kinds.append(layer)
-                self._like.append(like)
+                self.alike.append(like)
             self.kind_of[layer.id] = known[like, turn]
         self.kinds = tuple(kinds)
 
@@ -145,10 +146,10 @@ class Prices:
         if key not in self._priced:
             loads = self.loads(microbatch_size)
             found: dict[int, LayerPrice] = {}
-            for like, layer in zip(self._like, self.kinds, strict=True):
+            for like, layer in zip(self.alike, self.kinds, strict=True):
                 if like not in found:
                     found[like] = self._price(like, layer, loads[layer.module], layout)
-            self._priced[key] = tuple(found[like] for like in self._like)
+            self._priced[key] = tuple(found[like] for like in self.alike)
         return self._priced[key]
 
     def layers(self, layout: Layout, microbatch_size: int) -> dict[str, LayerPrice]:
@@ -158,14 +159,16 @@ class Prices:
 
     def most_samples(self, layout: Layout, room_bytes: float) -> int:
         """No larger microbatch fits: at any level of recomputation some moment holds what one layer keeps without."""
-        loads = self.loads(1)
-        kept = [
-            planned_kept_bytes(layer, loads[layer.module], self.scenario, layout)
-            for layer in self.kinds
-            if layer.module not in layout.spread  # kept bytes of the others are linear in samples
-        ]
-        most = max(kept, default=0) - 1
-        return math.floor(room_bytes / most) if most > 0 else LARGEST_MICROBATCH
+        loads, kept = self.loads(1), [0]
+        for like, layer in dict(zip(self.alike, self.kinds, strict=True)).items():
+            if layer.module not in layout.spread:  # kept bytes of the others are not linear in samples
+                kept.append(self._kept_bytes(like, layer, loads[layer.module], layout))
+        return math.floor(room_bytes / (max(kept) - 1)) if max(kept) > 1 else LARGEST_MICROBATCH
+
+    def _kept_bytes(self, kind: int, layer: Layer, load: Load, layout: Layout) -> int:
+        spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
+        key = (kind, load, layout.shard(layer), spread, layout.recomputed(layer))
+        return _once(self._bytes, key, lambda: planned_kept_bytes(layer, load, self.scenario, layout))
 
     def working_bytes(self, layout: Layout, microbatch_size: int) -> int:
         """What any stage needs at work beside states and activations."""
@@ -195,11 +198,7 @@ class Prices:
             forward_s,
             backward_s,
             _once(self._bytes, (kind, shard, spread, sharded), lambda: planned_state_bytes(layer, scenario, layout)),
-            _once(
-                self._bytes,
-                (kind, load, shard, spread, again),
-                lambda: planned_kept_bytes(layer, load, scenario, layout),
-            ),
+            self._kept_bytes(kind, layer, load, layout),
             _once(self._trained, (kind, shard, spread), lambda: trained_on_rank(layer, layout)),
         )
 

@@ -206,6 +206,16 @@ class SetPrices:
     def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         return self.reduce if layout.replicas > 1 else 0.0
 
+    def gather_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
+        return 0.0
+
+    def sharding_s(self, held: Trained, trained: Trained, layout: Layout) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    @property
+    def serial_share(self) -> float:
+        return 0.0
+
     def update_s(self, trained: Trained, layout: Layout) -> float:
         return self.update
 

@@ -162,7 +162,7 @@ def test_the_leader_in_simulation_wins(tiny: Scenario, monkeypatch: pytest.Monke
     """The closed form's best cut is told to be slow in simulation: another one within the gap takes its place."""
     best = optimize(tiny, gap=0.5).plan
 
-    def simulated(space: Space, one: Candidate) -> float:
+    def simulated(space: Space, one: Candidate, search_s: float, deadline: object) -> float:
         return 2.0 if one.stages == tuple(stage.layers for stage in best.stages) else 1.0
 
     monkeypatch.setattr(rivals_module, "simulated_s", simulated)
