@@ -55,8 +55,8 @@ class _Model:
     """Sums over the model. [base, size]: `total_s`, `path_s`, `lag_s`, `kept_bytes` at the leanest level of
     recomputation and `unrecomputed_bytes` at the quickest, `saving_s_per_byte` at least for the difference. [base,
     size, stages - 1]: `busiest_s`. [base, size, pool] `pace`: by how much longer than the quickest pool each one works
-    at least. [base, 9] `counts`: trained parameters of a rank, these with tied ones, and frozen ones, each dense, spread
-    and of experts."""
+    at least. [base, 9] `counts`: trained parameters of a rank, these with tied ones, and frozen ones, each dense,
+    spread and of experts."""
 
     sizes: IntArray
     path_s: Floats
