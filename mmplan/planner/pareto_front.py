@@ -118,14 +118,15 @@ def _first_nodes(pools: tuple[Pool, ...], count: int) -> tuple[Pool, ...]:
 
 
 def _within(scenario: Scenario, limits: Limits) -> Plan | None:
-    """The best plan; None where there is none, or none was found in time."""
+    """The best plan; None where there is none, none was found in time, or Ctrl-C came before its proof."""
     try:
         space = build_space(scenario)
         if Frontier(space.bounds, space.scale).least_value() == NEVER:
             return None
-        return limits.solve(scenario).plan
+        plan = limits.solve(scenario).plan
     except (InfeasibleError, NoPlanFoundError):
         return None
+    return None if limits.stop() and plan.certificate.status != "optimal" else plan
 
 
 def _reserved_bytes(scenario: Scenario) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mmplan.errors import InfeasibleError, InputError
+from mmplan.planner import repeated
 from mmplan.planner.check import check_plan
 from mmplan.planner.pareto_front import (
     FrontPoint,
@@ -20,7 +21,9 @@ from mmplan.planner.pareto_front import (
 )
 from mmplan.planner.plan import load_plan
 from mmplan.planner.repeated import Limits
+from mmplan.planner.result import OptimizeResult
 from mmplan.planner.search import optimize
+from mmplan.planner.stopping import never
 from mmplan.report.pareto import axes_of, pareto_document, pareto_tables, plot_pareto, save_front
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
@@ -102,18 +105,22 @@ def test_a_point_that_another_one_beats_is_marked(by_memory: list[FrontPoint]) -
     assert [point.dominated for point in marked([first, worse, other_axis, first])] == [False, True, False, False]
 
 
-def test_ctrl_c_keeps_what_is_done(tiny: Scenario) -> None:
-    asked: list[int] = []
+def test_ctrl_c_keeps_what_is_done_and_drops_what_is_not_proven(
+    tiny: Scenario, by_devices: list[FrontPoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while the second plan is sought."""
+    solved: list[OptimizeResult] = []
 
-    def stop() -> bool:
-        asked.append(1)
-        return len(points) >= 1
+    def slow(scenario: Scenario, **options: Any) -> OptimizeResult:
+        result = optimize(scenario, **{**options, "stop": never})
+        certificate = replace(result.plan.certificate, status="feasible" if solved else "optimal")
+        solved.append(replace(result, plan=replace(result.plan, certificate=certificate)))
+        return solved[-1]
 
-    points: list[FrontPoint] = []
-    for point in device_front(tiny, replace(LIMITS, stop=stop)):
-        points.append(point)
-    assert [point.limit for point in points] == [4]
-    assert asked
+    monkeypatch.setattr(repeated, "optimize", slow)
+    limits = replace(LIMITS, stop=lambda: len(solved) > 1)
+    assert [point.limit for point in device_front(tiny, limits)] == [4]
+    assert len(solved) == 2
 
 
 def test_a_scenario_that_fits_nowhere_is_an_error(tiny: Scenario) -> None:
