@@ -9,7 +9,7 @@ from dataclasses import replace
 from mmplan.cost_models.collectives import Group, all_reduce_s, gather_s, group_of, message_s
 from mmplan.cost_models.counts import op_parameters
 from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layer_time import layer_seconds, optimizer_seconds
+from mmplan.cost_models.layer_time import OpSeconds, layer_seconds, op_seconds, optimizer_seconds
 from mmplan.cost_models.layout import Layout, Trained, as_layout, trained_on_rank
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.memory_states import is_expert
@@ -89,6 +89,7 @@ class _PoolCosts:
         self._kind_of: dict[int, tuple[Layer, int]] = {}  # by id(layer); the layer is held so that its id stays its own
         self._prices: dict[tuple[object, ...], Phases] = {}
         self._parameters: dict[tuple[int, Shard, bool], tuple[Trained, Trained]] = {}
+        self._of_ops: dict[tuple[object, ...], OpSeconds] = {}  # recomputation apart
         self._alone: dict[tuple[int, Load, Shard, Recompute], Phases] = {}
 
     def transfer_s(self, bytes_sent: float, same_node: bool) -> float:
@@ -163,7 +164,15 @@ class _PoolCosts:
         key = (kind, load, shard, again)
         if key not in self._alone:
             technique = replace(self._rules.technique, recompute=again, recompute_layers=None)
-            seconds = layer_seconds(replace(self._rules, technique=technique), layer, load, shard).sum(axis=1)
+            rules = replace(self._rules, technique=technique)
+
+            def of_ops(routed: bool) -> OpSeconds:
+                part = (kind, load, routed, shard if routed else Shard(tp=shard.tp, cp=shard.cp))
+                if part not in self._of_ops:
+                    self._of_ops[part] = op_seconds(rules, layer, load, shard, routed)
+                return self._of_ops[part]
+
+            seconds = layer_seconds(rules, layer, load, shard, of_ops).sum(axis=1)
             seconds *= self._factors[layer.module]
             self._alone[key] = dict(zip(PHASES, seconds.tolist(), strict=True))
         return self._alone[key]

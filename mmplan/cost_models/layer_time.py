@@ -1,6 +1,6 @@
 """Seconds of a layer's forward, input gradient, weight gradient and recomputation, each split into named parts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -25,15 +25,36 @@ from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.time_rules import DGRAD, FORWARD, PART, PARTS, PHASES, RECOMPUTE, WGRAD, Rules, Seconds
 from mmplan.scenario.scenario import Optimizer
 
+OpSeconds = tuple[Seconds, int]
 _BACKWARD_HOST = 1.6  # kernels of a backward per forward operator, fit to single-node runs of small models on A100
 
 
-def layer_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard) -> Seconds:
-    """Seconds [phase, part] of a layer for one microbatch on one rank; communication is the exposed part."""
+def layer_seconds(
+    rules: Rules, layer: Layer, load: Load, shard: Shard, of_ops: Callable[[bool], OpSeconds] | None = None
+) -> Seconds:
+    """Seconds [phase, part] of a layer for one microbatch on one rank; communication is the exposed part.
+
+    Args:
+        of_ops: `op_seconds` of the operators that work on routed rows, or of the others, for callers who remember them.
+    """
+    parts = [of_ops(routed) if of_ops else op_seconds(rules, layer, load, shard, routed) for routed in (False, True)]
+    seconds: Seconds = parts[0][0] + parts[1][0]
+    add_tp(seconds, rules, layer, load, shard)
+    add_ep(seconds, rules, layer, load, shard)
+    _add_recompute(seconds, rules, layer)
+    _add_host(seconds, rules, parts[0][1] + parts[1][1])
+    return seconds
+
+
+def op_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard, routed: bool) -> OpSeconds:
+    """Seconds [phase, part] of the operators on routed rows, or of all others, without communication between ranks that
+    share them, and how many there are. The others do not depend on expert degrees."""
     seconds = np.zeros((len(PHASES), len(PARTS)))
     launches = 0
+    if routed and not layer.has_experts:
+        return seconds, launches
     for op in _fused(layer, rules):
-        if op.y.rows.of(load) == 0:
+        if op_routed(op) != routed or op.y.rows.of(load) == 0:
             continue
         launches += 1
         before = seconds.copy() if layer.imbalance > 1 and op_routed(op) else None
@@ -47,11 +68,7 @@ def layer_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard) -> Secon
                 add_pointwise(seconds, rules, layer, op, load, shard)
         if before is not None:  # the step waits for the rank with the most rows
             seconds += (layer.imbalance - 1) * (seconds - before)
-    add_tp(seconds, rules, layer, load, shard)
-    add_ep(seconds, rules, layer, load, shard)
-    _add_recompute(seconds, rules, layer)
-    _add_host(seconds, rules, launches)
-    return seconds
+    return seconds, launches
 
 
 def optimizer_seconds(rules: Rules, optimizer: Optimizer, parameters: float) -> float:
