@@ -38,6 +38,7 @@ def sweep(
     from mmplan.report.progress import points_progress
     from mmplan.report.sweep import scaling_advice, sweep_row, with_efficiency
     from mmplan.report.sweep_output import plot_sweep, save_sweep_csv, sweep_document, sweep_tables
+    from mmplan.report.traffic_ratio import ratio_jumps
     from mmplan.scenario.document import read_document
     from mmplan.scenario.variations import parse_variation, points
 
@@ -52,7 +53,7 @@ def sweep(
             done.append(sweep_row(point))
             tell(f"{len(done)} of {len(every)} points done")
     rows = with_efficiency(done)
-    advice = scaling_advice(rows, worth)
+    advice = (*scaling_advice(rows, worth), *ratio_jumps(rows))
     if output is not None:
         save_sweep_csv(rows, output)
     if plot is not None:

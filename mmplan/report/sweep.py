@@ -14,6 +14,7 @@ from mmplan.planner.sweep import SolvedPoint
 from mmplan.report.alternatives import degrees_text
 from mmplan.report.simulation import simulate_plan
 from mmplan.report.summary import summarise
+from mmplan.report.utilisation import plan_utilisation
 from mmplan.units import format_seconds
 
 
@@ -22,6 +23,7 @@ class SweepRow:
     """One point. Without a plan there are no numbers, and `reason` says why.
 
     `devices`: of the cluster; `used_devices`: of the plan. `step_time_s` is simulated; `gap` is the closed form's.
+    `stage_bytes`: sent between stages in a step; `flops`: executed in it, with padding and what is recomputed.
     """
 
     values: dict[str, Any]
@@ -32,6 +34,8 @@ class SweepRow:
     tokens_per_s_per_device: float | None = None
     efficiency: float | None = None
     gap: float | None = None
+    stage_bytes: int | None = None
+    flops: float | None = None
     status: str = ""
     degrees: str = ""
     reason: str = ""
@@ -41,7 +45,8 @@ def sweep_row(point: SolvedPoint) -> SweepRow:
     """The numbers of a point, without its efficiency, which needs the others."""
     if point.plan is None:
         return SweepRow(values=point.values, devices=point.devices, reason=point.reason)
-    summary = summarise("", point.plan, simulate_plan(point.plan))
+    prediction = simulate_plan(point.plan)
+    summary, used = summarise("", point.plan, prediction), plan_utilisation(point.plan, prediction)
     return SweepRow(
         values=point.values,
         devices=point.devices,
@@ -50,6 +55,8 @@ def sweep_row(point: SolvedPoint) -> SweepRow:
         samples_per_s=summary.samples_per_s,
         tokens_per_s_per_device=summary.tokens_per_s_per_device,
         gap=summary.gap,
+        stage_bytes=summary.stage_bytes,
+        flops=None if used is None else sum(entry.hardware_flops for entry in used.modalities),
         status=summary.status,
         degrees=degrees_text(point.plan),
     )

@@ -24,6 +24,8 @@ COLUMNS = (
     "tokens_per_s_per_device",
     "efficiency",
     "gap",
+    "stage_bytes",
+    "flops",
     "status",
     "degrees",
     "reason",

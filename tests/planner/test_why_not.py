@@ -185,6 +185,16 @@ def test_a_zone_costs_what_the_step_is_shorter_without_it(tiny: Scenario, best: 
     assert late.least_s <= late.price_s <= late.most_s + 1e-9
 
 
+def test_zones_that_cover_everything_leave_one_stage(tiny: Scenario) -> None:
+    layers = tuple(layer for stage in optimize(tiny, gap=0.5).plan.stages for layer in stage.layers)
+    free = replace(tiny, constraints=replace(tiny.constraints, pp=()))
+    covered = under_zones(free, [Zone(name="all", layers=layers)])
+    plan = optimize(covered, gap=0.0).plan
+    assert plan.pp == 1
+    (price,) = zone_prices(covered, plan.certificate, LIMITS)
+    assert price.price_s is not None and price.price_s >= 0
+
+
 def test_tables_and_document_hold_every_answer(tiny: Scenario, best: Plan, zoned: Scenario) -> None:
     told = [ask(tiny, best, text) for text in ("pp=4", "tp=3", f"pp={best.pp}")]
     prices = zone_prices(zoned, optimize(zoned).plan.certificate, Limits())

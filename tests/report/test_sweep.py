@@ -15,6 +15,7 @@ from mmplan.planner.search import optimize
 from mmplan.planner.sweep import SolvedPoint, interruptible, read_points, solve_points
 from mmplan.report.sweep import SweepRow, scaling_advice, sweep_row, with_efficiency
 from mmplan.report.sweep_output import plot_sweep, save_sweep_csv, sweep_document, sweep_tables
+from mmplan.report.traffic_ratio import bytes_per_flop, ratio_jumps
 from mmplan.scenario.document import read_document
 from mmplan.scenario.scenario import Scenario
 
@@ -105,6 +106,31 @@ def test_between_other_multiples_the_speed_up_is_per_doubling() -> None:
     assert "at least 1.50 times" in scaling_advice([one, four], worth=1.4)[0]
 
 
+def test_the_ratio_of_bytes_to_flops_is_told_where_it_jumps() -> None:
+    """As published for batches 8, 16, 32: 12.4, 58.9, 241.2 MB, 3.8, 7.1, 13.9 TFLOP, ratios 3.26, 8.30, 17.35."""
+    sizes = {8: (12.4e6, 3.8e12), 16: (58.9e6, 7.1e12), 32: (241.2e6, 13.9e12), 64: (482.4e6, 27.8e12)}
+    rows = [
+        SweepRow(
+            values={"seed": 1, "batch.global": batch}, devices=4, stage_bytes=round(sent), flops=flops, degrees="d"
+        )
+        for batch, (sent, flops) in sizes.items()
+    ]
+    ratios = [bytes_per_flop(row) for row in rows]
+    assert ratios == pytest.approx([3.26e-6, 8.30e-6, 17.35e-6, 17.35e-6], rel=0.002)
+    assert ratio_jumps(reversed(rows)) == (
+        "seed=1: from batch.global 8 to 16 the bytes between stages per FLOP grow 2.54 times: d becomes d",
+        "seed=1: from batch.global 16 to 32 the bytes between stages per FLOP grow 2.09 times: d becomes d",
+    )
+    (begin,) = ratio_jumps([replace(rows[0], stage_bytes=0), rows[1]])
+    assert "per FLOP begin: " in begin
+
+
+def test_a_row_counts_the_bytes_and_flops_of_its_plan(rows: tuple[SweepRow, ...]) -> None:
+    assert rows[1].stage_bytes == rows[2].stage_bytes  # as many samples pass the one cut
+    assert rows[1].flops is not None and rows[1].flops > 0
+    assert bytes_per_flop(rows[0]) is None
+
+
 def test_ctrl_c_keeps_the_rows_done_and_drops_the_point_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     solved: list[OptimizeResult] = []
 
@@ -135,7 +161,7 @@ def test_rows_go_to_table_csv_document_and_picture(rows: tuple[SweepRow, ...], t
     save_sweep_csv(rows, tmp_path / "rows.csv")
     head, first, second, *_ = (tmp_path / "rows.csv").read_text().splitlines()
     assert head.startswith("batch.global,cluster.nodes,devices,used_devices,step_time_s,")
-    assert first.startswith("16,0,,,,,,,,,,")
+    assert first.startswith("16,0,,,,,,,,,,,,")
     assert second.startswith("16,1,4,4,")
     document = sweep_document("tiny", rows, ["stop"], len(rows) + 1)
     assert (document["schema"], document["complete"]) == ("mmplan.sweep/1", False)
