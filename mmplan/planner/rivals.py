@@ -10,6 +10,7 @@ from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import StepTime, cut_stages, plan_from_cut
 from mmplan.planner.objective import Objective
 from mmplan.planner.quantise import floor_ns
+from mmplan.planner.schedules.reschedule import scheduled
 from mmplan.planner.simulate import simulate
 from mmplan.planner.space import Answer, Space, sketch_configuration
 from mmplan.planner.step_times import step_times
@@ -85,11 +86,19 @@ def least_rows(values: IntArray, count: int) -> IntArray:
 
 
 def first_in_simulation(
-    space: Space, best: Candidate, rivals: Sequence[Candidate], most: int, objective: Objective, deadline: Deadline
+    space: Space,
+    best: Candidate,
+    rivals: Sequence[Candidate],
+    most: int,
+    objective: Objective,
+    deadline: Deadline,
+    *,
+    search_s: float = 0.0,
 ) -> Candidate:
     """Among the best and the rivals whose closed form has a value of at most `most`, the least in simulation.
 
-    The closed form knows one link and no queue: cuts that are equal in it may differ by some percent in simulation.
+    The closed form knows one link, no queue, and 1F1B only: cuts that are equal in it may differ by some percent in
+    simulation, under 1F1B or, with `search_s`, under the schedule that so much work finds.
     """
     values = {one.index: space.scale.value(one.index, one.step_ns) for one in rivals}
     leaders = sorted((one for one in rivals if values[one.index] <= most), key=lambda one: values[one.index])
@@ -99,7 +108,7 @@ def first_in_simulation(
         forwards += one.configuration.pp * one.configuration.microbatches
         if forwards > MOST_FORWARDS or not leaders or deadline.passed():
             break
-        step_s = p90_s(space, one) if objective.name == "p90-time" else simulated_s(space, one)
+        step_s = p90_s(space, one) if objective.name == "p90-time" else simulated_s(space, one, search_s, deadline)
         value = space.scale.value(one.index, floor_ns(step_s))
         if value < least:
             chosen, least = one, value
@@ -113,7 +122,10 @@ def p90_s(space: Space, one: Candidate) -> float:
     return float(np.percentile(times.step_s, 90))
 
 
-def simulated_s(space: Space, one: Candidate) -> float:
+def simulated_s(space: Space, one: Candidate, search_s: float, deadline: Deadline) -> float:
     """The step time of a cut in simulation, every microbatch mean."""
+    graph, costs = space.prices.graph, space.prices.costs
     plan = plan_from_cut(space.prices, one.configuration, one.stages, bound_s=0.0, status="feasible", wall_s=0.0)
-    return simulate(plan, space.prices.graph, space.prices.costs).step_time_s
+    if search_s > 0 and plan.pp > 1:
+        plan = scheduled(plan, graph, costs, search_s=search_s, stop=deadline.stop)
+    return simulate(plan, graph, costs).step_time_s

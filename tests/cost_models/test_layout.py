@@ -1,0 +1,93 @@
+"""How the ranks of a stage share layers: rows, weights, states, and what is recomputed."""
+
+from dataclasses import replace
+
+import pytest
+from small_models import scenario_of, vision_audio_model
+
+from mmplan.cost_models.analytic import AnalyticCostModel, gathering_layers
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, Trained, base_of, trained_on_rank
+from mmplan.cost_models.load import Load
+from mmplan.cost_models.loads import mean_loads
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes, planned_working_bytes
+from mmplan.cost_models.shard import Shard
+
+SCENARIO = scenario_of(vision_audio_model())
+GRAPH = build_graph(SCENARIO)
+LOADS = mean_loads(SCENARIO, 8)
+VISION, TEXT = GRAPH.layer("vision.0"), GRAPH.layer("llm.0")
+
+
+def test_only_language_models_split_rows() -> None:
+    ranks = Layout(tp=2, cp=4)
+    assert ranks.shard(TEXT) == Shard(tp=2, cp=4)
+    assert ranks.shard(VISION) == Shard(tp=2)
+    assert replace(ranks, spread=("vision",)).shard(VISION) == Shard()
+
+
+@pytest.mark.parametrize(("images", "ranks", "share"), [(8, 4, 2), (9, 4, 3), (3, 4, 1), (0.5, 4, 0.5), (0, 4, 0)])
+def test_a_rank_of_a_spread_module_takes_whole_images(images: float, ranks: int, share: float) -> None:
+    """9 images on 4 ranks: the busiest has 3; half an image on average is one rank's."""
+    load = Load(sequences=images, tokens=100 * images)
+    found = Layout(tp=2, cp=ranks // 2, spread=("vision",)).load(VISION, load)
+    assert (found.sequences, found.tokens) == (pytest.approx(share), pytest.approx(100 * share))
+    assert Layout(tp=2, cp=2).load(VISION, load) == load
+
+
+def test_levels_of_recomputation_grow_block_by_block() -> None:
+    blocks = [replace(TEXT, index=index) for index in range(8)]
+    dropped = {level: [Layout(recompute=level).recomputed(b) == "full" for b in blocks] for level in RECOMPUTE_LEVELS}
+    assert [sum(dropped[level]) for level in RECOMPUTE_LEVELS] == [0, 0, 2, 4, 6, 8]
+    assert all(a <= b for a, b in zip(dropped["quarter"], dropped["half"], strict=True))
+    assert Layout(recompute="full").recomputed(GRAPH.layer("llm.head")) == "none"
+    assert [base_of(level) for level in RECOMPUTE_LEVELS] == ["none", "selective", *["full"] * 4]
+
+
+def test_a_recomputed_block_keeps_less_takes_a_forward_longer_and_needs_its_activations_at_work() -> None:
+    costs, load = AnalyticCostModel(SCENARIO), LOADS["llm"]
+    plain, full = Layout(), Layout(recompute="full")
+    kept, less = (planned_kept_bytes(TEXT, load, SCENARIO, ranks) for ranks in (plain, full))
+    assert less < kept
+    assert planned_working_bytes(GRAPH.layers(), LOADS, SCENARIO, plain) == 0
+    assert planned_working_bytes([TEXT], LOADS, SCENARIO, full) == kept - less
+    again_s = costs.backward_s(TEXT, load, full) - costs.backward_s(TEXT, load, plain)
+    assert again_s == pytest.approx(costs.forward_s(TEXT, load, plain))
+
+
+@pytest.mark.parametrize(("sharding", "left"), [("none", 16), ("optimizer", 4 + 4 + 2), ("parameters", 4)])
+def test_zero_splits_states_over_the_replicas(sharding: str, left: int) -> None:
+    """fp32 AdamW: weights 4, gradients 4, moments 8 bytes of each parameter; over 4 replicas."""
+    ranks = Layout(dp=2, cp=2, sharding=sharding)  # type: ignore[arg-type]
+    count = trained_on_rank(TEXT, ranks).total
+    of = replace(SCENARIO, precision="fp32")
+    assert planned_state_bytes(TEXT, of, ranks) == pytest.approx(left * count, abs=8)
+
+
+def test_gathered_weights_of_two_layers_stand_beside_shards() -> None:
+    ranks = Layout(dp=4, sharding="parameters")
+    count = trained_on_rank(TEXT, ranks).total
+    size = {"fp32": 4, "bf16": 2}[SCENARIO.precision]
+    assert planned_working_bytes([TEXT], LOADS, SCENARIO, ranks) == 3 * count * size
+
+
+def test_parameters_by_the_ranks_that_hold_them() -> None:
+    assert trained_on_rank(VISION, Layout(tp=2, spread=("vision",))).spread == trained_on_rank(VISION, Layout()).dense
+    assert trained_on_rank(VISION, Layout(tp=2)).dense < trained_on_rank(VISION, Layout()).dense
+    assert Trained(1, 2, 3) + Trained(1, 1, 1) == Trained(2, 3, 4)
+    assert Trained(1, 2, 3).times(2).total == 12
+
+
+def test_the_outputs_of_a_spread_encoder_are_gathered_where_they_leave_it() -> None:
+    assert gathering_layers(SCENARIO) == {"projector.0", "audio_projector.0"}
+    costs, projector = AnalyticCostModel(SCENARIO), GRAPH.layer("projector.0")
+    load = LOADS["projector"]
+    spread = Layout(tp=2, spread=("projector",))
+    alone = costs.forward_s(projector, spread.load(projector, load), Layout())
+    assert costs.forward_s(projector, load, spread) > alone
+
+
+def test_a_rank_sends_its_rows() -> None:
+    edge = next(edge for edge in GRAPH.edges() if edge.producer == "llm.0")
+    whole = Layout().sent_bytes(edge, LOADS, SCENARIO.precision)
+    assert Layout(cp=2).sent_bytes(edge, LOADS, SCENARIO.precision) == -(-whole // 2)
