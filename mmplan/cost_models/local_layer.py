@@ -5,6 +5,7 @@ what all ranks hold alike and split operators read has its gradient summed. The 
 bytes that the ranks sum follow from the same list.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TypeGuard, TypeVar
 
@@ -13,6 +14,8 @@ from mmplan.cost_models.expert_ops import Combine, Dispatch
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.ops import (
+    Add,
+    AddRows,
     Attention,
     CrossEntropy,
     Embedding,
@@ -20,6 +23,7 @@ from mmplan.cost_models.ops import (
     Linear,
     Norm,
     Op,
+    Pool,
     Rope,
     Slice,
     SumGradients,
@@ -62,15 +66,17 @@ def local_layer(layer: Layer, tp: int) -> Layer:
 
 def forward_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> int:
     """Bytes that each rank gives to sums (or a maximum) over the `tp` ranks in the layer's forward."""
-    if tp == 1:
+    return _sum_bytes(local_layer(layer, tp).ops, load, precision) if tp > 1 else 0
+
+
+def recomputed_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> int:
+    """The same when the forward runs once more for a backward: up to the last operator that keeps something, where
+    `torch.utils.checkpoint` stops."""
+    if tp == 1 or not layer.has_backward:
         return 0
-    total = 0.0
-    for op in local_layer(layer, tp).ops:
-        if isinstance(op, SumParts | Embedding):
-            total += op.y.rows.of(load) * op.y.width * DTYPE_BYTES[precision]
-        elif isinstance(op, CrossEntropy):
-            total += op.x.rows.of(load) * LOSS_STATISTICS * FP32_BYTES
-    return round(total)
+    local = local_layer(layer, tp)
+    keeping = [index for index, op in enumerate(local.ops) if _keeps(op, local.grad_values)]
+    return _sum_bytes(local.ops[: max(keeping, default=0)], load, precision)
 
 
 def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> int:
@@ -84,6 +90,23 @@ def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> i
         elif norm_of_heads(op) and op.trainable and op.x.rows.of(load) > 0:
             elements += op.x.width // op.groups * (2 if op.kind == "layer" else 1)
     return round(elements * DTYPE_BYTES[precision])
+
+
+def _sum_bytes(ops: Sequence[Op], load: Load, precision: Dtype) -> int:
+    total = 0.0
+    for op in ops:
+        if isinstance(op, SumParts | Embedding):
+            total += op.y.rows.of(load) * op.y.width * DTYPE_BYTES[precision]
+        elif isinstance(op, CrossEntropy):
+            total += op.x.rows.of(load) * LOSS_STATISTICS * FP32_BYTES
+    return round(total)
+
+
+def _keeps(op: Op, grad_values: Sequence[str]) -> bool:
+    """Whether autograd keeps a tensor of the operator, weights and indices included; sums and means need none."""
+    if isinstance(op, Add | SumParts | SumGradients | Pool):
+        return False
+    return (op.b if isinstance(op, AddRows) else op.y).name in grad_values
 
 
 def norm_of_heads(op: Op) -> TypeGuard[Norm]:

@@ -223,6 +223,7 @@ _QUANTITY: dict[str, tuple[str, Callable[[float], str]]] = {
     "bubble": ("bubble", lambda v: f"{v:.1%}"),
     "sent_bytes": ("sent", format_bytes),
     "reduce_bytes": ("reduced", format_bytes),
+    "tensor_bytes": ("summed over tp", format_bytes),
     "communication_s": ("communication", format_seconds),
     "step_time_s": ("step time", format_seconds),
     "peak_memory_bytes": ("peak memory", format_bytes),
@@ -236,7 +237,7 @@ def validation_table(validation: Validation) -> Table:
     result = table(title, "quantity", "rank", *numbers, "verdict", right=numbers)
     for row in validation.rows:
         name, text = _QUANTITY[row.quantity]
-        exact = row.quantity in ("sent_bytes", "reduce_bytes")
+        exact = row.quantity in ("sent_bytes", "reduce_bytes", "tensor_bytes")
         points = row.quantity == "bubble"
         difference = (
             f"{row.difference:+.0f} B"

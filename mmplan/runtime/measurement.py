@@ -45,11 +45,12 @@ class ActionStatistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankMeasurement:
-    """One rank in the recorded step.
+    """One rank in the recorded step; one stands for the ranks that share its layers, and `rank` counts without others.
 
     `busy_s` and `bubble` as in a prediction. Bytes are those of the tensors handed to the network. `transfer_s`: its
     sends and receives, each at the time a transfer of that size took alone between these ranks after the run;
     `wait_s`: host time in which computes waited for tensors. `reduce_s` counts from the arrival of the last replica.
+    `tensor_bytes` were given to sums over the ranks that share layers.
     `peak_memory_bytes`: on CUDA the allocator's peak; on CPU weights, gradients, optimizer state and the bytes that
     autograd kept, at their worst moment.
     """
@@ -66,6 +67,7 @@ class RankMeasurement:
     wait_s: float
     reduce_s: float
     peak_memory_bytes: int
+    tensor_bytes: int = 0
 
     @property
     def sent_bytes(self) -> int:

@@ -3,7 +3,7 @@
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -12,6 +12,7 @@ import mmplan
 from mmplan.errors import RunError
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
+from mmplan.runtime.groups import collapsed
 from mmplan.runtime.measurement import ActionStatistics, Measurement, RankMeasurement, StepMeasurement, plan_hash
 from mmplan.runtime.train import RankStep
 
@@ -35,7 +36,10 @@ def fastest_step(ends_s: Sequence[Sequence[float]]) -> int:
 def measurement_of(
     plan: Plan, runs: Sequence[RankRun], recorded: int, *, device: str, backend: str, rehearsed: bool, time_scale: float
 ) -> Measurement:
-    """Args: runs: by rank; recorded: the step whose actions are kept."""
+    """Args: runs: by rank; recorded: the step whose actions are kept. Of ranks that share layers the first is kept."""
+    hosts = [(run.host, run.host_cores) for run in runs]
+    width = 1 if rehearsed else plan.width
+    runs = [listed_run(runs[first : first + width]) for first in range(0, len(runs), width)]
     steps = tuple(step_measurement(index, [run.steps[index] for run in runs]) for index in range(len(runs[0].steps)))
     chosen = [run.steps[recorded] for run in runs]
     computes = [item for step in chosen for item in step.timeline if item.action.kind in ("F", "B", "I", "W")]
@@ -48,8 +52,8 @@ def measurement_of(
         python_version=platform.python_version(),
         device=device,
         backend=backend,
-        hosts=tuple(sorted({run.host for run in runs})),
-        processes_per_core=max(sum(other.host == run.host for other in runs) / run.host_cores for run in runs),
+        hosts=tuple(sorted({host for host, _ in hosts})),
+        processes_per_core=max(sum(other == host for other, _ in hosts) / cores for host, cores in hosts),
         rehearsed=rehearsed,
         time_scale=time_scale,
         steps=steps,
@@ -60,6 +64,33 @@ def measurement_of(
         actions=tuple(entry for run in runs for entry in _statistics(run)),
         timeline=tuple(item for step in chosen for item in step.timeline),
     )
+
+
+def listed_run(sharing: Sequence[RankRun]) -> RankRun:
+    """The run of the first of the ranks that share a stage's layers, ranks counted without the others; they do the same
+    at the same time. The peak of memory is that of the fullest.
+
+    Raises:
+        RunError: they sent or summed different numbers of bytes.
+    """
+    if len(sharing) == 1:
+        return sharing[0]
+    steps = []
+    for same in zip(*(run.steps for run in sharing), strict=True):
+        counts = {(s.activation_bytes, s.gradient_bytes, s.reduce_bytes, s.tensor_bytes) for s in same}
+        if len(counts) > 1:
+            first = same[0].program.rank
+            told = " and ".join(str(count) for count in sorted(counts))
+            raise RunError(f"ranks {first} to {first + len(same) - 1} share layers and sent {told} bytes")
+        steps.append(_listed_step(same[0], len(same), max(s.peak_memory_bytes for s in same)))
+    probed_s = {(peer // len(sharing), size): seconds for (peer, size), seconds in sharing[0].probed_s.items()}
+    return replace(sharing[0], steps=tuple(steps), probed_s=probed_s)
+
+
+def _listed_step(step: RankStep, width: int, peak_memory_bytes: int) -> RankStep:
+    program = collapsed(step.program, width)
+    timeline = tuple(replace(item, rank=program.rank) for item in step.timeline)
+    return replace(step, program=program, timeline=timeline, peak_memory_bytes=peak_memory_bytes)
 
 
 def step_measurement(index: int, ranks: Sequence[RankStep]) -> StepMeasurement:
@@ -100,6 +131,7 @@ def _rank(rank: int, steps: Sequence[RankStep], runs: Sequence[RankRun], pipelin
         activation_bytes=own.activation_bytes,
         gradient_bytes=own.gradient_bytes,
         reduce_bytes=own.reduce_bytes,
+        tensor_bytes=own.tensor_bytes,
         transfer_s=transfer_s,
         wait_s=own.wait_s,
         reduce_s=_reduce_s(own, steps),

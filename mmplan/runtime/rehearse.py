@@ -6,13 +6,13 @@ stretched by one factor for the whole run, because sleeps are exact to about 0.1
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Program, RankProgram
+from mmplan.runtime.groups import collapsed
 
 
 def time_scale(plan: Plan, unit_s: float) -> float:
@@ -26,15 +26,7 @@ def time_scale(plan: Plan, unit_s: float) -> float:
 
 def collapse_shards(program: Program, width: int) -> Program:
     """The program with one process for the `width` ranks of a replica's stage: ranks and peers divided by it."""
-    ranks = tuple(
-        RankProgram(
-            rank=rank.rank // width,
-            stage=rank.stage,
-            replica=rank.replica,
-            actions=tuple(replace(action, peer=action.peer // width) for action in rank.actions),
-        )
-        for rank in program.ranks
-    )
+    ranks = tuple(collapsed(rank, width) for rank in program.ranks)
     return Program(ranks=ranks, microbatches=program.microbatches, replicas=program.replicas)
 
 

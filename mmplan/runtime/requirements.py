@@ -36,6 +36,7 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
                 f"set `constraints.{name}: [{executed}]` in the scenario and optimize again, or rehearse the plan"
             )
     _refuse_split_vocabulary(plan)
+    _refuse_split_modules(plan)
     _refuse_recomputation(plan)
     return plan.rank_count
 
@@ -43,7 +44,6 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
 def _choices(plan: Plan) -> tuple[tuple[str, object, object], ...]:
     """Name of a constraint, what the plan has, and what the runtime does."""
     return (
-        ("tp", plan.tp, 1),
         ("cp", plan.cp, 1),
         ("ep", plan.ep, 1),
         ("sharding", plan.sharding, "none"),
@@ -60,6 +60,30 @@ def _refuse_split_vocabulary(plan: Plan) -> None:
             raise InputError(
                 f"'{module.name}' shares one matrix between token table (stage {table}) and head (stage {head}); "
                 "this release executes such a module within one stage only: set `constraints.pp: [1]`, or rehearse"
+            )
+
+
+def _refuse_split_modules(plan: Plan) -> None:
+    """What ranks that share layers would have to exchange besides sums of rows."""
+    if plan.width == 1:
+        return
+    for module in plan.scenario.model.modules:
+        shape = module.transformer
+        if module.name in plan.spread:
+            raise InputError(
+                f"the plan has '{module.name}' whole on each of {plan.width} ranks, which take images or clips in "
+                "turn, and this release executes it split over them: set `constraints.spread: []` in the scenario and "
+                "optimize again, or rehearse the plan"
+            )
+        if shape is not None and shape.qk_norm_whole:
+            raise InputError(
+                f"'{module.name}' normalises all heads at once and the plan splits them over tp={plan.tp}, which this "
+                "release does not execute: set `constraints.tp: [1]`, or rehearse the plan"
+            )
+        if shape is not None and shape.mla is None and shape.kv_heads % plan.tp and shape.kv_heads != shape.heads:
+            raise InputError(
+                f"'{module.name}' has {shape.kv_heads} key-value heads for tp={plan.tp}, and this release does not "
+                "repeat heads: set `constraints.tp` to a divisor, or rehearse the plan"
             )
 
 

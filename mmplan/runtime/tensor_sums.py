@@ -27,6 +27,10 @@ class TensorRanks:
     forward_bytes: int = 0
     backward_bytes: int = 0
 
+    @property
+    def total_bytes(self) -> int:
+        return self.forward_bytes + self.backward_bytes
+
     def reduce(self, tensor: Tensor, *, backward: bool = False, largest: bool = False) -> None:
         """Sum (or maximum) over the ranks, in place; nothing is sent where there are no rows."""
         if tensor.numel() == 0:

@@ -22,15 +22,18 @@ from mmplan.planner.stage_graph import build_stage_graph
 from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.clock import Clock
 from mmplan.runtime.executor import StepRecord, run_step
+from mmplan.runtime.groups import place_of, program_of_shard
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.rehearse import SleepStage, collapse_shards
 from mmplan.runtime.stage import LayerStage, Stage
+from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.scenario import Sample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankStep:
-    """One step of one rank; times from the common start of the step."""
+    """One step of one rank; times from the common start of the step. Of ranks that share layers the first has the
+    losses; `tensor_bytes` are what it gave to their sums."""
 
     program: RankProgram
     timeline: tuple[TimedAction, ...]
@@ -39,6 +42,7 @@ class RankStep:
     activation_bytes: int
     gradient_bytes: int
     reduce_bytes: int
+    tensor_bytes: int
     peak_memory_bytes: int
 
 
@@ -86,16 +90,28 @@ def step_microbatches(
     ]
 
 
-def build_stages(plan: Plan, graph: ComputationGraph, row: int, device: torch.device) -> dict[int, LayerStage]:
-    """The stages of a pipeline rank with their weights, on `device`."""
-    return {stage: _build_stage(plan, graph, stage, device) for stage in plan.stages_of(row)}
+def build_stages(
+    plan: Plan,
+    graph: ComputationGraph,
+    row: int,
+    device: torch.device,
+    ranks: TensorRanks | None = None,
+) -> dict[int, LayerStage]:
+    """The stages of a pipeline rank with their weights, on `device`; `ranks`: who shares their layers."""
+    return {stage: _build_stage(plan, graph, stage, device, ranks) for stage in plan.stages_of(row)}
 
 
-def _build_stage(plan: Plan, graph: ComputationGraph, stage: int, device: torch.device) -> LayerStage:
+def _build_stage(
+    plan: Plan,
+    graph: ComputationGraph,
+    stage: int,
+    device: torch.device,
+    ranks: TensorRanks | None,
+) -> LayerStage:
     stages = build_stage_graph([part.layers for part in plan.stages], graph)
     layers = [graph.layer(layer) for layer in plan.stages[stage].layers]
     scenario = plan.scenario
-    model = MultimodalModel(layers, graph, precision=scenario.precision, seed=scenario.seed, device=device)
+    model = MultimodalModel(layers, graph, precision=scenario.precision, seed=scenario.seed, device=device, ranks=ranks)
     return LayerStage(
         stage=stage,
         layers=layers,
@@ -113,18 +129,18 @@ def _build_stage(plan: Plan, graph: ComputationGraph, stage: int, device: torch.
 Prepare = Callable[[int], tuple[RankProgram, Mapping[int, Stage]]]
 
 
-def prepare_training(plan: Plan, rank: int, device: torch.device) -> Prepare:
+def prepare_training(plan: Plan, rank: int, device: torch.device, ranks: TensorRanks | None) -> Prepare:
     """Real computes on synthetic data."""
     graph = build_graph(plan.scenario)
-    row, replica = divmod(rank, plan.dp)
-    stages = build_stages(plan, graph, row, device)
+    place = place_of(plan, rank)
+    stages = build_stages(plan, graph, place.row, device, ranks)
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         data = step_data(plan, step)
-        program = rank_program(lower_columns(plan, graph, data.loads).columns, rank)
+        listed = rank_program(lower_columns(plan, graph, data.loads).columns, rank // plan.width)
         for stage in stages.values():
-            stage.load(step_microbatches(plan, data, replica, stage.raw_modules, device))
-        return program, stages
+            stage.load(step_microbatches(plan, data, place.replica, stage.raw_modules, device))
+        return program_of_shard(listed, place.shard), stages
 
     return prepare
 
@@ -154,6 +170,7 @@ def run_steps(
     network: dist.ProcessGroup,
     replicas: dist.ProcessGroup | None,
     device: torch.device,
+    ranks: TensorRanks | None,
     clock: Clock,
     on_step: Callable[[int, RankStep], None],
 ) -> list[RankStep]:
@@ -163,18 +180,25 @@ def run_steps(
         program, stages = prepare(step)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
+        before = 0 if ranks is None else ranks.total_bytes
         clock.start()
         record = run_step(program, stages, network=network, replicas=replicas, device=device, clock=clock)
         losses: dict[str, float] = {}
-        for stage in stages.values():
+        for stage in stages.values() if ranks is None or ranks.index == 0 else ():
             losses |= stage.losses()
-        done.append(_rank_step(program, record, clock, losses, device))
+        tensor_bytes = 0 if ranks is None else ranks.total_bytes - before
+        done.append(_rank_step(program, record, clock, losses, tensor_bytes, device))
         on_step(step, done[-1])
     return done
 
 
 def _rank_step(
-    program: RankProgram, record: StepRecord, clock: Clock, losses: dict[str, float], device: torch.device
+    program: RankProgram,
+    record: StepRecord,
+    clock: Clock,
+    losses: dict[str, float],
+    tensor_bytes: int,
+    device: torch.device,
 ) -> RankStep:
     on_cuda = device.type == "cuda"
     return RankStep(
@@ -188,5 +212,6 @@ def _rank_step(
         activation_bytes=record.activation_bytes,
         gradient_bytes=record.gradient_bytes,
         reduce_bytes=record.reduce_bytes,
+        tensor_bytes=tensor_bytes,
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if on_cuda else record.peak_memory_bytes,
     )

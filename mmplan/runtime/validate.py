@@ -21,12 +21,15 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, RankPrediction
 from mmplan.planner.program import Action, Program
 from mmplan.planner.simulate import drawn_step_loads, replay
+from mmplan.planner.tensor_traffic import tensor_bytes
 from mmplan.planner.timing import Seconds
 from mmplan.runtime.measurement import Measurement, plan_hash
 from mmplan.runtime.run_check import require_computes
 from mmplan.runtime.thresholds import Thresholds
 
-Quantity = Literal["bubble", "sent_bytes", "reduce_bytes", "communication_s", "step_time_s", "peak_memory_bytes"]
+Quantity = Literal[
+    "bubble", "sent_bytes", "reduce_bytes", "tensor_bytes", "communication_s", "step_time_s", "peak_memory_bytes"
+]
 
 # Of the limit for the whole run: what one rank gains others may lose. Ranks came within 0.4 points of the plan in
 # rehearsals of 8 ranks on two busy cores; sleeps of one rank 20 % too long moved its own bubble by 10 points and that
@@ -73,7 +76,9 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
     if run.plan_hash != plan_hash(plan):
         raise InputError(f"the run is of plan {run.plan_hash}, this plan is {plan_hash(plan)}")
     graph = build_graph(plan.scenario)
-    require_computes(run, lower(plan, graph, drawn_step_loads(plan, run.recorded_step)))
+    loads = drawn_step_loads(plan, run.recorded_step)
+    program = lower(plan, graph, loads)
+    require_computes(run, program)
     limits = thresholds or Thresholds()
     planned, replayed = predict_run(plan, run)
     rows = _time_rows(planned, replayed, run, limits)
@@ -96,6 +101,9 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
             expected = plan_rank.peak_memory_bytes - _unseen_bytes(plan, graph, plan_rank, run)
             memory = measured.peak_memory_bytes
             rows.append(_row("peak_memory_bytes", index, expected, expected, memory, limits.memory))
+    if plan.width > 1 and not run.rehearsed:
+        for index, size in enumerate(tensor_bytes(plan, graph, program, loads)):
+            rows.append(_row("tensor_bytes", index, size, size, run.ranks[index].tensor_bytes, 0.0))
     return Validation(rehearsed=run.rehearsed, recorded_step=run.recorded_step, rows=(*_totals(rows, limits), *rows))
 
 
@@ -171,6 +179,7 @@ def _totals(rows: list[ValidationRow], limits: Thresholds) -> list[ValidationRow
     summed: tuple[tuple[Quantity, float | None], ...] = (
         ("sent_bytes", 0.0),
         ("reduce_bytes", 0.0),
+        ("tensor_bytes", 0.0),
         ("communication_s", limits.communication),
     )
     for quantity, threshold in summed:
@@ -178,7 +187,8 @@ def _totals(rows: list[ValidationRow], limits: Thresholds) -> list[ValidationRow
         planned, replayed, measured = (
             sum(getattr(row, name) for row in parts) for name in ("planned", "replayed", "measured")
         )
-        totals.append(_row(quantity, None, planned, replayed, measured, threshold))
+        if parts:
+            totals.append(_row(quantity, None, planned, replayed, measured, threshold))
     return totals
 
 
@@ -187,7 +197,7 @@ def _row(
 ) -> ValidationRow:
     """Compared with the replay; relative except for bubbles and bytes on the network."""
     difference = measured - replayed
-    if quantity not in ("bubble", "sent_bytes", "reduce_bytes"):
+    if quantity not in ("bubble", "sent_bytes", "reduce_bytes", "tensor_bytes"):
         difference = difference / replayed if replayed > 0 else float(measured > 0)
     return ValidationRow(
         quantity=quantity,

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -24,11 +24,13 @@ from mmplan.errors import InputError, MmplanError, RunError
 from mmplan.planner.plan import Plan, load_plan
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
 from mmplan.runtime.executor import described
+from mmplan.runtime.groups import replica_group, tensor_ranks
 from mmplan.runtime.measurement import Measurement, OnStep, save_run
 from mmplan.runtime.probe import probe_transfers
 from mmplan.runtime.record import RankRun, fastest_step, measurement_of, require_numbers, step_measurement
 from mmplan.runtime.rehearse import time_scale
 from mmplan.runtime.requirements import DEFAULT_UNIT_S, default_timeout_s, process_count
+from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.train import Prepare, RankStep, prepare_rehearsal, prepare_training, run_steps
 
 # To import, meet and build stages, which takes minutes for billions of weights; less where the user set a time-out.
@@ -60,8 +62,13 @@ def run_worker(
     try:
         setup_s = _SETUP_TIMEOUT_S if timeout_s is None else max(timeout_s, _SHORTEST_SETUP_TIMEOUT_S)
         dist.init_process_group("gloo", timeout=timedelta(seconds=setup_s))
-        groups = _join(plan, rank, device, timeout_s or default_timeout_s(plan, scale))
-        prepare = prepare_rehearsal(plan, rank, scale) if rehearse else prepare_training(plan, rank, device)
+        # In a rehearsal one process stands for all that share a stage's layers.
+        started = replace(plan, tp=1, cp=1) if rehearse else plan
+        groups = _join(started, rank, device, timeout_s or default_timeout_s(plan, scale))
+        if rehearse:
+            prepare = prepare_rehearsal(plan, rank, scale)
+        else:
+            prepare = prepare_training(plan, rank, device, groups.tensor)
         dist.barrier()  # stages differ much in size: whoever is ready waits here, not in a step
         return _run(plan, groups, prepare, steps=steps, device=device, scale=scale, rehearse=rehearse, on_step=on_step)
     except (RuntimeError, MemoryError) as error:
@@ -72,12 +79,14 @@ def run_worker(
 class _Groups:
     """Who talks over what. `network` carries tensors (gloo or NCCL), `control` (gloo) everything else.
 
-    replicas: the ranks that hold the same stage, None without data parallelism; hosts: of all ranks.
+    replicas: the ranks that hold the same weights, None without data parallelism; tensor: those that share layers,
+    None where every rank has them whole; hosts: of all ranks.
     """
 
     network: dist.ProcessGroup
     control: dist.ProcessGroup
     replicas: dist.ProcessGroup | None
+    tensor: TensorRanks | None
     hosts: list[str]
 
 
@@ -95,7 +104,8 @@ def _join(plan: Plan, rank: int, device: torch.device, timeout_s: float) -> _Gro
     return _Groups(
         network=dist.new_group(backend=backend, timeout=timeout),
         control=dist.new_group(backend="gloo", timeout=timeout),
-        replicas=_replica_group(plan, rank, backend, timeout),
+        replicas=replica_group(plan, rank, backend, timeout),
+        tensor=tensor_ranks(plan, rank, backend, timeout),
         hosts=[host for host, _ in places],
     )
 
@@ -128,8 +138,9 @@ def _run(
         prepare,
         steps=steps,
         network=groups.network,
-        replicas=groups.replicas,
         device=device,
+        ranks=groups.tensor,
+        replicas=groups.replicas,
         clock=clock,
         on_step=tell,
     )
@@ -183,16 +194,6 @@ def _backend(device: torch.device) -> str:
 def _usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _replica_group(plan: Plan, rank: int, backend: str, timeout: timedelta) -> dist.ProcessGroup | None:
-    """The ranks that hold the same stage. Every rank makes all groups, in one order, as new_group demands."""
-    own = None
-    for stage in range(plan.pp if plan.dp > 1 else 0):
-        ranks = list(range(stage * plan.dp, (stage + 1) * plan.dp))
-        group = dist.new_group(ranks, backend=backend, timeout=timeout)
-        own = group if rank in ranks else own
-    return own
 
 
 def main(arguments: list[str] | None = None) -> int:

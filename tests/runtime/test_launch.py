@@ -172,11 +172,41 @@ def test_a_wrong_number_of_processes_is_refused_with_the_arithmetic() -> None:
         execute(plan, steps=1, local=3)
 
 
-def test_tensor_parallel_plans_are_refused_naming_the_constraint() -> None:
+@pytest.mark.distributed
+def test_tensor_parallel_training_follows_one_process_and_sums_the_predicted_bytes() -> None:
+    """Two ranks share every layer of two stages; losses are those of two ranks with whole layers."""
+    whole = two_stage_plan()
+    plan = replace(whole, tp=2)
+    run, expected = execute(plan, steps=4, local=4), execute(whole, steps=4, local=2)
+    assert run is not None and expected is not None
+    for step, other in zip(run.steps, expected.steps, strict=True):
+        assert step.losses["llm"] == pytest.approx(other.losses["llm"], rel=1e-4)
+    assert [rank.rank for rank in run.ranks] == [0, 1]
+    validation = validate(plan, run)
+    checked = {row.quantity for row in validation.rows if row.threshold == 0.0 and row.passed}
+    assert checked == {"sent_bytes", "reduce_bytes", "tensor_bytes"}
+    assert validation.passed
+    assert all(rank.tensor_bytes > 0 and rank.transfer_s > 0 for rank in run.ranks)
+
+
+def changed_module(plan: Plan, name: str, **changes: object) -> Plan:
+    """The plan with other numbers in a module's transformer."""
+    modules = tuple(
+        replace(m, transformer=replace(m.transformer, **changes)) if m.name == name and m.transformer else m
+        for m in plan.scenario.model.modules
+    )
+    return replace(plan, scenario=replace(plan.scenario, model=replace(plan.scenario.model, modules=modules)))
+
+
+def test_what_tensor_parallel_ranks_do_not_share_is_refused_with_the_constraint() -> None:
     plan = replace(two_stage_plan(), tp=2)
-    with pytest.raises(InputError, match=r"tp=2 and this release executes tp=1 only: set `constraints.tp: \[1\]`"):
-        execute(plan, steps=1, local=4)
-    assert process_count(plan, rehearse=True) == 2
+    assert (process_count(plan, rehearse=False), process_count(plan, rehearse=True)) == (4, 2)
+    with pytest.raises(InputError, match=r"'vision' whole on each of 2 ranks.* set `constraints.spread: \[\]`"):
+        process_count(replace(plan, spread=("vision",)), rehearse=False)
+    with pytest.raises(InputError, match="'vision' normalises all heads at once and the plan splits them over tp=2"):
+        process_count(changed_module(plan, "vision", qk_norm_whole=True), rehearse=False)
+    with pytest.raises(InputError, match="'llm' has 1 key-value heads for tp=2, and this release does not repeat"):
+        process_count(changed_module(plan, "llm", kv_heads=1), rehearse=False)
 
 
 def test_a_plan_for_another_technique_is_refused_but_may_be_rehearsed() -> None:

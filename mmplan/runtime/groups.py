@@ -1,0 +1,65 @@
+"""Which ranks do what together: a rank's place in the plan, and the process groups that follow from it."""
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import numpy as np
+import torch.distributed as dist
+
+from mmplan.planner.plan import Plan
+from mmplan.planner.program import RankProgram
+from mmplan.runtime.tensor_sums import TensorRanks
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Pipeline rank, replica, and place among the ranks that share the stage's layers."""
+
+    row: int
+    replica: int
+    shard: int
+
+
+def place_of(plan: Plan, rank: int) -> Place:
+    """Ranks lie stage by stage, then replica by replica (see `Plan.rank`)."""
+    listed, shard = divmod(rank, plan.width)
+    return Place(*divmod(listed, plan.dp), shard)
+
+
+def program_of_shard(program: RankProgram, shard: int) -> RankProgram:
+    """The program of a rank beside the listed one: it does the same with the ranks beside the listed peers."""
+    if shard == 0:
+        return program
+    actions = tuple(a if a.peer < 0 else replace(a, peer=a.peer + shard) for a in program.actions)
+    return replace(program, rank=program.rank + shard, actions=actions)
+
+
+def collapsed(program: RankProgram, width: int) -> RankProgram:
+    """The program with one rank for the `width` that share a stage's layers: ranks and peers counted without others."""
+    actions = tuple(replace(action, peer=action.peer // width) for action in program.actions)
+    return replace(program, rank=program.rank // width, actions=actions)
+
+
+def replica_group(plan: Plan, rank: int, backend: str, timeout: timedelta) -> dist.ProcessGroup | None:
+    """The ranks that hold the same weights; None without data parallelism. Collective over all ranks."""
+    if plan.dp == 1:
+        return None
+    ranks = np.arange(plan.rank_count).reshape(plan.pp, plan.dp, plan.width)
+    return _own_group(ranks.swapaxes(1, 2).reshape(-1, plan.dp), rank, backend, timeout)
+
+
+def tensor_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> TensorRanks | None:
+    """The ranks that share the layers of one replica's stage; None where each has them whole. Collective."""
+    if plan.width == 1:
+        return None
+    group = _own_group(np.arange(plan.rank_count).reshape(-1, plan.width), rank, backend, timeout)
+    return TensorRanks(degree=plan.width, index=place_of(plan, rank).shard, group=group)
+
+
+def _own_group(rows: np.ndarray, rank: int, backend: str, timeout: timedelta) -> dist.ProcessGroup | None:
+    """The group of the row that holds `rank`. Every rank makes all groups, in one order, as new_group demands."""
+    own = None
+    for ranks in rows.tolist():
+        group = dist.new_group(ranks, backend=backend, timeout=timeout)
+        own = group if rank in ranks else own
+    return own

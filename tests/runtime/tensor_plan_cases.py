@@ -1,0 +1,138 @@
+"""Plans whose stages split their layers over two ranks, and the code that their four processes run."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from gradient_cases import CPU, PROCESSES, cases, perturb
+from tiny_plans import AUDIO, TWO_STAGES, VISION, hand_plan
+from torch import Tensor
+
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.layer import Layer
+from mmplan.planner.lower import lower
+from mmplan.planner.plan import Plan
+from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
+from mmplan.planner.tensor_traffic import tensor_bytes
+from mmplan.runtime.clock import WallClock
+from mmplan.runtime.executor import run_step
+from mmplan.runtime.groups import place_of, program_of_shard, replica_group, tensor_ranks
+from mmplan.runtime.model import MultimodalModel
+from mmplan.runtime.tensor_parallel import name_in_whole, slice_of
+from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.runtime.train import build_stages, step_data, step_microbatches
+from mmplan.scenario.scenario import Optimizer, Scenario
+
+TP = 2
+STEP_LENGTH = 1e3  # so long that rounding of the weights hides nothing of their gradients
+DEEP = ((*VISION, "deep.0", *AUDIO, "llm.embed", "llm.0-1"), ("llm.2-5", "llm.head", "llm.loss"))
+TALKER = (
+    (*VISION, *AUDIO, "llm.embed", "llm.0-5"),
+    ("llm.head", "llm.loss", "talker.embed", "talker.0-1", "talker.head", "talker.loss"),
+)
+ONE_STAGE = (tuple(layer for stage in TWO_STAGES for layer in stage),)
+
+
+def tensor_cases() -> dict[str, Plan]:
+    """Name -> plan; models and microbatches of the pipelines' cases."""
+    models: dict[str, Scenario] = {name: plan.scenario for name, plan in cases().items()}
+    tiny = models["1f1b"]
+    chain = hand_plan(replace(tiny, global_batch=8), TWO_STAGES)
+    folded = with_family(chain, "zb-v", build_graph(chain.scenario), AnalyticCostModel(chain.scenario))
+    recomputed = hand_plan(tiny, TWO_STAGES)
+    stages = tuple(replace(stage, recompute="half") for stage in recomputed.stages)
+    plans = {
+        "two stages": hand_plan(tiny, TWO_STAGES),
+        "two replicas": hand_plan(tiny, ONE_STAGE, dp=2),
+        "frozen vision encoder": hand_plan(models["frozen vision encoder"], TWO_STAGES),
+        "LoRA language model": hand_plan(models["LoRA language model"], TWO_STAGES),
+        "cross-attention": hand_plan(models["cross-attention in two stages"], TWO_STAGES),
+        "experts, latent attention and DeepStack": hand_plan(models["experts, latent attention and DeepStack"], DEEP),
+        "talker": hand_plan(models["talker"], TALKER, microbatch_size=2),
+        "recomputed blocks": replace(recomputed, stages=stages),
+        "two stages on a rank, backwards in two parts": refuse_unusable(folded),
+    }
+    return {name: replace(plan, tp=TP) for name, plan in plans.items()}
+
+
+class PerturbedPart(MultimodalModel):
+    """This rank's part of a model with noise on every weight."""
+
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        graph: ComputationGraph,
+        *,
+        precision: str,
+        seed: int,
+        device: torch.device,
+        ranks: TensorRanks | None = None,
+    ) -> None:
+        super().__init__(layers, graph, precision=precision, seed=seed, device=device, ranks=ranks)
+        assert ranks is not None
+        whole = MultimodalModel(layers, graph, precision=precision, seed=seed, device=device)
+        perturb(whole)
+        weights = dict(whole.named_parameters())
+        for name, parameter in self.named_parameters():
+            parameter.data.copy_(slice_of(weights[name_in_whole(name)].detach(), parameter.shape, ranks.index))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorRankResult:
+    """Gradients by parameter name, losses and bytes of one rank."""
+
+    index: int
+    gradients: dict[str, Tensor]
+    losses: dict[str, float]
+    tensor_bytes: int
+    planned_tensor_bytes: int
+
+
+def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> TensorRankResult:
+    """One step of plain gradient descent."""
+    optimizer = Optimizer(name="sgd", learning_rate=STEP_LENGTH)
+    plan = replace(plan, scenario=replace(plan.scenario, optimizer=optimizer))
+    graph, data, place = build_graph(plan.scenario), step_data(plan, 0), place_of(plan, rank)
+    timeout = timedelta(seconds=30)
+    replicas = replica_group(plan, rank, "gloo", timeout)
+    ranks = tensor_ranks(plan, rank, "gloo", timeout)
+    assert ranks is not None
+    whole_program = lower(plan, graph, data.loads)
+    program = program_of_shard(whole_program.ranks[rank // plan.width], place.shard)
+    with patch("mmplan.runtime.train.MultimodalModel", PerturbedPart):
+        stages = build_stages(plan, graph, place.row, CPU, ranks)
+    before: dict[str, Tensor] = {}
+    for stage in stages.values():
+        before |= {name: p.detach().clone() for name, p in stage.model.named_parameters() if p.requires_grad}
+        stage.load(step_microbatches(plan, data, place.replica, stage.raw_modules, CPU))
+    clock = WallClock(control, one_host=True)
+    clock.start()
+    run_step(program, stages, replicas=replicas, device=CPU, clock=clock)
+    after = {name: p.detach() for stage in stages.values() for name, p in stage.model.named_parameters()}
+    return TensorRankResult(
+        index=place.shard,
+        gradients={name: (weight - after[name]) / STEP_LENGTH for name, weight in before.items()},
+        losses={module: loss for stage in stages.values() for module, loss in stage.losses().items()},
+        tensor_bytes=ranks.total_bytes,
+        planned_tensor_bytes=tensor_bytes(plan, graph, whole_program, data.loads)[rank // plan.width],
+    )
+
+
+def run_tensor_cases(rank: int, folder: str) -> None:
+    """Body of one of the four processes; writes its results to `folder`."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", PROCESSES)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=30))
+    world = dist.new_group(range(PROCESSES))
+    results = {name: run_tensor_rank(plan, rank, world) for name, plan in tensor_cases().items()}
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,61 @@
+"""Plans with tensor parallelism on four processes against the whole model in one: losses, every gradient, bytes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+from gradient_cases import PROCESSES, whole_model
+from tensor_plan_cases import TensorRankResult, run_tensor_cases, tensor_cases
+
+from mmplan.runtime.tensor_parallel import name_in_whole, slice_of
+
+pytestmark = pytest.mark.distributed
+
+CASES = tensor_cases()
+Results = dict[str, list[TensorRankResult]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """All cases in one start of four processes, because starting costs more than running."""
+    folder = tmp_path_factory.mktemp("ranks")
+    context = multiprocessing.start_processes(
+        run_tensor_cases, args=(str(folder),), nprocs=PROCESSES, join=False, start_method="spawn"
+    )
+    try:
+        for _ in range(PROCESSES):
+            if context.join(timeout=100):
+                break
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+    ranks = [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False) for rank in range(PROCESSES)]
+    return {name: [rank[name] for rank in ranks] for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_gradient_is_its_part_of_that_of_one_process(name: str, results: Results) -> None:
+    """To 1e-5 of each gradient's largest element, in fp32, on every rank. Gradients of the biases of keys are zero but
+    for rounding, so no scale is below a thousandth of the model's largest."""
+    expected, losses = whole_model(CASES[name])
+    least = max(gradient.abs().max() for gradient in expected.values()) / 1000
+    seen = set()
+    for rank in results[name]:
+        for parameter, found in rank.gradients.items():
+            gradient = expected[name_in_whole(parameter)]
+            seen.add(name_in_whole(parameter))
+            own = slice_of(gradient, found.shape, rank.index)
+            error = (found - own).abs().max() / gradient.abs().max().clamp_min(least)
+            assert error < 1e-5, f"{parameter}: relative error {error:.1e}"
+    assert seen == expected.keys()
+    for module, loss in losses.items():
+        first = [rank for rank in results[name] if rank.index == 0]
+        assert sum(rank.losses.get(module, 0.0) for rank in first) == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_sum_the_predicted_bytes(name: str, results: Results) -> None:
+    for rank in results[name]:
+        assert rank.tensor_bytes == rank.planned_tensor_bytes > 0
