@@ -1,13 +1,24 @@
 """Commands that plan one scenario many times: over its keys, under new prices, under less memory or fewer devices."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mmplan.commands.options import Gap, JsonFile, PlanFile, ScenarioFile, Seed, TimeLimit, json_path, seconds
+from mmplan.commands.options import (
+    Gap,
+    JsonFile,
+    PlanFile,
+    ScenarioFile,
+    ScheduleSearch,
+    Seed,
+    TimeLimit,
+    json_path,
+    seconds,
+)
 from mmplan.files import require_folder
-from mmplan.planner.stopping import TIME_LIMIT_S
+from mmplan.planner.stopping import SCHEDULE_SEARCH_S, TIME_LIMIT_S
 
 
 def sweep(
@@ -29,6 +40,7 @@ def sweep(
     gap: Gap = 0.01,
     time_limit: TimeLimit = TIME_LIMIT_S,
     seed: Seed = 0,
+    schedule_search: ScheduleSearch = SCHEDULE_SEARCH_S,
     json_file: JsonFile = None,
 ) -> None:
     """Plan a scenario at many points: how it scales, where to stop adding devices. Ctrl-C keeps the rows done."""
@@ -45,9 +57,10 @@ def sweep(
     require_folder(output, plot, json_path(json_file))
     every = read_points(read_document(scenario), points([parse_variation(text) for text in vary]))
     done = []
+    own = Limits(gap=gap, time_limit_s=time_limit, seed=seed, schedule_search_s=schedule_search)
     with (
         points_progress(scenario.stem) as (progress, tell),
-        interruptible(Limits(gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)) as limits,
+        interruptible(replace(own, on_improvement=progress)) as limits,
     ):
         for point in solve_points(every, limits):
             done.append(sweep_row(point))
@@ -78,6 +91,7 @@ def replan(
     gap: Gap = 0.01,
     time_limit: TimeLimit = TIME_LIMIT_S,
     seed: Seed = 0,
+    schedule_search: ScheduleSearch = SCHEDULE_SEARCH_S,
     json_file: JsonFile = None,
 ) -> None:
     """Plan again at new prices: what moving to the new plan costs, after how many steps it pays, stay or switch."""
@@ -97,7 +111,8 @@ def replan(
     name = plan.scenario.name
     scenario = with_profile(plan, profile)
     with search_progress(name) as progress:
-        limits = Limits(gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)
+        own = Limits(gap=gap, time_limit_s=time_limit, seed=seed, schedule_search_s=schedule_search)
+        limits = replace(own, on_improvement=progress)
         result = ModalityAwarePolicy(limits=limits, restart_s=restart, steps=steps).propose(plan, scenario)
     target, doubt = output or Path(f"{name}.replanned.plan.json"), weights_doubt(plan, profile)
     save_plan(result.plan, target)

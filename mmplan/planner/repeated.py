@@ -16,6 +16,7 @@ class Limits:
     gap: float = 0.01
     time_limit_s: float = TIME_LIMIT_S
     seed: int = 0
+    schedule_search_s: float = 0.0
     on_improvement: Callable[[Progress], None] | None = None
     stop: Callable[[], bool] = never
 
@@ -26,6 +27,7 @@ class Limits:
             gap=self.gap,
             time_limit_s=self.time_limit_s,
             seed=self.seed,
+            schedule_search_s=self.schedule_search_s,
             on_improvement=self.on_improvement,
             stop=self.stop,
         )

@@ -15,6 +15,7 @@ from mmplan.planner.plan import Plan, scenario_hash
 from mmplan.planner.repeated import Limits
 from mmplan.planner.simulate import simulate
 from mmplan.planner.switch_cost import SwitchCost, switch_cost
+from mmplan.scenario.document import counted
 from mmplan.scenario.scenario import ModelModule, Scenario
 from mmplan.units import format_bytes, format_seconds
 
@@ -99,7 +100,7 @@ class ModalityAwarePolicy:
             )
         pays = (
             f"{format_seconds(saved_s)} ({share:.1%}) saved per step; moving {format_bytes(cost.moved_bytes)} costs "
-            f"{format_seconds(cost.seconds)}, which {break_even:,} step{'s' if break_even > 1 else ''} win back"
+            f"{format_seconds(cost.seconds)}, won back in {counted(break_even, 'step')}"
         )
         if self.steps is None:
             return "switch", pays

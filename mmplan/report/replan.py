@@ -10,6 +10,7 @@ from mmplan.planner.replan import Replan
 from mmplan.report.alternatives import degrees_text
 from mmplan.report.documents import values
 from mmplan.report.tables import table
+from mmplan.scenario.document import counted
 from mmplan.units import format_bytes, format_seconds
 
 
@@ -29,7 +30,7 @@ def replan_tables(result: Replan, old_degrees: str, doubt: str, plan_file: Path)
     plans.add_row("moved to switch", "", format_bytes(result.switch.moved_bytes))
     plans.add_row("... by the busiest rank", "", format_bytes(result.switch.busiest_bytes))
     plans.add_row("seconds to switch", "", format_seconds(result.switch.seconds))
-    steps = "never" if result.break_even_steps is None else f"{result.break_even_steps:,} steps"
+    steps = "never" if result.break_even_steps is None else counted(result.break_even_steps, "step")
     plans.add_row("pays after", "", steps)
     advice = f"[bold]{result.advice}[/bold]: {result.reason}"
     return [modules, plans, advice, *([doubt] if doubt else []), f"new plan: {plan_file}"]

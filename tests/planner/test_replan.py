@@ -260,10 +260,20 @@ def test_a_drift_that_moves_the_cut_is_worth_a_switch_after_the_break_even(best:
     assert (vision.module, vision.now_s / vision.before_s) == ("vision", pytest.approx(40.0))
 
 
+def test_both_plans_may_have_a_schedule_that_was_searched_for(tiny: Scenario) -> None:
+    """Else a present plan with one would seem to lose by the schedule alone."""
+    limits = Limits(gap=0.0, schedule_search_s=1.0)
+    present = limits.solve(tiny).plan
+    result = ModalityAwarePolicy(limits=limits).propose(present, tiny)
+    assert result.plan.schedule == present.schedule
+    assert result.saved_s == pytest.approx(0.0, abs=1e-9)
+    assert result.advice == "stay"
+
+
 def test_few_steps_left_are_not_worth_a_restart(best: Plan, slow_vision: Scenario) -> None:
     few = ModalityAwarePolicy(limits=Limits(gap=0.0), restart_s=10.0, steps=2).propose(best, slow_vision)
     assert few.advice == "stay"
-    assert few.reason.endswith("win back, and 2 are left")
+    assert few.reason.endswith(f"won back in {few.break_even_steps:,} steps, and 2 are left")
     many = ModalityAwarePolicy(limits=Limits(gap=0.0), restart_s=10.0, steps=10**6).propose(best, slow_vision)
     assert many.advice == "switch"
 
