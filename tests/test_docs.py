@@ -11,8 +11,13 @@ import mmplan
 from mmplan.cli import app
 from mmplan.planner.plan import StagePlan
 from mmplan.planner.prediction import RankPrediction
+from mmplan.planner.replan import ModuleChange, Replan
 from mmplan.planner.result import Considered, RunnerUp
+from mmplan.planner.shadow_price import ZonePrice
+from mmplan.planner.switch_cost import SwitchCost
+from mmplan.planner.why_not import Alternative
 from mmplan.report.summary import PlanSummary
+from mmplan.report.sweep import SweepRow
 from mmplan.runtime.measurement import Measurement, RankMeasurement
 from mmplan.runtime.validate import Validation, ValidationRow
 from mmplan.scenario.load import load_scenario
@@ -52,6 +57,7 @@ def test_every_command_is_in_the_readme_the_documents_and_the_changelog(command:
     [
         *(PlanSummary, StagePlan, RankPrediction, Considered, RunnerUp),
         *(Measurement, RankMeasurement, Validation, ValidationRow),
+        *(SweepRow, Alternative, ZonePrice, Replan, ModuleChange, SwitchCost),
     ],
 )
 def test_every_field_of_a_document_is_named_in_its_description(record: type) -> None:
