@@ -32,16 +32,24 @@ def predicted_durations(
             )
         return priced[key]
 
+    def gather_s(stage: int) -> float:
+        """Behind an update in shares."""
+        if plan.sharding == "none":
+            return 0.0
+        return costs.gather_s(trained[stage], layouts[stage], replicas_per_node(plan, stage))
+
     def action_s(rank: RankProgram, action: Action) -> float:
         if action.kind == "SEND":
             cluster = plan.scenario.cluster
             return costs.transfer_s(action.bytes, cluster.node_of(rank.rank) == cluster.node_of(action.peer))
         if action.kind == "REDUCE":
             stage = action.stage
-            return costs.reduce_s(trained[stage], layouts[stage], replicas_per_node(plan, stage))
+            whole_s = costs.reduce_s(trained[stage], layouts[stage], replicas_per_node(plan, stage))
+            return whole_s - gather_s(stage)
         if action.kind == "STEP":
-            held = sum((trained[stage] for stage in plan.stages_of(plan.row(rank.stage))), Trained())
-            return costs.update_s(held, layouts[rank.stage])
+            held = plan.stages_of(plan.row(rank.stage))
+            update_s = costs.update_s(sum((trained[stage] for stage in held), Trained()), layouts[rank.stage])
+            return update_s + sum(gather_s(stage) for stage in held)
         if action.kind == "RECV":
             return 0.0
         return compute_s(action.stage, action.kind, loads[rank.replica][action.microbatch])

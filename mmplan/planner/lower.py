@@ -20,6 +20,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.plan_schedule import plan_schedule
 from mmplan.planner.program import Program
 from mmplan.planner.schedule import Schedule
+from mmplan.planner.shared_bytes import SharedBytes, shared_bytes
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.scenario.scenario import DTYPE_BYTES
 
@@ -76,6 +77,7 @@ def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedul
             (stage.forward_s, stage.backward_s, stage.backward_s / 2, stage.backward_s / 2) for stage in plan.stages
         ),
         reduce_bytes=tuple(_reduced_bytes(plan, graph, stage) for stage in range(len(plan.stages))),
+        shared_bytes=_shared_bytes(plan, graph),
     )
 
 
@@ -98,6 +100,15 @@ def _reduced_bytes(plan: Plan, graph: ComputationGraph, stage: int) -> int:
         layout.replicas > 1 or (trained.spread and layout.tp > 1) or (trained.experts and layout.expert_replicas > 1)
     )
     return stage_gradient_bytes(plan, graph, stage) if shared else 0
+
+
+def _shared_bytes(plan: Plan, graph: ComputationGraph) -> tuple[SharedBytes, ...]:
+    if plan.sharding == "none":
+        return ()
+    return tuple(
+        shared_bytes([graph.layer(layer) for layer in stage.layers], plan.layout(index), plan.scenario)
+        for index, stage in enumerate(plan.stages)
+    )
 
 
 def _tensor_bytes(plan: Plan, stages: StageGraph, loads: Sequence[Sequence[Loads]]) -> np.ndarray:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmplan.planner.columns import RECV, REDUCE, SEND, STEP, Integers, ProgramColumns
+from mmplan.planner.columns import KINDS, RECV, REDUCE, SEND, STEP, B, F, I, Integers, ProgramColumns
 from mmplan.planner.dry_run import GlobalOrder, ScheduleColumns, dry_run
+from mmplan.planner.shared_bytes import SharedBytes
 
 _SHORT_KEYS = 1 << 16  # numpy sorts 16-bit integers by radix, in linear time
 
@@ -29,7 +30,8 @@ class Pipeline:
     """A schedule and everything about its stages that decides which actions ranks have.
 
     ranks: `[replica][pipeline rank]` -> rank. seconds: `[stage][F, B, I, W]` of the dry run. reduce_bytes: gradient
-    buffer of each stage, 0 where no other rank holds the same weights.
+    buffer of each stage, 0 where no other rank holds the same weights. shared_bytes: what each stage hands to
+    collectives; empty: the gradient buffer in REDUCE.
     """
 
     schedule: ScheduleColumns
@@ -37,6 +39,7 @@ class Pipeline:
     transfers: tuple[Transfer, ...]
     seconds: tuple[tuple[float, float, float, float], ...]
     reduce_bytes: tuple[int, ...]
+    shared_bytes: tuple[SharedBytes, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -184,14 +187,26 @@ def _of_replica(
     sizes = np.zeros(len(rows.row), dtype=np.int64)
     (transfers,) = np.nonzero(rows.tensor >= 0)
     sizes[transfers] = tensor_bytes[rows.microbatch[transfers], rows.tensor[transfers] // 2]
-    (reduces,) = np.nonzero(rows.kind == REDUCE)
-    sizes[reduces] = np.array(pipeline.reduce_bytes, dtype=np.int64)[rows.stage[reduces]]
-    kept = (rows.tensor < 0) | (sizes > 0)
+    others = rows.tensor < 0
+    sizes[others] = _shared_sizes(pipeline)[rows.stage[others], rows.kind[others]]
+    kept = others | (sizes > 0)
     if kept.all():
         return replica, rows, sizes
     fields = [field[kept] for field in _fields(rows)]
     fields[-1] = (np.cumsum(kept) - 1)[fields[-1]]
     return replica, _Rows(*fields), sizes[kept]
+
+
+def _shared_sizes(pipeline: Pipeline) -> NDArray[np.int64]:
+    """`[stage, kind]`: bytes among ranks with the same weights; the update of a rank stands at its first stage."""
+    shared = pipeline.shared_bytes or tuple(SharedBytes(reduce=size) for size in pipeline.reduce_bytes)
+    sizes = np.zeros((len(shared), len(KINDS)), dtype=np.int64)
+    sizes[:, F], sizes[:, B], sizes[:, REDUCE], update = np.array(shared, dtype=np.int64).T
+    sizes[:, I] = sizes[:, B]
+    owner = pipeline.schedule.rank_of_stage()
+    first = np.array([np.argmax(owner == row) for row in owner])
+    np.add.at(sizes[:, STEP], first, update)
+    return sizes
 
 
 def _joined(pipeline: Pipeline, parts: list[tuple[int, _Rows, NDArray[np.int64]]]) -> Lowered:

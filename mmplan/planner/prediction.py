@@ -23,10 +23,11 @@ class RankPrediction:
     """One rank over one optimizer step.
 
     `busy_s`: seconds of F, B, I, W. `bubble`: 1 - busy_s / pipeline_s. `transfer_s`: seconds its sends and receives
-    were on links. `reduce_bytes`: gradient buffer that was all-reduced. `peak_memory_bytes`: weights, gradients,
-    optimizer state, the device's reserve, and the activations kept between forward and backward, at their worst
-    moment; `peak_buffer_bytes`: received tensors that had arrived and were not yet used, at their own worst moment and
-    not part of the former. `memory_steps`: (time, bytes from then on) of the memory without those buffers.
+    were on links. `reduce_bytes`: buffers of gradients and weights handed to collectives among ranks with the same
+    weights. `peak_memory_bytes`: weights, gradients, optimizer state, the device's reserve, and the activations kept
+    between forward and backward, at their worst moment; `peak_buffer_bytes`: received tensors that had arrived and were
+    not yet used, at their own worst moment and not part of the former. `memory_steps`: (time, bytes from then on) of
+    the memory without those buffers.
     """
 
     rank: int

@@ -17,8 +17,9 @@ class Action:
 
     F, B, I, W compute `stage` on `microbatch`. SEND and RECV are asynchronous: SEND hands over a tensor its rank has
     just produced, RECV posts the buffer early; the compute action that needs the tensor waits for it. `tensor` is
-    `producer>consumer` (layer ids) for an activation and `producer<consumer` for its gradient. REDUCE all-reduces the
-    stage's gradients over its replicas; STEP updates the weights.
+    `producer>consumer` (layer ids) for an activation and `producer<consumer` for its gradient. REDUCE sums the stage's
+    gradients over its replicas; STEP updates the weights. `bytes` of all but SEND and RECV are those of the buffers
+    handed to collectives among the replicas meanwhile (`shared_bytes.py`).
     """
 
     kind: ActionKind

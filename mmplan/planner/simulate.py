@@ -101,7 +101,7 @@ def _rank_prediction(
         bubble=_bubble(busy_s, pipeline_s),
         sent_bytes=total_bytes("SEND"),
         received_bytes=total_bytes("RECV"),
-        reduce_bytes=total_bytes("REDUCE"),
+        reduce_bytes=sum(total_bytes(kind) for kind in ("F", "B", "I", "REDUCE", "STEP")),
         transfer_s=total_s(("SEND", "RECV")),
         reduce_s=total_s(("REDUCE",)),
         peak_memory_bytes=max(held for _, held in steps),

@@ -32,7 +32,7 @@ class StepRecord:
     wait_s: float = 0.0  # host time in which a compute waited for tensors
     activation_bytes: int = 0  # sent
     gradient_bytes: int = 0  # sent
-    reduce_bytes: int = 0
+    reduce_bytes: int = 0  # handed to collectives among replicas
     peak_memory_bytes: int = 0
 
 
@@ -40,7 +40,6 @@ def run_step(
     program: RankProgram,
     stages: Mapping[int, Stage],
     *,
-    replicas: dist.ProcessGroup | None,
     device: torch.device,
     clock: Clock,
     network: dist.ProcessGroup | None = None,
@@ -49,7 +48,6 @@ def run_step(
 
     Args:
         stages: the stages of this rank by index.
-        replicas: the group over which the stage's gradients are summed; None without data parallelism.
         network: the group of all ranks over which tensors are sent; None: torch's default group.
 
     Raises:
@@ -59,6 +57,7 @@ def run_step(
     mailbox = _Mailbox(device, network)
     outputs: dict[tuple[str, int], Tensor] = {}
     for action in program.actions:
+        moved_bytes = _moved_bytes(stages)
         try:
             if action.kind in ("F", "B", "I", "W"):
                 stage = stages[action.stage]
@@ -68,6 +67,7 @@ def run_step(
                 start = clock.mark()
                 results = _compute(action, stage, received)
                 record.marks.append((action, start, clock.mark()))
+                _count_moved(action, moved_bytes, stages, record)
                 in_use = sum(stage.memory_bytes() for stage in stages.values())
                 record.peak_memory_bytes = max(record.peak_memory_bytes, in_use)
                 outputs.update({(tensor, action.microbatch): result for tensor, result in results.items()})
@@ -76,7 +76,10 @@ def run_step(
             elif action.kind == "SEND":
                 _send(action, outputs.pop((action.tensor, action.microbatch), None), mailbox, record)
             else:
-                _finish(action, stages, replicas, clock, record)
+                start = clock.mark()
+                _finish(action, stages)
+                record.marks.append((action, start, clock.mark()))
+                _count_moved(action, moved_bytes, stages, record)
         except RunError:
             raise
         except Exception as error:
@@ -133,27 +136,27 @@ def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: St
         record.activation_bytes += tensor.nbytes
 
 
-def _finish(
-    action: Action,
-    stages: Mapping[int, Stage],
-    replicas: dist.ProcessGroup | None,
-    clock: Clock,
-    record: StepRecord,
-) -> None:
+def _finish(action: Action, stages: Mapping[int, Stage]) -> None:
     """REDUCE of one stage, or STEP of all that the rank holds."""
-    start = clock.mark()
-    if action.kind == "STEP":
+    if action.kind == "REDUCE":
+        stages[action.stage].reduce()
+    else:
         for stage in stages.values():
             stage.step()
-    else:
-        buffers = stages[action.stage].gradients()
-        size = sum(buffer.nbytes for buffer in buffers)
-        if size != action.bytes:
-            raise RunError(f"action {action}: the stage has {size} gradient bytes, the program says {action.bytes}")
-        for buffer in buffers:
-            dist.all_reduce(buffer, op=dist.ReduceOp.SUM, group=replicas)
-        record.reduce_bytes += size
-    record.marks.append((action, start, clock.mark()))
+
+
+def _moved_bytes(stages: Mapping[int, Stage]) -> int:
+    return sum(stage.moved_bytes() for stage in stages.values())
+
+
+def _count_moved(action: Action, before: int, stages: Mapping[int, Stage], record: StepRecord) -> None:
+    moved_bytes = _moved_bytes(stages) - before
+    if moved_bytes != action.bytes:
+        raise RunError(
+            f"action {action}: the stage gave {moved_bytes} bytes to collectives among its replicas, the program says "
+            f"{action.bytes}"
+        )
+    record.reduce_bytes += moved_bytes
 
 
 def _refuse_unsent(rank: int, outputs: Mapping[tuple[str, int], Tensor]) -> None:

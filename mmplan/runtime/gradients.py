@@ -1,6 +1,6 @@
-"""Gradients of a stage in one flat buffer of the plan's gradient dtype.
+"""Gradients of parameters in one flat buffer of the plan's gradient dtype.
 
-Every trainable parameter owns a slice, so that one all-reduce sums all of them and a parameter that got no gradient (an
+Every trainable parameter owns a slice, so that one collective sums all of them and a parameter that got no gradient (an
 encoder without images in the whole step) contributes zeros instead of making replicas diverge.
 """
 
@@ -10,35 +10,30 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from mmplan.runtime.flat import FlatBuffer
+
 
 class FlatGradients:
-    """Takes over the gradients of those `parameters` that require one as soon as autograd has them."""
+    """Takes over the gradients of those `parameters` that require one as soon as autograd has them.
 
-    def __init__(self, parameters: Iterable[Parameter], dtype: torch.dtype) -> None:
+    Args:
+        shares: the buffer is padded with zeros to this many equal shares.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter], dtype: torch.dtype, shares: int = 1) -> None:
         self.parameters = tuple(p for p in parameters if p.requires_grad)
-        device = self.parameters[0].device if self.parameters else torch.device("cpu")
-        self._flat = torch.zeros(sum(p.numel() for p in self.parameters), dtype=dtype, device=device)
-        views, first = [], 0
-        for parameter in self.parameters:
-            views.append(self._flat[first : first + parameter.numel()].view_as(parameter))
-            first += parameter.numel()
-            parameter.register_post_accumulate_grad_hook(_accumulate_into(views[-1]))  # type: ignore[no-untyped-call]
-        self.views: tuple[Tensor, ...] = tuple(views)
+        self.buffer = FlatBuffer(self.parameters, dtype, shares)
+        self.views = self.buffer.views
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.register_post_accumulate_grad_hook(_accumulate_into(view))  # type: ignore[no-untyped-call]
         self._view_of: dict[Tensor, Tensor] = dict(zip(self.parameters, self.views, strict=True))
 
     def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
         """Add a gradient that autograd has not made."""
         self._view_of[parameter].add_(gradient)
 
-    def buffers(self) -> tuple[Tensor, ...]:
-        """What is summed over replicas; empty when nothing is trained."""
-        return (self._flat,) if self.parameters else ()
-
     def zero(self) -> None:
-        self._flat.zero_()
-
-    def memory_bytes(self) -> int:
-        return self._flat.nbytes
+        self.buffer.whole.zero_()
 
 
 def _accumulate_into(view: Tensor) -> Callable[[Tensor], None]:

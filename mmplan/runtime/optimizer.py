@@ -1,22 +1,23 @@
 """The optimizer of one stage: AdamW or SGD on fp32 weights, with a master copy when the model computes in 16 bits."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from mmplan.runtime.gradients import FlatGradients
 from mmplan.scenario.scenario import Optimizer
 
 
 class StageOptimizer:
-    """Updates the parameters behind `gradients`; without any, a step does nothing."""
+    """Updates `weights` by `gradients`, tensors of the same shapes; without any, a step does nothing."""
 
-    def __init__(self, gradients: FlatGradients, settings: Optimizer) -> None:
-        self._gradients = gradients
-        self._masters = tuple(
-            p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in gradients.parameters
-        )
-        pairs = zip(self._masters, gradients.parameters, strict=True)
-        self._master_bytes = sum(master.nbytes for master, parameter in pairs if master is not parameter)
+    def __init__(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], settings: Optimizer) -> None:
+        self._weights, self._gradients = tuple(weights), tuple(gradients)
+        self._masters = tuple(w if w.dtype == torch.float32 else w.detach().float() for w in self._weights)
+        for master in self._masters:
+            master.requires_grad_()
+        pairs = zip(self._masters, self._weights, strict=True)
+        self._master_bytes = sum(master.nbytes for master, weight in pairs if master is not weight)
         self._moment_bytes = 0
         self._optimizer: torch.optim.Optimizer | None = None
         if self._masters and settings.name == "adamw":
@@ -29,13 +30,13 @@ class StageOptimizer:
     def step(self) -> None:
         if self._optimizer is None:
             return
-        for master, view in zip(self._masters, self._gradients.views, strict=True):
-            master.grad = view.to(master.dtype)
+        for master, gradient in zip(self._masters, self._gradients, strict=True):
+            master.grad = gradient.to(master.dtype)
         self._optimizer.step()
-        for master, parameter in zip(self._masters, self._gradients.parameters, strict=True):
+        for master, weight in zip(self._masters, self._weights, strict=True):
             master.grad = None
-            if master is not parameter:
-                parameter.data.copy_(master.data)
+            if master is not weight:
+                weight.data.copy_(master.data)
         if self._moment_bytes == 0:
             self._moment_bytes = self._count_moments()
 

@@ -8,11 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Program, RankProgram
+from mmplan.runtime.flat import gather
 from mmplan.runtime.groups import collapsed
+from mmplan.scenario.technique import Sharding
 
 
 def time_scale(plan: Plan, unit_s: float) -> float:
@@ -33,10 +36,12 @@ def collapse_shards(program: Program, width: int) -> Program:
 class SleepStage:
     """Plays one stage of a rank for one step at a time (see `load`)."""
 
-    def __init__(self, stage: int) -> None:
-        self._stage = stage
+    def __init__(self, stage: int, sharding: Sharding, replicas: dist.ProcessGroup | None) -> None:
+        self._stage, self._sharding, self._replicas = stage, sharding, replicas
+        self._moved_bytes = 0
         self._sleeps_s: dict[tuple[str, int], float] = {}
         self._sends: dict[tuple[str, int], list[tuple[str, int]]] = {}
+        self._moves: dict[tuple[str, int], int] = {}
         self._buffer = torch.zeros(0, dtype=torch.uint8)
 
     def load(self, program: RankProgram, durations_s: Sequence[float]) -> None:
@@ -44,19 +49,19 @@ class SleepStage:
         theirs."""
         self._sleeps_s = {}
         self._sends = {}
-        reduce_bytes = 0
+        self._moves = {}
         for action, seconds in zip(program.actions, durations_s, strict=True):
             if action.stage != self._stage:
                 continue
             if action.kind == "SEND":
                 kind = "B" if "<" in action.tensor else "F"
                 self._sends.setdefault((kind, action.microbatch), []).append((action.tensor, action.bytes))
-            elif action.kind == "REDUCE":
-                reduce_bytes = action.bytes
-            else:
+            elif action.kind != "RECV":
                 self._sleeps_s[action.kind, action.microbatch] = seconds
-        if self._buffer.nbytes != reduce_bytes:
-            self._buffer = torch.zeros(reduce_bytes, dtype=torch.uint8)
+                self._moves[action.kind, action.microbatch] = action.bytes
+        largest_bytes = max(self._moves.values(), default=0)
+        if self._buffer.nbytes != largest_bytes:
+            self._buffer = torch.zeros(largest_bytes, dtype=torch.uint8)
 
     def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self._compute("F", microbatch)
@@ -73,11 +78,16 @@ class SleepStage:
     def reads(self, *, gradients: bool) -> tuple[str, ...]:
         return ()
 
-    def gradients(self) -> Sequence[Tensor]:
-        return (self._buffer,) if self._buffer.nbytes else ()
+    def reduce(self) -> None:
+        self._move("REDUCE", -1)
 
     def step(self) -> None:
-        time.sleep(self._sleeps_s.get(("STEP", -1), 0.0))  # the first stage of a rank stands for all
+        until_s = time.perf_counter() + self._sleeps_s.get(("STEP", -1), 0.0)  # the first of a rank stands for all
+        self._move("STEP", -1)
+        time.sleep(max(0.0, until_s - time.perf_counter()))
+
+    def moved_bytes(self) -> int:
+        return self._moved_bytes
 
     def losses(self) -> dict[str, float]:
         return {}
@@ -90,5 +100,19 @@ class SleepStage:
         until_s = time.perf_counter() + self._sleeps_s[kind, microbatch]
         half = "B" if kind == "I" else kind
         results = {name: torch.zeros(size, dtype=torch.uint8) for name, size in self._sends.get((half, microbatch), ())}
+        self._move(kind, microbatch)
         time.sleep(max(0.0, until_s - time.perf_counter()))
         return results
+
+    def _move(self, kind: str, microbatch: int) -> None:
+        """What an action moves among the replicas: an all-reduce, where state is sharded as many bytes gathered, which
+        takes as long as to scatter them."""
+        size = self._moves.get((kind, microbatch), 0)
+        self._moved_bytes += size
+        if self._replicas is None or size == 0:
+            return
+        if self._sharding == "none":
+            dist.all_reduce(self._buffer[:size], group=self._replicas)
+        else:
+            share = self._buffer[: size // self._replicas.size()]
+            gather(self._buffer[: share.nbytes * self._replicas.size()], share, group=self._replicas)

@@ -38,6 +38,8 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     _refuse_split_vocabulary(plan)
     _refuse_split_modules(plan)
     _refuse_recomputation(plan)
+    if plan.sharding in ("gradients", "parameters") and plan.dp > 1:  # whole in a backward only
+        _refuse_split_backwards(plan, f"sharding={plan.sharding}")
     return plan.rank_count
 
 
@@ -46,7 +48,6 @@ def _choices(plan: Plan) -> tuple[tuple[str, object, object], ...]:
     return (
         ("cp", plan.cp, 1),
         ("ep", plan.ep, 1),
-        ("sharding", plan.sharding, "none"),
     )
 
 
@@ -95,9 +96,14 @@ def _refuse_recomputation(plan: Plan) -> None:
             "the plan has recompute=selective, which drops attention scores, and this release's fused attention keeps "
             "none: set `constraints.recompute: [none, full]` in the scenario and optimize again, or rehearse the plan"
         )
-    if levels and any("I" in order for order in plan.orders):
+    if levels:
+        _refuse_split_backwards(plan, f"recompute={levels[0]}")
+
+
+def _refuse_split_backwards(plan: Plan, choice: str) -> None:
+    if any("I" in order for order in plan.orders):
         raise InputError(
-            f"the plan has recompute={levels[0]} and splits its backwards, and this release executes one of both: "
+            f"the plan has {choice} and splits its backwards, and this release executes one of both: "
             "`mmplan simulate PLAN --schedule 1f1b -o NEW` writes it with whole backwards, or rehearse the plan"
         )
 

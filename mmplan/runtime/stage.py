@@ -4,23 +4,25 @@ The executor moves bytes whose sizes the program states; only a stage knows shap
 (a layer subset here) can change without touching the executor.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.batch import Microbatch
-from mmplan.runtime.gradients import FlatGradients
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
-from mmplan.runtime.optimizer import StageOptimizer
 from mmplan.runtime.recompute import recomputed
+from mmplan.runtime.state import stage_state
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
 from mmplan.scenario.scenario import Optimizer
 
@@ -47,11 +49,14 @@ class Stage(Protocol):
     def reads(self, *, gradients: bool) -> Sequence[str]:
         """Names of the activations that a forward reads, or of the gradients that a backward reads."""
 
-    def gradients(self) -> Sequence[Tensor]:
-        """The buffers that are summed over replicas, equal in number and size on all of them."""
+    def reduce(self) -> None:
+        """Sum the gradients over the replicas, the ranks with the same weights."""
 
     def step(self) -> None:
         """Update the weights and forget the gradients."""
+
+    def moved_bytes(self) -> int:
+        """Bytes of the buffers handed to collectives among the replicas so far."""
 
     def losses(self) -> dict[str, float]:
         """Loss of the step so far by loss module: this stage's and replica's part of the global mean."""
@@ -60,24 +65,43 @@ class Stage(Protocol):
         """Bytes in use now: weights, gradients, optimizer state and kept activations."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A layer between its forward and its backward. No tensor of it is held but by autograd; `like` has no memory.
+    `edge` is None where the microbatch has nothing for the layer."""
+
+    layer: Layer
+    edge: GradientEdge | None
+    like: Tensor
+
+
 @dataclass(slots=True)
 class _InFlight:
     """What a microbatch leaves between its forward and its backward."""
 
-    received: dict[str, Tensor] = field(default_factory=dict)  # gradient name -> leaf
-    sent: dict[str, Tensor] = field(default_factory=dict)  # gradient name -> output that its gradient belongs to
-    losses: list[Tensor] = field(default_factory=list)
+    received: dict[str, Tensor] = field(default_factory=dict)  # producer -> its like, where it carries a gradient
+    carrying: set[str] = field(default_factory=set)  # producers whose gradients are needed
+    computed: list[_Computed] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)  # producer -> sum so far
     kept: dict[int, int] = field(default_factory=dict)  # storage address -> bytes
+
+    def add(self, producer: str, gradient: Tensor) -> None:
+        known = self.gradients.get(producer)
+        self.gradients[producer] = gradient if known is None else known + gradient
 
 
 class LayerStage:
     """The layers of one stage, cut out of the model by detaching what is received.
 
+    Layers are detached from each other too: a backward goes through them one by one, in one order on all replicas, so
+    that weights may be there only while their layer is at work (`shards.py`).
+
     Args:
         layers: the stage's layers in topological order.
         cuts: all tensors between stages; those that touch `stage` are used.
         model: holds the modules of these layers.
-        layout: says which layers are recomputed.
+        layout: says which layers are recomputed and what the replicas share.
+        replicas: the ranks with the same weights; None where there is one.
         count_kept: count the bytes autograd keeps, by hooks on saved tensors (for devices without an allocator that
             counts). Parameters and the raw batch are left out, a storage that several operators keep counts once.
         split_backward: the program has I and W instead of whole backwards.
@@ -93,6 +117,7 @@ class LayerStage:
         model: MultimodalModel,
         optimizer: Optimizer,
         layout: Layout,
+        replicas: dist.ProcessGroup | None,
         count_kept: bool,
         split_backward: bool = False,
     ) -> None:
@@ -105,14 +130,12 @@ class LayerStage:
         # Where nothing is kept for a backward, nothing is to be made anew.
         self._recomputed = {la.id for la in layers if la.has_backward and layout.recomputed(la) == "full"}
         self._dtype = TORCH_DTYPES[model.precision]
-        self._gradients = FlatGradients(model.parameters(), TORCH_DTYPES[optimizer.gradient_dtype])
+        modules = {layer.id: model.layer(layer.id) for layer in layers}
+        self.state = stage_state(modules, optimizer, layout.sharding, replicas)
         self._store = WeightStore()
         if split_backward:
             postpone_linears(model, self._store)
-        self._optimizer = StageOptimizer(self._gradients, optimizer)
         self._count_kept = count_kept
-        self._weight_addresses = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        self._weight_bytes = sum(p.nbytes for p in model.parameters())
         self._microbatches: Sequence[Microbatch] = ()
         self._in_flight: dict[int, _InFlight] = {}
         self._losses: dict[str, Tensor] = {}
@@ -133,36 +156,35 @@ class LayerStage:
     def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         batch = self._microbatches[microbatch]
         state = _InFlight()
-        values = self._received_leaves(received, state)
-        if self._count_kept:
-            skipped = self._weight_addresses | batch.addresses()
-            with saved_tensors_hooks(lambda tensor: _count(tensor, state.kept, skipped), lambda tensor: tensor):
-                self._compute(values, batch, state)
-        else:
-            self._compute(values, batch, state)
-        for cut in self._outgoing:
-            if cut.carries_grad:
-                state.sent[cut.gradient] = values[cut.edge.producer]
+        values = self._received_values(received, state)
+        for layer in self._layers:
+            self.state.enter(layer.id, backward=False)
+            with self._counting(state.kept, batch):
+                values[layer.id] = self._compute(layer, values, batch, state)
+            self.state.leave(layer.id, backward=False)
         if self._has_backward:
             self._in_flight[microbatch] = state
         return {cut.activation: values[cut.edge.producer].detach() for cut in self._outgoing}
 
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state = self._in_flight.pop(microbatch)
-        roots = [*state.losses]
-        gradients = [torch.ones_like(loss) for loss in state.losses]
-        # An output that several stages read stands here once for each, and autograd adds their gradients.
-        for name, output in state.sent.items():
-            if name in received:
-                roots.append(output)
-                gradients.append(received[name].view(output.dtype).view_as(output))
-            elif output.numel() > 0:
-                raise ValueError(f"no gradient {name} came for {output.numel()} elements that were sent")
-        if roots:
-            torch.autograd.backward(roots, gradients)
+        self._add_received(state, received)
+        while state.computed:
+            computed = state.computed.pop()
+            name = computed.layer.id
+            if computed.layer.kind == "loss":
+                state.gradients[name] = torch.ones_like(computed.like, device=self.model.device)
+            self.state.enter(name, backward=True)
+            gradient = state.gradients.pop(name, None)  # None: nobody reads what has no rows
+            if computed.edge is not None and gradient is not None:
+                torch.autograd.backward(computed.edge, gradient)
+            self.state.leave(name, backward=True)
         return {
-            name: leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)
-            for name, leaf in state.received.items()
+            cut.gradient: state.gradients[cut.edge.producer]
+            if cut.edge.producer in state.gradients
+            else torch.zeros_like(state.received[cut.edge.producer], device=self.model.device)
+            for cut in self._incoming
+            if cut.carries_grad
         }
 
     def backward_input(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -171,54 +193,103 @@ class LayerStage:
 
     def backward_weight(self, microbatch: int) -> None:
         with torch.no_grad():
-            self._store.compute(microbatch, self._gradients.accumulate)
+            self._store.compute(microbatch, self.state.accumulate)
 
     def reads(self, *, gradients: bool) -> tuple[str, ...]:
         if gradients:
             return tuple(cut.gradient for cut in self._outgoing if cut.carries_grad)
         return tuple(cut.activation for cut in self._incoming)
 
-    def gradients(self) -> Sequence[Tensor]:
-        return self._gradients.buffers()
+    def reduce(self) -> None:
+        self.state.reduce()
 
     def step(self) -> None:
-        self._optimizer.step()
-        self._gradients.zero()
+        self.state.step()
+
+    def moved_bytes(self) -> int:
+        return self.state.moved_bytes
 
     def memory_bytes(self) -> int:
+        weights = self.state.addresses()
         kept = sum(sum(state.kept.values()) for state in self._in_flight.values())
-        kept += sum(size for address, size in self._store.storages().items() if address not in self._weight_addresses)
-        return self._weight_bytes + self._gradients.memory_bytes() + self._optimizer.memory_bytes() + kept
+        kept += sum(size for address, size in self._store.storages().items() if address not in weights)
+        return self.state.memory_bytes() + kept
 
-    def _received_leaves(self, received: Mapping[str, Tensor], state: _InFlight) -> dict[str, Tensor]:
-        """Producer layer -> `[tokens, width]` leaf; no tokens where nothing was sent."""
+    def _received_values(self, received: Mapping[str, Tensor], state: _InFlight) -> dict[str, Tensor]:
+        """Producer layer -> `[tokens, width]`; no tokens where nothing was sent."""
         values = {}
         for cut in self._incoming:
             flat = received.get(cut.activation)
             device = self.model.device
             flat = torch.empty(0, dtype=self._dtype, device=device) if flat is None else flat.view(self._dtype)
-            leaf = flat.view(-1, cut.edge.width)
+            values[cut.edge.producer] = value = flat.view(-1, cut.edge.width)
             if cut.carries_grad:
-                state.received[cut.gradient] = leaf.requires_grad_()
-            values[cut.edge.producer] = leaf
+                state.carrying.add(cut.edge.producer)
+                state.received[cut.edge.producer] = torch.empty_like(value, device="meta")
         return values
 
-    def _compute(self, values: dict[str, Tensor], batch: Microbatch, state: _InFlight) -> None:
-        for layer in self._layers:
-            inputs = {producer: values[producer] for producer in self._reads[layer.id]}
-            module = self.model.layer(layer.id)
-            again = layer.id in self._recomputed
-            output = values[layer.id] = recomputed(module, inputs, batch) if again else module(inputs, batch)
-            if layer.kind == "loss":
-                part = output.detach().float()
-                known = self._losses.get(layer.module)
-                self._losses[layer.module] = part if known is None else known + part
-                if output.requires_grad:
-                    state.losses.append(output)
+    def _add_received(self, state: _InFlight, received: Mapping[str, Tensor]) -> None:
+        """The gradients that came back of what other stages read; of a tensor that several read, their sum."""
+        likes = {computed.layer.id: computed.like for computed in state.computed}
+        for cut in self._outgoing:
+            if not cut.carries_grad:
+                continue
+            like = likes[cut.edge.producer]
+            if cut.gradient in received:
+                state.add(cut.edge.producer, received[cut.gradient].view(like.dtype).view(like.shape))
+            elif like.numel() > 0:
+                raise ValueError(f"no gradient {cut.gradient} came for {like.numel()} elements that were sent")
+
+    @contextmanager
+    def _counting(self, kept: dict[int, int], batch: Microbatch) -> Iterator[None]:
+        """Tensors that autograd saves inside are counted."""
+        if not self._count_kept:
+            yield
+            return
+        skipped = self.state.addresses() | batch.addresses()
+
+        def count(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in skipped:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with saved_tensors_hooks(count, lambda tensor: tensor):
+            yield
+
+    def _compute(self, layer: Layer, values: Mapping[str, Tensor], batch: Microbatch, state: _InFlight) -> Tensor:
+        """The layer's output, detached."""
+        inputs = {producer: _cut_off(producer, values[producer], state) for producer in self._reads[layer.id]}
+        module = self.model.layer(layer.id)
+        output = recomputed(module, inputs, batch) if layer.id in self._recomputed else module(inputs, batch)
+        if layer.has_backward:
+            edge = get_gradient_edge(output) if output.requires_grad else None
+            state.computed.append(_Computed(layer, edge, torch.empty_like(output, device="meta")))
+            state.carrying.add(layer.id)
+        if layer.kind == "loss":
+            part = output.detach().float()
+            known = self._losses.get(layer.module)
+            self._losses[layer.module] = part if known is None else known + part
+        return output.detach()
 
 
-def _count(tensor: Tensor, kept: dict[int, int], skipped: Set[int]) -> Tensor:
-    storage = tensor.untyped_storage()
-    if storage.data_ptr() not in skipped:
-        kept[storage.data_ptr()] = storage.nbytes()
-    return tensor
+def _cut_off(producer: str, value: Tensor, state: _InFlight) -> Tensor:
+    """The same rows; their gradient goes to the microbatch's state and not into the layer that made them."""
+    if producer not in state.carrying:
+        return value
+    rows: Tensor = _Cut.apply(value, torch.empty(0, requires_grad=True), partial(state.add, producer))  # type: ignore[no-untyped-call]
+    return rows
+
+
+class _Cut(torch.autograd.Function):
+    """Hands the gradient of `rows` to `take`. A leaf instead would keep the rows as long as the layer's graph lives."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, needs_gradient: Tensor, take: Callable[[Tensor], None]) -> Tensor:
+        ctx.take = take
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.take(gradient)
+        return None, None, None

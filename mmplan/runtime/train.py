@@ -96,9 +96,11 @@ def build_stages(
     row: int,
     device: torch.device,
     ranks: TensorRanks | None = None,
+    replicas: dist.ProcessGroup | None = None,
 ) -> dict[int, LayerStage]:
-    """The stages of a pipeline rank with their weights, on `device`; `ranks`: who shares their layers."""
-    return {stage: _build_stage(plan, graph, stage, device, ranks) for stage in plan.stages_of(row)}
+    """The stages of a pipeline rank with their weights, on `device`; `ranks`: who shares their layers; `replicas`: who
+    holds the same weights."""
+    return {stage: _build_stage(plan, graph, stage, device, ranks, replicas) for stage in plan.stages_of(row)}
 
 
 def _build_stage(
@@ -107,6 +109,7 @@ def _build_stage(
     stage: int,
     device: torch.device,
     ranks: TensorRanks | None,
+    replicas: dist.ProcessGroup | None,
 ) -> LayerStage:
     stages = build_stage_graph([part.layers for part in plan.stages], graph)
     layers = [graph.layer(layer) for layer in plan.stages[stage].layers]
@@ -120,6 +123,7 @@ def _build_stage(
         model=model,
         optimizer=scenario.optimizer,
         layout=plan.layout(stage),
+        replicas=replicas,
         count_kept=device.type == "cpu",
         split_backward=any("I" in order for order in plan.orders),
     )
@@ -129,11 +133,13 @@ def _build_stage(
 Prepare = Callable[[int], tuple[RankProgram, Mapping[int, Stage]]]
 
 
-def prepare_training(plan: Plan, rank: int, device: torch.device, ranks: TensorRanks | None) -> Prepare:
+def prepare_training(
+    plan: Plan, rank: int, device: torch.device, ranks: TensorRanks | None, replicas: dist.ProcessGroup | None
+) -> Prepare:
     """Real computes on synthetic data."""
     graph = build_graph(plan.scenario)
     place = place_of(plan, rank)
-    stages = build_stages(plan, graph, place.row, device, ranks)
+    stages = build_stages(plan, graph, place.row, device, ranks, replicas)
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         data = step_data(plan, step)
@@ -145,11 +151,11 @@ def prepare_training(plan: Plan, rank: int, device: torch.device, ranks: TensorR
     return prepare
 
 
-def prepare_rehearsal(plan: Plan, rank: int, scale: float) -> Prepare:
+def prepare_rehearsal(plan: Plan, rank: int, scale: float, replicas: dist.ProcessGroup | None) -> Prepare:
     """Sleeps of the predicted durations times `scale`; one process stands for each tensor-parallel group."""
     graph = build_graph(plan.scenario)
     costs = AnalyticCostModel(plan.scenario)
-    stages = {stage: SleepStage(stage) for stage in plan.stages_of(rank // plan.dp)}
+    stages = {stage: SleepStage(stage, plan.sharding, replicas) for stage in plan.stages_of(rank // plan.dp)}
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         loads = step_data(plan, step).loads
@@ -168,7 +174,6 @@ def run_steps(
     *,
     steps: int,
     network: dist.ProcessGroup,
-    replicas: dist.ProcessGroup | None,
     device: torch.device,
     ranks: TensorRanks | None,
     clock: Clock,
@@ -182,7 +187,7 @@ def run_steps(
             torch.cuda.reset_peak_memory_stats(device)
         before = 0 if ranks is None else ranks.total_bytes
         clock.start()
-        record = run_step(program, stages, network=network, replicas=replicas, device=device, clock=clock)
+        record = run_step(program, stages, network=network, device=device, clock=clock)
         losses: dict[str, float] = {}
         for stage in stages.values() if ranks is None or ranks.index == 0 else ():
             losses |= stage.losses()

@@ -66,9 +66,9 @@ def run_worker(
         started = replace(plan, tp=1, cp=1) if rehearse else plan
         groups = _join(started, rank, device, timeout_s or default_timeout_s(plan, scale))
         if rehearse:
-            prepare = prepare_rehearsal(plan, rank, scale)
+            prepare = prepare_rehearsal(plan, rank, scale, groups.replicas)
         else:
-            prepare = prepare_training(plan, rank, device, groups.tensor)
+            prepare = prepare_training(plan, rank, device, groups.tensor, groups.replicas)
         dist.barrier()  # stages differ much in size: whoever is ready waits here, not in a step
         return _run(plan, groups, prepare, steps=steps, device=device, scale=scale, rehearse=rehearse, on_step=on_step)
     except (RuntimeError, MemoryError) as error:
@@ -140,7 +140,6 @@ def _run(
         network=groups.network,
         device=device,
         ranks=groups.tensor,
-        replicas=groups.replicas,
         clock=clock,
         on_step=tell,
     )

@@ -2,10 +2,12 @@
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -15,9 +17,9 @@ from torch import Tensor
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.layout import RecomputeLevel
+from mmplan.cost_models.planned_memory import planned_state_bytes
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
-from mmplan.planner.program import RankProgram
 from mmplan.planner.schedules.reschedule import optimized, refuse_unusable, with_family
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
@@ -31,13 +33,16 @@ from mmplan.scenario.scenario import (
     ModelEdge,
     ModelModule,
     Moe,
+    Optimizer,
     Scenario,
     Training,
     Transformer,
     Vocabulary,
 )
 from mmplan.scenario.schedule_names import ScheduleName
+from mmplan.scenario.technique import SHARDINGS
 
+TIED_STAGES = ((*VISION, *AUDIO), ("llm.embed", "llm.0-5", "llm.head", "llm.loss"))
 CHAIN_STAGES = (
     (*VISION, *AUDIO),
     ("llm.embed", "llm.0-1"),
@@ -45,6 +50,7 @@ CHAIN_STAGES = (
     ("llm.4-5", "llm.head", "llm.loss"),
 )
 PROCESSES = 4
+STEP_LENGTH = 2.0**20
 CPU = torch.device("cpu")
 
 
@@ -138,6 +144,7 @@ def cases() -> dict[str, Plan]:
         "talker": hand_plan(_talker(tiny), talker_stages),
         "recomputed blocks": _recomputing(hand_plan(tiny, FOUR_STAGES), "full"),
         "half of the blocks recomputed, LoRA": _recomputing(hand_plan(adapted, TWO_STAGES, dp=2), "half"),
+        **_sharded(tiny),
         "recomputed behind a frozen stage": _recomputing(hand_plan(frozen_all, FOUR_STAGES), "three quarters"),
         **_scheduled(tiny, adapted, frozen_all),
     }
@@ -145,6 +152,40 @@ def cases() -> dict[str, Plan]:
 
 def _recomputing(plan: Plan, level: RecomputeLevel) -> Plan:
     return replace(plan, stages=tuple(replace(stage, recompute=level) for stage in plan.stages))
+
+
+def _sharded(tiny: Scenario) -> dict[str, Plan]:
+    """Each ZeRO stage on two replicas of two stages: odd numbers of parameters, recomputation, frozen modules beside
+    adapters, and a matrix that two layers share."""
+    still, adapters = Training(mode="frozen"), Training(mode="lora", rank=4, targets=("q", "v", "down"))
+    adapted = _with_training(tiny, {"vision": still, "projector": still, "llm": adapters})
+    found = {}
+    for sharding in SHARDINGS[1:]:
+        plans = {
+            "sharded, recomputed": _recomputing(hand_plan(_with_ffn(tiny, 383), TWO_STAGES, dp=2), "half"),
+            "sharded, frozen and LoRA": hand_plan(adapted, TWO_STAGES, dp=2),
+            "sharded, tied": hand_plan(_tied(tiny), TIED_STAGES, dp=2),
+        }
+        found |= {f"{sharding} {title}": replace(plan, sharding=sharding) for title, plan in plans.items()}
+    return found
+
+
+def _tied(scenario: Scenario) -> Scenario:
+    """The head reads the token table."""
+    llm = scenario.model.module("llm")
+    assert llm.vocabulary is not None
+    return _with_module(scenario, replace(llm, vocabulary=replace(llm.vocabulary, tied=True)))
+
+
+def _with_ffn(scenario: Scenario, ffn: int) -> Scenario:
+    llm = scenario.model.module("llm")
+    assert llm.transformer is not None
+    return _with_module(scenario, replace(llm, transformer=replace(llm.transformer, ffn=ffn)))
+
+
+def _with_module(scenario: Scenario, changed: ModelModule) -> Scenario:
+    modules = tuple(changed if m.name == changed.name else m for m in scenario.model.modules)
+    return replace(scenario, model=replace(scenario.model, modules=modules))
 
 
 def _scheduled(tiny: Scenario, adapted: Scenario, frozen: Scenario) -> dict[str, Plan]:
@@ -178,12 +219,17 @@ def perturb(model: MultimodalModel) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
-    """Gradients by parameter name, losses, and bytes sent, of one rank."""
+    """Gradients by parameter name, losses, and bytes of one rank: sent, given to collectives among replicas, and of
+    state after the step; each with what was planned."""
 
     gradients: dict[str, Tensor]
     losses: dict[str, float]
     sent_bytes: int
+    shared_bytes: int
+    state_bytes: int
     program_bytes: int
+    program_shared_bytes: int
+    planned_state_bytes: int
 
 
 def whole_model(plan: Plan) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -203,36 +249,55 @@ def whole_model(plan: Plan) -> tuple[dict[str, Tensor], dict[str, float]]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, losses
 
 
-def _named_gradients(stage: LayerStage) -> dict[str, Tensor]:
-    """Slices of the stage's flat buffer, which holds trained parameters in the order of the model."""
-    trained = {name: parameter for name, parameter in stage.model.named_parameters() if parameter.requires_grad}
-    if not trained:
-        return {}
-    (flat,) = stage.gradients()
-    slices = flat.split([parameter.numel() for parameter in trained.values()])
-    pairs = zip(trained.items(), slices, strict=True)
-    return {name: part.view_as(parameter).clone() for (name, parameter), part in pairs}
+class _Perturbed(MultimodalModel):
+    """Noisy before any rank takes its share."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        perturb(self)
+
+
+def _weights(stage: LayerStage, layers: Sequence[str]) -> dict[str, Tensor]:
+    """Trained weights by parameter name, whole on every replica."""
+    names = {parameter: name for name, parameter in stage.model.named_parameters() if parameter.requires_grad}
+    found = {}
+    for layer in layers:
+        stage.state.enter(layer, backward=False)
+        own = [parameter for parameter in stage.model.layer(layer).parameters() if parameter in names]
+        found |= {names[parameter]: parameter.detach().clone() for parameter in own}
+        stage.state.leave(layer, backward=False)
+    return found
 
 
 def run_rank(plan: Plan, rank: int, replicas: dist.ProcessGroup | None, control: dist.ProcessGroup) -> RankResult:
-    """One step of this rank's stage, without the weight update."""
-    graph = build_graph(plan.scenario)
-    data = step_data(plan, 0)
+    """One step of this rank's stages. Gradients are what plain gradient descent takes from weights, by steps so long
+    that rounding of the weights hides nothing."""
+    scenario = replace(plan.scenario, optimizer=Optimizer(name="sgd", learning_rate=STEP_LENGTH))
+    plan, graph, data = replace(plan, scenario=scenario), build_graph(plan.scenario), step_data(plan, 0)
     program = lower(plan, graph, data.loads).ranks[rank]
-    actions = tuple(action for action in program.actions if action.kind != "STEP")
-    program = RankProgram(rank=rank, stage=program.stage, replica=program.replica, actions=actions)
-    stages = build_stages(plan, graph, plan.row(program.stage), CPU)
-    for stage in stages.values():
-        perturb(stage.model)
+    with patch("mmplan.runtime.train.MultimodalModel", _Perturbed):
+        stages = build_stages(plan, graph, plan.row(program.stage), CPU, replicas=replicas)
+    before: dict[str, Tensor] = {}
+    for index, stage in stages.items():
+        before |= _weights(stage, plan.stages[index].layers)
         stage.load(step_microbatches(plan, data, program.replica, stage.raw_modules, CPU))
     clock = WallClock(control, one_host=True)
     clock.start()
-    record = run_step(program, stages, replicas=replicas, device=CPU, clock=clock)
+    record = run_step(program, stages, device=CPU, clock=clock)
+    held_bytes = sum(stage.memory_bytes() for stage in stages.values())
+    layers = [graph.layer(layer) for index in stages for layer in plan.stages[index].layers]
+    after = {
+        name: w for index, stage in stages.items() for name, w in _weights(stage, plan.stages[index].layers).items()
+    }
     return RankResult(
-        gradients={name: g for stage in stages.values() for name, g in _named_gradients(stage).items()},
+        gradients={name: (weight - after[name]) / STEP_LENGTH for name, weight in before.items()},
         losses={module: loss for stage in stages.values() for module, loss in stage.losses().items()},
         sent_bytes=record.activation_bytes + record.gradient_bytes,
-        program_bytes=sum(action.bytes for action in actions if action.kind == "SEND"),
+        shared_bytes=record.reduce_bytes,
+        state_bytes=held_bytes,
+        program_bytes=sum(action.bytes for action in program.actions if action.kind == "SEND"),
+        program_shared_bytes=sum(a.bytes for a in program.actions if a.kind not in ("SEND", "RECV")),
+        planned_state_bytes=sum(planned_state_bytes(layer, scenario, plan.layout(program.stage)) for layer in layers),
     )
 
 

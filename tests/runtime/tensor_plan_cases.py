@@ -107,14 +107,14 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
     whole_program = lower(plan, graph, data.loads)
     program = program_of_shard(whole_program.ranks[rank // plan.width], place.shard)
     with patch("mmplan.runtime.train.MultimodalModel", PerturbedPart):
-        stages = build_stages(plan, graph, place.row, CPU, ranks)
+        stages = build_stages(plan, graph, place.row, CPU, ranks, replicas)
     before: dict[str, Tensor] = {}
     for stage in stages.values():
         before |= {name: p.detach().clone() for name, p in stage.model.named_parameters() if p.requires_grad}
         stage.load(step_microbatches(plan, data, place.replica, stage.raw_modules, CPU))
     clock = WallClock(control, one_host=True)
     clock.start()
-    run_step(program, stages, replicas=replicas, device=CPU, clock=clock)
+    run_step(program, stages, device=CPU, clock=clock)
     after = {name: p.detach() for stage in stages.values() for name, p in stage.model.named_parameters()}
     return TensorRankResult(
         index=place.shard,

@@ -26,6 +26,7 @@ from mmplan.runtime.recompute import recomputed
 from mmplan.runtime.requirements import process_count
 from mmplan.runtime.train import build_stages, step_data, step_microbatches
 from mmplan.scenario.scenario import Model, Sample
+from mmplan.scenario.technique import Sharding
 
 CPU = torch.device("cpu")
 SAMPLES = (
@@ -121,3 +122,15 @@ def test_recomputation_and_split_backwards_are_not_executed_together() -> None:
 def test_selective_recomputation_is_refused_because_fused_attention_keeps_no_scores() -> None:
     with pytest.raises(InputError, match="recompute=selective, which drops attention scores"):
         process_count(_recomputing("selective"), rehearse=False)
+
+
+@pytest.mark.parametrize("sharding", ["gradients", "parameters"])
+def test_gradients_that_are_shared_layer_by_layer_and_split_backwards_are_not_executed_together(
+    sharding: Sharding,
+) -> None:
+    plan = replace(_recomputing("none"), dp=2, microbatches=1, sharding=sharding)
+    assert process_count(plan, rehearse=False) == 4
+    split = replace(plan, schedule="depth-first", orders=("0F0 0I0 0W0", "1F0 1I0 1W0"))
+    with pytest.raises(InputError, match=f"sharding={sharding} and splits its backwards"):
+        process_count(split, rehearse=False)
+    assert process_count(replace(split, sharding="optimizer"), rehearse=False) == 4

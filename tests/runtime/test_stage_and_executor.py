@@ -1,6 +1,6 @@
 """The executor's own refusals, and the optimizer and gradients of a stage, in one process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -13,7 +13,7 @@ from mmplan.cost_models.counts import parameters
 from mmplan.cost_models.memory import state_bytes
 from mmplan.errors import RunError
 from mmplan.planner.lower import lower
-from mmplan.planner.program import Action, RankProgram
+from mmplan.planner.program import Action, ActionKind, RankProgram
 from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.gradients import FlatGradients
 from mmplan.runtime.optimizer import StageOptimizer
@@ -53,8 +53,11 @@ class OneTensorStage:
     def reads(self, *, gradients: bool) -> tuple[str, ...]:
         return ()
 
-    def gradients(self) -> Sequence[Tensor]:
-        return ()
+    def reduce(self) -> None:
+        pass
+
+    def moved_bytes(self) -> int:
+        return 0
 
     def step(self) -> None:
         pass
@@ -68,7 +71,7 @@ class OneTensorStage:
 
 def run(*actions: Action, stage: Stage | None = None) -> StepRecord:
     program = RankProgram(rank=5, stage=0, replica=0, actions=actions)
-    return run_step(program, {0: stage or OneTensorStage()}, replicas=None, device=CPU, clock=LocalClock())
+    return run_step(program, {0: stage or OneTensorStage()}, device=CPU, clock=LocalClock())
 
 
 def test_a_stage_that_makes_other_bytes_than_the_program_says_ends_the_run() -> None:
@@ -86,9 +89,11 @@ def test_a_tensor_that_the_program_never_sends_ends_the_run() -> None:
         run(Action("F", 0, 0))
 
 
-def test_gradient_bytes_that_differ_from_the_program_end_the_run() -> None:
-    with pytest.raises(RunError, match="the stage has 0 gradient bytes, the program says 8"):
-        run(Action("REDUCE", 0, bytes=8))
+@pytest.mark.parametrize("kind", ["F", "REDUCE", "STEP"])
+def test_other_bytes_among_replicas_than_the_program_says_end_the_run(kind: ActionKind) -> None:
+    message = "the stage gave 0 bytes to collectives among its replicas, the program says 8"
+    with pytest.raises(RunError, match=message):
+        run(Action(kind, 0, 0, bytes=8))
 
 
 def test_an_error_in_a_stage_names_rank_and_action() -> None:
@@ -101,7 +106,7 @@ def test_adamw_on_flat_gradients_is_torchs_adamw() -> None:
     model, twin = nn.Linear(5, 3), nn.Linear(5, 3)
     twin.load_state_dict(model.state_dict())
     gradients = FlatGradients(model.parameters(), torch.float32)
-    ours = StageOptimizer(gradients, Optimizer(learning_rate=0.1))
+    ours = StageOptimizer(gradients.parameters, gradients.views, Optimizer(learning_rate=0.1))
     theirs = torch.optim.AdamW(twin.parameters(), lr=0.1)
     for step in range(3):
         x = torch.randn(4, 5)
@@ -120,7 +125,8 @@ def test_sixteen_bit_weights_follow_an_fp32_master_copy() -> None:
     model = nn.Linear(1, 1, bias=False).to(torch.bfloat16)
     nn.init.ones_(model.weight)
     gradients = FlatGradients(model.parameters(), torch.float32)
-    optimizer = StageOptimizer(gradients, Optimizer(name="sgd", learning_rate=1e-3))
+    settings = Optimizer(name="sgd", learning_rate=1e-3)
+    optimizer = StageOptimizer(gradients.parameters, gradients.views, settings)
     for _ in range(10):
         model(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
         optimizer.step()

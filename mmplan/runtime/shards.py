@@ -1,0 +1,190 @@
+"""State of a stage split over its replicas: ZeRO (arXiv 1910.02054, section 5).
+
+Stage 1 shares the optimizer state: gradients are summed at the end of a step, of which each replica gets its share; it
+updates that share of the weights, and the weights are gathered. Stages 2 and 3 work layer by layer, in the order of the
+layers on every replica, also where a microbatch has nothing for a layer: gradients are summed behind each backward of a
+layer, and in stage 3 its weights are gathered before, and given back behind, each forward and backward.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from mmplan.runtime.flat import FlatBuffer
+from mmplan.runtime.gradients import FlatGradients
+from mmplan.runtime.model import TORCH_DTYPES
+from mmplan.runtime.optimizer import StageOptimizer
+from mmplan.scenario.scenario import Optimizer
+
+
+class OptimizerShards:
+    """ZeRO-1. See `StageState`."""
+
+    def __init__(self, layers: Mapping[str, nn.Module], optimizer: Optimizer, replicas: dist.ProcessGroup) -> None:
+        self.moved_bytes = 0
+        self._replicas = replicas
+        self._parameters = tuple(nn.ModuleList(layers.values()).parameters())
+        self._gradients = FlatGradients(self._parameters, TORCH_DTYPES[optimizer.gradient_dtype], replicas.size())
+        trained = self._gradients.parameters
+        self._weights = [_flattened(trained, replicas.size())] if trained else []  # nothing where all is frozen
+        own_gradients = [self._gradients.buffer.share(replicas)] if trained else []
+        self._optimizer = StageOptimizer([buffer.share(replicas) for buffer in self._weights], own_gradients, optimizer)
+
+    def enter(self, layer: str, *, backward: bool) -> None:
+        pass
+
+    def leave(self, layer: str, *, backward: bool) -> None:
+        pass
+
+    def reduce(self) -> None:
+        if self._weights:
+            self.moved_bytes += self._gradients.buffer.scatter_sum(self._replicas)
+
+    def step(self) -> None:
+        self._optimizer.step()
+        for buffer in self._weights:
+            self.moved_bytes += buffer.gather(buffer.share(self._replicas), self._replicas)
+        self._gradients.zero()
+
+    def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
+        self._gradients.accumulate(parameter, gradient)
+
+    def addresses(self) -> Set[int]:
+        return _storages(self._parameters).keys()
+
+    def memory_bytes(self) -> int:
+        weights = sum(_storages(self._parameters).values())
+        return weights + self._gradients.buffer.held_bytes + self._optimizer.memory_bytes()
+
+
+class LayerShards:
+    """ZeRO-2, and with `weights` ZeRO-3. See `StageState`. A matrix that two layers share belongs to the first."""
+
+    def __init__(
+        self, layers: Mapping[str, nn.Module], optimizer: Optimizer, replicas: dist.ProcessGroup, *, weights: bool
+    ) -> None:
+        self.moved_bytes = 0
+        dtype = TORCH_DTYPES[optimizer.gradient_dtype]
+        owner: dict[Parameter, str] = {}
+        for layer, module in layers.items():
+            for parameter in module.parameters():
+                owner.setdefault(parameter, layer)
+        units = {
+            layer: _Unit([p for p in module.parameters() if owner[p] == layer], dtype, replicas, split=weights)
+            for layer, module in layers.items()
+        }
+        self._units = tuple(units.values())
+        self._used_by = {
+            layer: tuple(units[one] for one in dict.fromkeys(owner[p] for p in module.parameters()))
+            for layer, module in layers.items()
+        }
+        self._optimizer = StageOptimizer(
+            [own for unit in self._units for own in unit.own_weights],
+            [own for unit in self._units for own in unit.own_gradients],
+            optimizer,
+        )
+
+    def enter(self, layer: str, *, backward: bool) -> None:
+        for unit in self._used_by[layer]:
+            self.moved_bytes += unit.open(backward=backward)
+
+    def leave(self, layer: str, *, backward: bool) -> None:
+        for unit in self._used_by[layer]:
+            self.moved_bytes += unit.close(backward=backward)
+
+    def reduce(self) -> None:
+        """Done behind every backward."""
+
+    def step(self) -> None:
+        self._optimizer.step()
+        for unit in self._units:
+            self.moved_bytes += unit.updated()
+
+    def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
+        raise ValueError("gradients that are sharded cannot wait for a second part of a backward")
+
+    def addresses(self) -> Set[int]:
+        return {address for unit in self._units for address in _storages(unit.parameters)}
+
+    def memory_bytes(self) -> int:
+        return sum(unit.memory_bytes() for unit in self._units) + self._optimizer.memory_bytes()
+
+
+class _Unit:
+    """The parameters of one layer. Between `close` and `open` only this rank's share of what is split is in memory.
+
+    Args:
+        split: weights are split too, frozen ones as well; else gradients only.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Parameter], dtype: torch.dtype, replicas: dist.ProcessGroup, *, split: bool
+    ) -> None:
+        self.parameters, self._replicas, self._split = parameters, replicas, split
+        self.gradients = FlatGradients(parameters, dtype, replicas.size())
+        trained, frozen = self.gradients.parameters, tuple(p for p in parameters if not p.requires_grad)
+        flattened = [part for part in (trained, frozen if split else ()) if part]
+        self._weights = [_flattened(part, replicas.size()) for part in flattened]
+        self._shares = [buffer.share(replicas) for buffer in self._weights]
+        if split:
+            self._shares = [share.clone() for share in self._shares]
+        self.own_weights = self._shares[:1] if trained else []
+        self.own_gradients = [self.gradients.buffer.share(replicas).clone()] if trained else []
+        self.close(backward=False)
+        self.gradients.buffer.release()
+
+    def open(self, *, backward: bool) -> int:
+        """Whole weights, and for a backward room for whole gradients; returns the bytes handed to collectives."""
+        if backward:
+            self.gradients.buffer.restore()
+            self.gradients.zero()
+        return self._gather() if self._split else 0
+
+    def close(self, *, backward: bool) -> int:
+        """Add this rank's share of the summed gradients, and give the rest back; returns the bytes as `open` does."""
+        if self._split:
+            for buffer in self._weights:
+                buffer.release()
+        moved_bytes = 0
+        if backward:
+            for own in self.own_gradients:
+                moved_bytes = self.gradients.buffer.scatter_sum(self._replicas)
+                own.add_(self.gradients.buffer.share(self._replicas))
+            self.gradients.buffer.release()
+        return moved_bytes
+
+    def updated(self) -> int:
+        """Behind an update of the own weights: gather them where weights are whole; returns the bytes."""
+        for own in self.own_gradients:
+            own.zero_()
+        return 0 if self._split else self._gather()
+
+    def memory_bytes(self) -> int:
+        held_bytes = sum(_storages(self.parameters).values()) + self.gradients.buffer.held_bytes
+        shares = self._shares if self._split else []
+        return held_bytes + sum(own.nbytes for own in (*shares, *self.own_gradients))
+
+    def _gather(self) -> int:
+        moved_bytes = 0
+        for buffer, own in zip(self._weights, self._shares, strict=True):
+            buffer.restore()
+            moved_bytes += buffer.gather(own, self._replicas)
+        return moved_bytes
+
+
+def _flattened(parameters: Sequence[Parameter], shares: int) -> FlatBuffer:
+    """A buffer of which the parameters are slices from now on."""
+    buffer = FlatBuffer(parameters, parameters[0].dtype, shares)
+    for parameter, view in zip(parameters, buffer.views, strict=True):
+        view.copy_(parameter.data)
+        parameter.data = view
+    return buffer
+
+
+def _storages(parameters: Iterable[Parameter]) -> dict[int, int]:
+    """Address and bytes of each storage of weights that is in memory."""
+    storages = [p.untyped_storage() for p in parameters]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}

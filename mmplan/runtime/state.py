@@ -1,0 +1,94 @@
+"""Weights, gradients and optimizer state of a stage, as its replicas, the ranks with the same weights, keep them."""
+
+from collections.abc import Mapping, Set
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mmplan.runtime.gradients import FlatGradients
+from mmplan.runtime.model import TORCH_DTYPES
+from mmplan.runtime.optimizer import StageOptimizer
+from mmplan.runtime.shards import LayerShards, OptimizerShards
+from mmplan.scenario.scenario import Optimizer
+from mmplan.scenario.technique import Sharding
+
+
+class StageState(Protocol):
+    """All methods but the last three are collective over the replicas where state is sharded.
+
+    Attributes:
+        moved_bytes: handed to collectives among the replicas so far.
+    """
+
+    moved_bytes: int
+
+    def enter(self, layer: str, *, backward: bool) -> None:
+        """Before the forward or backward of a layer: its weights are whole from here on."""
+
+    def leave(self, layer: str, *, backward: bool) -> None:
+        """Behind it: what is sharded of the layer is so again."""
+
+    def reduce(self) -> None:
+        """Sum the gradients of the step over the replicas."""
+
+    def step(self) -> None:
+        """Update the weights and forget the gradients."""
+
+    def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Add a gradient that autograd has not made."""
+
+    def addresses(self) -> Set[int]:
+        """Of the storages of weights in memory now."""
+
+    def memory_bytes(self) -> int:
+        """Weights, gradients and optimizer state in memory now."""
+
+
+def stage_state(
+    layers: Mapping[str, nn.Module], optimizer: Optimizer, sharding: Sharding, replicas: dist.ProcessGroup | None
+) -> StageState:
+    """The state of the layers (by id, in order); whole where there is one replica."""
+    if replicas is None or sharding == "none":
+        return WholeState(layers, optimizer, replicas)
+    if sharding == "optimizer":
+        return OptimizerShards(layers, optimizer, replicas)
+    return LayerShards(layers, optimizer, replicas, weights=sharding == "parameters")
+
+
+class WholeState:
+    """Every replica has all of it, and gradients are all-reduced at the end of a step."""
+
+    def __init__(
+        self, layers: Mapping[str, nn.Module], optimizer: Optimizer, replicas: dist.ProcessGroup | None
+    ) -> None:
+        self.moved_bytes = 0
+        self._replicas = replicas
+        parameters = tuple(nn.ModuleList(layers.values()).parameters())
+        self._weights = {p.untyped_storage().data_ptr(): p.nbytes for p in parameters}
+        self._gradients = FlatGradients(parameters, TORCH_DTYPES[optimizer.gradient_dtype])
+        self._optimizer = StageOptimizer(self._gradients.parameters, self._gradients.views, optimizer)
+
+    def enter(self, layer: str, *, backward: bool) -> None:
+        pass
+
+    def leave(self, layer: str, *, backward: bool) -> None:
+        pass
+
+    def reduce(self) -> None:
+        if self._replicas is not None and self._gradients.parameters:
+            self.moved_bytes += self._gradients.buffer.sum(self._replicas)
+
+    def step(self) -> None:
+        self._optimizer.step()
+        self._gradients.zero()
+
+    def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
+        self._gradients.accumulate(parameter, gradient)
+
+    def addresses(self) -> Set[int]:
+        return self._weights.keys()
+
+    def memory_bytes(self) -> int:
+        weights = sum(self._weights.values())
+        return weights + self._gradients.buffer.held_bytes + self._optimizer.memory_bytes()
