@@ -1,9 +1,9 @@
 """Bytes of single layers under a scenario's technique, as plans count them: additive over layers and microbatches.
 
 The rules are those of `mmplan fit` (`memory_activations.py`, `memory_states.py`). Under mmplan's own technique they
-give `counts.kept_bytes` and `memory.state_bytes`. Of what layers need at work beside what they keep, a recomputed block
-and gathered parameters are counted (`planned_working_bytes`); smaller buffers come out of `Device.reserved_bytes` and
-the headroom, and `mmplan fit` shows them.
+give `counts.kept_bytes` and `memory.state_bytes`. What layers need at work beside what they keep is that of the layer
+of the model that needs most (`planned_working_bytes`), and in the stage of a loss what its logits need beyond
+(`loss_working_bytes`).
 """
 
 import math
@@ -13,7 +13,7 @@ from dataclasses import replace
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout, as_layout
 from mmplan.cost_models.load import Load, Loads
-from mmplan.cost_models.memory_activations import BLOCKS, Setting, kept, kept_recomputed, logits_bytes
+from mmplan.cost_models.memory_activations import Setting, kept, kept_recomputed, logits_bytes, working_bytes
 from mmplan.cost_models.memory_states import layer_counts, state_parts
 from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
 
@@ -38,16 +38,33 @@ def planned_kept_bytes(layer: Layer, load: Load, scenario: Scenario, layout: int
 
 
 def planned_working_bytes(layers: Iterable[Layer], loads: Loads, scenario: Scenario, layout: Layout) -> int:
-    """Bytes that any stage has at most at work: a recomputed block's activations once more; with sharded parameters
-    the layer at work, the next one, and a gradient (torch FSDP docs, `BackwardPrefetch`)."""
-    again = whole = 0
+    """Bytes that any stage has at most at work, the loss apart: what one layer needs beside what it keeps, if it is
+    recomputed its activations once more; with sharded parameters the layer, the next one, and a gradient (torch FSDP
+    docs, `BackwardPrefetch`)."""
+    work = whole = 0
     for layer in layers:
-        if layout.recompute not in ("none", "selective") and layer.kind in BLOCKS:
-            load = loads[layer.module]
-            kept_bytes = planned_kept_bytes(layer, load, scenario, layout.at("none"))
-            again = max(again, kept_bytes - planned_kept_bytes(layer, load, scenario, layout.at("full")))
+        work = max(work, layer_working_bytes(layer, loads[layer.module], scenario, layout))
         whole = max(whole, gathered_bytes(layer, scenario, layout))
-    return again + whole
+    return work + whole
+
+
+def layer_working_bytes(layer: Layer, load: Load, scenario: Scenario, layout: Layout) -> int:
+    """Bytes that a layer needs at work beside what it keeps; of a loss see `loss_working_bytes`."""
+    if layer.kind == "loss":
+        return 0
+    plain, share = layout.at("none"), layout.load(layer, load)
+    size = math.ceil(working_bytes(layer, share, _setting(layer, scenario, plain)))
+    if layout.recomputed(layer) == "full":
+        size += planned_kept_bytes(layer, load, scenario, plain) - planned_kept_bytes(layer, load, scenario, layout)
+    return size
+
+
+def loss_working_bytes(layer: Layer, load: Load, scenario: Scenario, layout: Layout, beside: int) -> int:
+    """Bytes that a loss needs at work beyond `beside`, which its stage has for other layers; 0 of any other layer."""
+    if layer.kind != "loss" or not layer.has_backward:
+        return 0
+    share, setting = layout.load(layer, load), _setting(layer, scenario, layout)
+    return max(0, math.ceil(logits_bytes(layer, share, setting, _hidden(scenario))[1]) - beside)
 
 
 def gathered_bytes(layer: Layer, scenario: Scenario, layout: Layout) -> int:

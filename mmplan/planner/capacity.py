@@ -133,7 +133,8 @@ def _tables(problems: Sequence[CutProblem], rows: Rows) -> _Tables:
 
 def _way(problems: Sequence[CutProblem], level: int, start: int, depths: IntArray) -> _Way:
     chosen = [problem.choices[level] for problem in problems]
-    state_bytes = _from_the_end(np.array([one.state_bytes[start:] for one in problems], dtype=np.int64))
+    states = [one.state_bytes or problem.state_bytes for problem, one in zip(problems, chosen, strict=True)]
+    state_bytes = _from_the_end(np.array([one[start:] for one in states], dtype=np.int64))
     kept_bytes = _from_the_end(np.array([one.kept_bytes[start:] for one in chosen], dtype=np.int64))
     work_ns = _from_the_end(np.array([one.work_ns[start:] for one in chosen], dtype=np.int64))
     room_bytes = [problem.capacity_bytes - one.working_bytes for problem, one in zip(problems, chosen, strict=True)]

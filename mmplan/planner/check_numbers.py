@@ -8,13 +8,18 @@ gradient, where one flows back) is on its way:
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Trained, trained_on_rank
 from mmplan.cost_models.load import Loads
-from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes, planned_working_bytes
+from mmplan.cost_models.planned_memory import (
+    loss_working_bytes,
+    planned_kept_bytes,
+    planned_state_bytes,
+    planned_working_bytes,
+)
 from mmplan.planner.check_schedule import held_microbatches
 from mmplan.planner.finding import Finding
 from mmplan.planner.plan import Plan
@@ -81,7 +86,7 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator
         devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(index)]
         usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
         reserved_bytes = max(device.reserved_bytes for device in devices)
-        reserved_bytes += planned_working_bytes(graph.layers(), loads, scenario, layout)
+        reserved_bytes += _at_work_bytes(plan, graph, loads, (index,))
         held_bytes = sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
         each_bytes = sum(planned_kept_bytes(layer, loads[layer.module], scenario, layout) for layer in layers)
         needed_bytes = reserved_bytes + held_bytes + alive * each_bytes
@@ -111,7 +116,7 @@ def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iter
         devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(stages[0])]
         usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
         reserved_bytes = max(device.reserved_bytes for device in devices)
-        reserved_bytes += max(planned_working_bytes(graph.layers(), loads, scenario, plan.layout(s)) for s in stages)
+        reserved_bytes += _at_work_bytes(plan, graph, loads, stages)
         held_bytes = sum(planned_state_bytes(layer, scenario, plan.layout(s)) for s in stages for layer in layers[s])
         alive, peak_bytes = held_microbatches(plan, row, each_bytes)
         needed_bytes = reserved_bytes + held_bytes + peak_bytes
@@ -131,6 +136,18 @@ def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iter
             sum_of = f"{parts} + {format_bytes(peak_bytes)} kept at its peak = {format_bytes(needed_bytes)}"
             message = f"pipeline rank {row} needs {sum_of}, a device has {format_bytes(usable_bytes)}"
             yield Finding(rule="memory", message=message)
+
+
+def _at_work_bytes(plan: Plan, graph: ComputationGraph, loads: Loads, stages: Sequence[int]) -> int:
+    """Of the model's layers what the one at work needs most, and what losses here need beyond."""
+    total = [0]
+    for stage in stages:
+        layout = plan.layout(stage)
+        most = planned_working_bytes(graph.layers(), loads, plan.scenario, layout)
+        total[0] = max(total[0], most)
+        layers = [graph.layer(name) for name in plan.stages[stage].layers]
+        total += [loss_working_bytes(x, loads[x.module], plan.scenario, layout, most) for x in layers]
+    return sum(total)
 
 
 def _finish_s(plan: Plan, graph: ComputationGraph, costs: CostModel) -> list[float]:

@@ -31,12 +31,14 @@ class CutEdge:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
-    """One way of recomputing: work and kept activations of each group, and what a stage needs at work beside them."""
+    """One way of recomputing: work and kept activations of each group, and what a stage needs at work beside them;
+    `state_bytes` in place of the problem's."""
 
     name: RecomputeLevel = "none"
     work_ns: tuple[int, ...]
     kept_bytes: tuple[int, ...]
     working_bytes: int = 0
+    state_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +56,10 @@ class StageKind:
 class CutProblem:
     """One configuration in whole nanoseconds and bytes; every tuple has one entry per group.
 
-    `levels`: ways of recomputing of which each stage takes one; `work_ns` and `kept_bytes` are then the least of each
-    group, and without levels they are the only way. `kinds`, `kind_of`: kinds of stages and that of each stage, where
-    devices differ; `capacity_bytes` is then the most of any, and `finish_ns` and `finish_fixed_ns` the least.
+    `levels`: ways of recomputing of which each stage takes one; `work_ns`, `kept_bytes` and `state_bytes` are then the
+    least of each group, and without levels they are the only way. `kinds`, `kind_of`: kinds of stages and that of each
+    stage, where devices differ; `capacity_bytes` is then the most of any, and `finish_ns` and `finish_fixed_ns` the
+    least.
 
     `finish_ns` is the group's part of gradient all-reduce and optimizer; a stage with at least one `trainable` group
     pays `finish_fixed_ns` once on top. `capacity_bytes` is what states and activations of a stage may take.
@@ -148,7 +151,7 @@ def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
         raise ValueError(f"stages used {sorted(set(stage_of))}, expected 0 to {problem.stages - 1}")
     if any(stage_of[edge.producer] > stage_of[edge.consumer] for edge in problem.edges):
         raise ValueError("an edge leads back to an earlier stage")
-    state_bytes, finish_ns = _sums(problem, stage_of, problem.state_bytes), [0] * problem.stages
+    finish_ns = [0] * problem.stages
     for group, stage in enumerate(stage_of):
         finish_ns[stage] += problem.kind(stage).finish_ns[group]
     for stage in {stage for group, stage in enumerate(stage_of) if problem.trainable[group]}:
@@ -159,7 +162,7 @@ def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
     for edge in cut:
         sender, receiver = stage_of[edge.producer], stage_of[edge.consumer]
         depth[sender] = max(depth[sender], 1 + depth[receiver])
-    chosen = _levels(problem, stage_of, state_bytes, depth)
+    chosen = _levels(problem, stage_of, depth)
     work_ns = [work for _, work, _, _ in chosen]
     tail_ns = list(work_ns)
     for edge in cut:
@@ -174,19 +177,24 @@ def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
 
 
 def _levels(
-    problem: CutProblem, stage_of: Sequence[int], state_bytes: Sequence[int], depth: Sequence[int]
+    problem: CutProblem, stage_of: Sequence[int], depth: Sequence[int]
 ) -> list[tuple[int, int, RecomputeLevel, bool]]:
     """(memory, work, level, fits) of each stage: the least work that fits, and where nothing does the least memory."""
     ways = [
-        (level, _sums(problem, stage_of, level.work_ns), _sums(problem, stage_of, level.kept_bytes))
+        (
+            level,
+            _sums(problem, stage_of, level.work_ns),
+            _sums(problem, stage_of, level.kept_bytes),
+            _sums(problem, stage_of, level.state_bytes or problem.state_bytes),
+        )
         for level in problem.choices
     ]
     chosen = []
     for stage in range(problem.stages):
         alive, kind = in_flight(problem.schedule, problem.microbatches, depth[stage]), problem.kind(stage)
         options = []
-        for level, work, kept in (ways[index] for index in kind.levels):
-            memory = state_bytes[stage] + alive * kept[stage] + level.working_bytes
+        for level, work, kept, state in (ways[index] for index in kind.levels):
+            memory = state[stage] + alive * kept[stage] + level.working_bytes
             options.append((memory, work[stage], level.name, memory <= kind.capacity_bytes))
         fitting = [one for one in options if one[3]]
         chosen.append(min(fitting, key=lambda one: one[1]) if fitting else min(options, key=lambda one: one[0]))

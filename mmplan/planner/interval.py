@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
-from mmplan.cost_models.time_rules import Rules, pool_rules, scenario_rules
+from mmplan.cost_models.time_rules import Rules, pool_rules
 from mmplan.cost_models.uncertainty import Uncertain, uncertain_numbers, with_number
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import cut_stages

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
-from mmplan.cost_models.loads import mean_loads
-from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes, planned_working_bytes
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import Program
+from mmplan.planner.working import working_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,17 +26,14 @@ class Footprint:
 def footprint(plan: Plan, graph: ComputationGraph, program: Program, loads: Sequence[Sequence[Loads]]) -> Footprint:
     """Memory of each listed rank; kept bytes follow the load of each microbatch."""
     scenario = plan.scenario
-    layouts = [plan.layout(stage) for stage in range(len(plan.stages))]
-    mean = mean_loads(scenario, plan.microbatch_size)
-    working = {layout: planned_working_bytes(graph.layers(), mean, scenario, layout) for layout in layouts}
+    layouts, at_work = [plan.layout(stage) for stage in range(len(plan.stages))], working_bytes(plan, graph)
     static: list[int] = []
     kept: list[dict[tuple[int, int], int]] = []
     for rank in program.ranks:
         static.append(scenario.cluster.pool_of(rank.rank).device.reserved_bytes)
         kept.append({})
-        held = plan.stages_of(plan.row(rank.stage))
-        static[-1] += max(working[layouts[stage]] for stage in held)
-        for stage in held:
+        static[-1] += at_work[plan.row(rank.stage)]
+        for stage in plan.stages_of(plan.row(rank.stage)):
             layers, layout = [graph.layer(layer) for layer in plan.stages[stage].layers], layouts[stage]
             static[-1] += sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
             known: dict[int, int] = {}

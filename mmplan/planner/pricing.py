@@ -1,7 +1,7 @@
 """Prices of all layers for one layout and microbatch size; equal layers are priced once."""
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -17,7 +17,13 @@ from mmplan.cost_models.layout import BLOCKS_PER_PATTERN, Layout, Trained, train
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.memory_activations import BLOCKS
-from mmplan.cost_models.planned_memory import gathered_bytes, planned_kept_bytes, planned_state_bytes
+from mmplan.cost_models.planned_memory import (
+    gathered_bytes,
+    layer_working_bytes,
+    loss_working_bytes,
+    planned_kept_bytes,
+    planned_state_bytes,
+)
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.plan_technique import require_plannable
 from mmplan.scenario.scenario import Scenario
@@ -29,7 +35,7 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LayerPrice:
-    """One layer on one rank, per mean microbatch."""
+    """One layer on one rank, per mean microbatch; `state_bytes` of a loss are what it needs at work beyond others."""
 
     forward_s: float
     backward_s: float
@@ -80,6 +86,7 @@ class Prices:
                 self.alike.append(like)
             self.kind_of[layer.id] = known[like, turn]
         self.kinds = tuple(kinds)
+        self._first = {like: self.alike.index(like) for like in dict.fromkeys(self.alike)}
 
     def members(self, groups: GroupGraph) -> Counts:
         """[group, kind] how many layers of each kind a group holds."""
@@ -146,9 +153,10 @@ class Prices:
         if key not in self._priced:
             loads = self.loads(microbatch_size)
             found: dict[int, LayerPrice] = {}
+            beside = self.working_bytes(layout, microbatch_size)
             for like, layer in zip(self.alike, self.kinds, strict=True):
                 if like not in found:
-                    found[like] = self._price(like, layer, loads[layer.module], layout)
+                    found[like] = self._price(like, layer, loads[layer.module], layout, beside)
             self._priced[key] = tuple(found[like] for like in self.alike)
         return self._priced[key]
 
@@ -160,7 +168,7 @@ class Prices:
     def most_samples(self, layout: Layout, room_bytes: float) -> int:
         """No larger microbatch fits: at any level of recomputation some moment holds what one layer keeps without."""
         loads, kept = self.loads(1), [0]
-        for like, layer in dict(zip(self.alike, self.kinds, strict=True)).items():
+        for like, layer in self._first_kinds():
             if layer.module not in layout.spread:  # kept bytes of the others are not linear in samples
                 kept.append(self._kept_bytes(like, layer, loads[layer.module], layout))
         return math.floor(room_bytes / (max(kept) - 1)) if max(kept) > 1 else LARGEST_MICROBATCH
@@ -172,17 +180,26 @@ class Prices:
 
     def working_bytes(self, layout: Layout, microbatch_size: int) -> int:
         """What any stage needs at work beside states and activations."""
-        again = whole = 0
-        if layout.recompute not in ("none", "selective"):
-            kept, dropped = self._alone(layout, microbatch_size, False), self._alone(layout, microbatch_size, True)
-            again = max(one.kept_bytes - other.kept_bytes for one, other in zip(kept, dropped, strict=True))
+        whole, loads = 0, self.loads(microbatch_size)
+        every = zip(self.alike, self.kinds, strict=True)
+        work = max(self._working_bytes(like, layer, loads[layer.module], layout) for like, layer in every)
         if layout.sharding == "parameters":
             key = ("gathered", replace(layout, dp=1, recompute="none"), layout.replicas > 1)
             layers, scenario = self.kinds, self.scenario
             whole = _once(self._bytes, key, lambda: max(gathered_bytes(layer, scenario, layout) for layer in layers))
-        return again + whole
+        return work + whole
 
-    def _price(self, kind: int, layer: Layer, load: Load, layout: Layout) -> LayerPrice:
+    def _working_bytes(self, kind: int, layer: Layer, load: Load, layout: Layout) -> int:
+        spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
+        key = ("at work", kind, load, layout.shard(layer), spread, layout.recomputed(layer))
+        return _once(self._bytes, key, lambda: layer_working_bytes(layer, load, self.scenario, layout))
+
+    def _first_kinds(self) -> Iterator[tuple[int, Layer]]:
+        """The first kind of each number in `alike`."""
+        for like, place in self._first.items():
+            yield like, self.kinds[place]
+
+    def _price(self, kind: int, layer: Layer, load: Load, layout: Layout, beside: int) -> LayerPrice:
         scenario, costs = self.scenario, self.costs
         shard = layout.shard(layer)
         spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
@@ -197,7 +214,8 @@ class Prices:
         return LayerPrice(
             forward_s,
             backward_s,
-            _once(self._bytes, (kind, shard, spread, sharded), lambda: planned_state_bytes(layer, scenario, layout)),
+            _once(self._bytes, (kind, shard, spread, sharded), lambda: planned_state_bytes(layer, scenario, layout))
+            + loss_working_bytes(layer, load, scenario, layout, beside),
             self._kept_bytes(kind, layer, load, layout),
             _once(self._trained, (kind, shard, spread), lambda: trained_on_rank(layer, layout)),
         )

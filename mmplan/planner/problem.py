@@ -155,6 +155,7 @@ def build_problem(
                     work_ns=_floors_ns(member, [price.work_s for price in priced]),
                     kept_bytes=_sums(member, [price.kept_bytes for price in priced]),
                     working_bytes=prices.working_bytes(layout, size),
+                    state_bytes=_sums(member, [price.state_bytes for price in priced]),
                 )
             )
         machine = machine_of(prices.scenario, pools)
@@ -170,7 +171,7 @@ def build_problem(
         levels=tuple(levels),
         work_ns=least_of([level.work_ns for level in levels]),
         kept_bytes=least_of([level.kept_bytes for level in levels]),
-        state_bytes=_sums(member, [price.state_bytes for price in priced]),
+        state_bytes=least_of([level.state_bytes for level in levels]),
         finish_ns=least_of([kind.finish_ns for kind in kinds.values()]),
         trainable=ends.trainable,
         edges=_cut_edges(prices, groups, configuration),

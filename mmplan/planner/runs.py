@@ -72,7 +72,7 @@ def options_of(problem: CutProblem, group: int) -> tuple[tuple[int, int], ...]:
 def _costs(problem: CutProblem, group: int) -> tuple[object, ...]:
     return (
         options_of(problem, group),
-        problem.state_bytes[group],
+        tuple((level.state_bytes or problem.state_bytes)[group] for level in problem.choices),
         problem.finish_ns[group],
         tuple(kind.finish_ns[group] for kind in problem.kinds),
         problem.trainable[group],

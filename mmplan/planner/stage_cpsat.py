@@ -107,6 +107,7 @@ def cut_by_cpsat(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.presolve_inclusion_work_limit = 0  # with it OR-Tools 9.15 calls some feasible models infeasible
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C is Python's
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = max_deterministic_time
     solver.parameters.max_time_in_seconds = max_wall_s
@@ -346,7 +347,8 @@ def _extract(data: _Data, variables: _Variables, solver: cp_model.CpSolver, stat
     value = evaluate_cut(data.problem, stage_of)
     if not value.fits or value.objective_ns >= data.cutoff_ns:
         return CutResult(stage_of=None, objective_ns=None, bound_ns=min(proven_ns, data.cutoff_ns), exhausted=True)
-    exact = status == cp_model.OPTIMAL and data.levelled
+    alike = len({level.state_bytes for level in data.problem.choices}) == 1  # else the least is taken for each
+    exact = status == cp_model.OPTIMAL and data.levelled and alike
     bound_ns = value.objective_ns if exact else min(proven_ns, value.objective_ns)
     return CutResult(
         stage_of=tuple(stage_of),

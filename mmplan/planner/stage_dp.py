@@ -209,8 +209,8 @@ def _least_work(tables: _Tables, move: IntArray, alive: IntArray, stage: int) ->
     work_ns = np.full(len(move), np.iinfo(np.int64).max, dtype=np.int64)
     for index in kind.levels:
         at_work_bytes = problem.choices[index].working_bytes
-        need_bytes = moves.state_bytes[move] + alive * moves.level_kept_bytes[index, move] + at_work_bytes
-        fits = need_bytes <= kind.capacity_bytes
+        need_bytes = moves.level_state_bytes[index, move] + alive * moves.level_kept_bytes[index, move]
+        fits = need_bytes + at_work_bytes <= kind.capacity_bytes
         work_ns[fits] = np.minimum(work_ns[fits], moves.level_work_ns[index, move[fits]])
     return work_ns
 

@@ -17,16 +17,16 @@ NONE = -1  # lag where no edge leads into the stage: below every real lag
 class Moves:
     """Stages that respect the cap on work and fit into memory at least at the end of the pipeline.
 
-    `work_ns` is the least; [level, moves] `level_work_ns` and `level_kept_bytes` are those of each level of
-    recomputation, [kind, moves] `kind_finish_ns` of each kind of stage. `first[u]`, `count[u]`: the moves that start
-    from upset u. With w over the frontier slots of an upset: `takes[i, w]` says that slot w of `below` is in the stage;
-    `carried[i, w]` is the slot of `below` that holds the same producer as slot w of `above` (-1: none); `lag_ns[i, w]`
-    the largest lag from that producer into the stage (-1: no edge).
+    `work_ns` is the least; [level, moves] `level_work_ns`, `level_kept_bytes` and `level_state_bytes` are those of each
+    level of recomputation, [kind, moves] `kind_finish_ns` of each kind of stage. `first[u]`, `count[u]`: the moves that
+    start from upset u. With w over the frontier slots of an upset: `takes[i, w]` says that slot w of `below` is in the
+    stage; `carried[i, w]` is the slot of `below` that holds the same producer as slot w of `above` (-1: none);
+    `lag_ns[i, w]` the largest lag from that producer into the stage (-1: no edge).
     """
 
     above: IntArray
     work_ns: IntArray
-    state_bytes: IntArray
+    level_state_bytes: IntArray
     level_work_ns: IntArray
     level_kept_bytes: IntArray
     kind_finish_ns: IntArray
@@ -57,7 +57,9 @@ def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
     return Moves(
         above=above,
         work_ns=stage_ns[allowed],
-        state_bytes=state_bytes[above] - state_bytes[below],
+        level_state_bytes=_by_level(
+            upsets, below, above, [level.state_bytes or problem.state_bytes for level in problem.choices]
+        ),
         level_work_ns=_by_level(upsets, below, above, [level.work_ns for level in problem.choices]),
         level_kept_bytes=_by_level(upsets, below, above, [level.kept_bytes for level in problem.choices]),
         kind_finish_ns=_by_level(upsets, below, above, [kind.finish_ns for kind in kinds]) + fixed_ns,

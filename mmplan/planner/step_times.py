@@ -14,8 +14,8 @@ from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Trained
 from mmplan.cost_models.load import Loads
-from mmplan.cost_models.loads import mean_loads, sample_loads
-from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes, planned_working_bytes
+from mmplan.cost_models.loads import sample_loads
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
 from mmplan.planner.columns import RECV, SEND, W
 from mmplan.planner.composition import SampleTimes, StepComposition, imbalance, step_composition
 from mmplan.planner.durations import replicas_per_node
@@ -25,6 +25,7 @@ from mmplan.planner.place import place
 from mmplan.planner.plan import Composition, Plan
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.planner.waves import Waves, gated_waves, node_ends
+from mmplan.planner.working import working_bytes
 from mmplan.scenario.scenario import Sample
 
 Floats = NDArray[np.float64]
@@ -133,9 +134,8 @@ class _StepClock:
     def _static(self, row: int, stages: Sequence[int]) -> int:
         scenario, layouts = self._plan.scenario, self._layouts
         state = sum(planned_state_bytes(la, scenario, layouts[stage]) for stage in stages for la in self._layers[stage])
-        loads, every = mean_loads(scenario, self._plan.microbatch_size), self._graph.layers()
-        working = max(planned_working_bytes(every, loads, scenario, layouts[stage]) for stage in stages)
-        return scenario.cluster.pool_of(int(self._columns.ranks[row])).device.reserved_bytes + state + working
+        at_work = working_bytes(self._plan, self._graph)[self._plan.row(stages[0])]
+        return scenario.cluster.pool_of(int(self._columns.ranks[row])).device.reserved_bytes + state + at_work
 
     def _row(self, samples: tuple[Sample, ...]) -> int:
         """Number of a microbatch's prices; the order of its samples does not matter."""

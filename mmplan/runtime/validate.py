@@ -11,8 +11,6 @@ from typing import Literal
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.cost_models.loads import mean_loads
-from mmplan.cost_models.planned_memory import planned_working_bytes
 from mmplan.errors import InputError
 from mmplan.planner.durations import predicted_durations, with_measured
 from mmplan.planner.liveness import footprint
@@ -23,6 +21,7 @@ from mmplan.planner.program import Action, Program
 from mmplan.planner.simulate import drawn_step_loads, replay
 from mmplan.planner.tensor_traffic import tensor_bytes
 from mmplan.planner.timing import Seconds
+from mmplan.planner.working import working_bytes
 from mmplan.runtime.measurement import Measurement, plan_hash
 from mmplan.runtime.run_check import require_computes
 from mmplan.runtime.thresholds import Thresholds
@@ -112,10 +111,7 @@ def _unseen_bytes(plan: Plan, graph: ComputationGraph, rank: RankPrediction, run
     reserved_bytes = plan.scenario.cluster.pool_of(rank.rank).device.reserved_bytes
     if run.device != "cpu":
         return reserved_bytes
-    layouts = [plan.layout(stage) for stage in plan.stages_of(plan.row(rank.stage))]
-    mean = mean_loads(plan.scenario, plan.microbatch_size)
-    layers = graph.layers()
-    return reserved_bytes + max(planned_working_bytes(layers, mean, plan.scenario, layout) for layout in layouts)
+    return reserved_bytes + working_bytes(plan, graph)[plan.row(rank.stage)]
 
 
 def predict_run(plan: Plan, run: Measurement) -> tuple[Prediction, Prediction]:

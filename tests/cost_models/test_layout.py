@@ -10,7 +10,12 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, Trained, base_of, trained_on_rank
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.loads import mean_loads
-from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes, planned_working_bytes
+from mmplan.cost_models.planned_memory import (
+    loss_working_bytes,
+    planned_kept_bytes,
+    planned_state_bytes,
+    planned_working_bytes,
+)
 from mmplan.cost_models.shard import Shard
 
 SCENARIO = scenario_of(vision_audio_model())
@@ -49,8 +54,9 @@ def test_a_recomputed_block_keeps_less_takes_a_forward_longer_and_needs_its_acti
     plain, full = Layout(), Layout(recompute="full")
     kept, less = (planned_kept_bytes(TEXT, load, SCENARIO, ranks) for ranks in (plain, full))
     assert less < kept
-    assert planned_working_bytes(GRAPH.layers(), LOADS, SCENARIO, plain) == 0
-    assert planned_working_bytes([TEXT], LOADS, SCENARIO, full) == kept - less
+    at_work = planned_working_bytes([TEXT], LOADS, SCENARIO, plain)
+    assert at_work > 0
+    assert planned_working_bytes([TEXT], LOADS, SCENARIO, full) == at_work + kept - less
     again_s = costs.backward_s(TEXT, load, full) - costs.backward_s(TEXT, load, plain)
     assert again_s == pytest.approx(costs.forward_s(TEXT, load, plain))
 
@@ -68,7 +74,19 @@ def test_gathered_weights_of_two_layers_stand_beside_shards() -> None:
     ranks = Layout(dp=4, sharding="parameters")
     count = trained_on_rank(TEXT, ranks).total
     size = {"fp32": 4, "bf16": 2}[SCENARIO.precision]
-    assert planned_working_bytes([TEXT], LOADS, SCENARIO, ranks) == 3 * count * size
+    plain = planned_working_bytes([TEXT], LOADS, SCENARIO, Layout())
+    assert planned_working_bytes([TEXT], LOADS, SCENARIO, ranks) == plain + 3 * count * size
+
+
+def test_the_stage_of_a_loss_has_room_for_its_logits_at_work() -> None:
+    """fp32 log-probabilities are kept; at work the stack holds more (`MemoryRules.logit_bytes`)."""
+    loss, load = GRAPH.layer("llm.loss"), LOADS["llm"]
+    alone = loss_working_bytes(loss, load, SCENARIO, Layout(), 0)
+    assert alone > 0
+    assert loss_working_bytes(loss, load, SCENARIO, Layout(), alone - 10) == 10
+    assert loss_working_bytes(loss, load, SCENARIO, Layout(), alone + 10) == 0
+    assert loss_working_bytes(TEXT, load, SCENARIO, Layout(), 0) == 0
+    assert planned_working_bytes([loss], LOADS, SCENARIO, Layout()) == 0
 
 
 def test_parameters_by_the_ranks_that_hold_them() -> None:

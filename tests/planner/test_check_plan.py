@@ -18,6 +18,7 @@ from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan, StagePlan, scenario_hash
 from mmplan.planner.pricing import Prices
 from mmplan.planner.simulate import mean_step_loads
+from mmplan.planner.working import working_bytes
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Constraints, Scenario
 
@@ -44,7 +45,7 @@ def sound(of: Scenario, *, dp: int = 1, schedule: str = "1f1b") -> Plan:
                 finish_s=costs.reduce_s(Trained(dense=parameters), Layout(dp=dp), dp)
                 + costs.update_s(Trained(dense=parameters), Layout(dp=dp)),
                 in_flight=alive[index],
-                memory_bytes=device.reserved_bytes + state + alive[index] * kept,
+                memory_bytes=device.reserved_bytes + working_bytes(made, graph)[index] + state + alive[index] * kept,
                 capacity_bytes=int(device.memory_bytes * (1 - of.constraints.memory_headroom)),
             )
         )

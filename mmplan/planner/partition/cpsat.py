@@ -52,6 +52,7 @@ def place_by_cpsat(problem: GroupProblem, low_ps: int, high_ps: int, deadline: D
     model.cp.minimize(model.busiest)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C is Python's
     solver.parameters.max_time_in_seconds = deadline.left_s
     # OR-Tools 9.15 presolves some of these models to wrong answers (a feasible one to INFEASIBLE, even with other
     # units), by its search for included constraints; without presolve it is right, and as fast.

@@ -5,11 +5,12 @@ from dataclasses import replace
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.loads import mean_loads
-from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes, planned_working_bytes
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedule import Compute, Schedule
 from mmplan.planner.schedules.problem import Role, ScheduleProblem, StageEdge, StageWork
 from mmplan.planner.stage_graph import build_stage_graph
+from mmplan.planner.working import working_bytes
 
 
 def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> ScheduleProblem:
@@ -26,7 +27,7 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
     stages = build_stage_graph([stage.layers for stage in plan.stages], graph)
     loads, m, scenario = mean_loads(plan.scenario, plan.microbatch_size), plan.microbatches, plan.scenario
     work = []
-    static_bytes, working_bytes = [0] * plan.pp, [0] * plan.pp
+    static_bytes = list(working_bytes(plan, graph))
     for index, stage in enumerate(plan.stages):
         layers, layout = [graph.layer(layer) for layer in stage.layers], plan.layout(index)
         input_s = sum(costs.dgrad_s(layer, loads[layer.module], layout) for layer in layers)
@@ -47,8 +48,6 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
             )
         )
         static_bytes[plan.row(index)] += sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
-        at_work = planned_working_bytes(graph.layers(), loads, scenario, layout)
-        working_bytes[plan.row(index)] = max(working_bytes[plan.row(index)], at_work)
     lags: dict[tuple[int, int], tuple[float, float]] = {}
     cluster = scenario.cluster
     for cut in stages.cuts:
@@ -67,7 +66,7 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
             for (a, b), (f, g) in sorted(lags.items())
         ),
         microbatches=m,
-        capacity=tuple(_free_bytes(plan, row) - static_bytes[row] - working_bytes[row] for row in range(plan.pp)),
+        capacity=tuple(_free_bytes(plan, row) - static_bytes[row] for row in range(plan.pp)),
     )
 
 

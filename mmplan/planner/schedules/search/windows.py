@@ -85,6 +85,7 @@ def solve_window(
     made.model.minimize(length)
     solver = cp_model.CpSolver()
     parameters = solver.parameters
+    parameters.catch_sigint_signal = False  # Ctrl-C is Python's
     parameters.num_workers, parameters.random_seed, parameters.max_deterministic_time = 1, seed, effort
     # A window is small and solved often: what only pays on large models is off. For a proof the bound is raised first:
     # b16, c16 and f16 of benchmarks/schedule_cases.py are then proved in half of the work or less.
