@@ -37,7 +37,7 @@ QUICK_SEARCH_S = 0.5
 # CP-SAT proves a second time that the winner's configuration has no cut that is better by the gap, or by this where
 # the gap is smaller: the last tenth of a percent takes it minutes at 64 stages.
 CONFIRM_GAP = 0.001
-CONFIRM_DETERMINISTIC_S = 3.0
+CONFIRM_DETERMINISTIC_S = 1.5
 # Real seconds are whole nanoseconds up to 1 ns per layer: a gap below this is zero.
 ROUNDING_GAP = 1e-5
 

@@ -22,6 +22,9 @@ LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
 V_SHAPED: tuple[ScheduleName, ...] = ("zb-v", "v-half", "v-min", "dualpipe-v")
 LEAST_SEARCH_S = 2.0  # where only a searched schedule is allowed
 WORTH = 0.005  # part of a step that a searched schedule has to save
+# Forwards (stages x microbatches) above which there is a search only where the scenario asks for one: reading so large a
+# program, before any search, takes seconds.
+MOST_SEARCHED = 6_000
 CHUNKS = 2  # per rank, where a family wants several and the plan has one
 
 
@@ -145,8 +148,9 @@ def scheduled(
 ) -> Plan:
     """The plan with the schedule that makes its mean step shortest, of those that its scenario allows.
 
-    Without `constraints.schedule` that is the plan's own or, with `search_s` above 0, the best that the search finds. A
-    searched schedule also has to be shorter by `WORTH`, because it splits backwards.
+    Without `constraints.schedule` that is the plan's own or, with `search_s` above 0 and at most `MOST_SEARCHED`
+    forwards, the best that the search finds. A searched schedule also has to be shorter by `WORTH`, because it splits
+    backwards.
 
     Raises:
         InfeasibleError: none of the allowed schedules fits the plan's stages and memory.
@@ -164,7 +168,8 @@ def scheduled(
         step_s = simulate(choice.plan, graph, costs).step_time_s
         if step_s < best_s:
             best, best_s = choice.plan, step_s
-    if (not allowed and search_s > 0) or "optimized" in names:
+    small = len(plan.stages) * plan.microbatches <= MOST_SEARCHED
+    if (not allowed and search_s > 0 and small) or "optimized" in names:
         try:
             searched = optimized(plan, graph, costs, search_s=search_s or LEAST_SEARCH_S, seed=seed, stop=stop)
         except NoPlanFoundError:
