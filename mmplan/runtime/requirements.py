@@ -23,8 +23,8 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     """Processes that a run of the plan takes; in a rehearsal one stands for each tensor-parallel group.
 
     Raises:
-        InputError: the plan is to be run for real, and shards tensors, splits a tied vocabulary, recomputes in a way or
-            was made for a technique that the runtime does not do.
+        InputError: the plan is to be run for real, and splits heads or a tied vocabulary, recomputes in a way or was
+            made for a technique that the runtime does not do.
     """
     if rehearse:
         return plan.pp * plan.dp

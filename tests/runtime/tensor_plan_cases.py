@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from gradient_cases import CPU, PROCESSES, cases, perturb
+from gradient_cases import CPU, PROCESSES, cases, perturb, trained_weights
 from tiny_plans import AUDIO, TWO_STAGES, VISION, hand_plan
 from torch import Tensor
 
@@ -51,6 +51,8 @@ def tensor_cases() -> dict[str, Plan]:
     plans = {
         "two stages": hand_plan(tiny, TWO_STAGES),
         "two replicas": hand_plan(tiny, ONE_STAGE, dp=2),
+        "two replicas that share optimizer state": replace(hand_plan(tiny, ONE_STAGE, dp=2), sharding="optimizer"),
+        "two replicas that share weights": replace(hand_plan(tiny, ONE_STAGE, dp=2), sharding="parameters"),
         "frozen vision encoder": hand_plan(models["frozen vision encoder"], TWO_STAGES),
         "LoRA language model": hand_plan(models["LoRA language model"], TWO_STAGES),
         "cross-attention": hand_plan(models["cross-attention in two stages"], TWO_STAGES),
@@ -109,13 +111,15 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
     with patch("mmplan.runtime.train.MultimodalModel", PerturbedPart):
         stages = build_stages(plan, graph, place.row, CPU, ranks, replicas)
     before: dict[str, Tensor] = {}
-    for stage in stages.values():
-        before |= {name: p.detach().clone() for name, p in stage.model.named_parameters() if p.requires_grad}
+    for index, stage in stages.items():
+        before |= trained_weights(stage, plan.stages[index].layers)
         stage.load(step_microbatches(plan, data, place.replica, stage.raw_modules, CPU))
     clock = WallClock(control, one_host=True)
     clock.start()
     run_step(program, stages, device=CPU, clock=clock)
-    after = {name: p.detach() for stage in stages.values() for name, p in stage.model.named_parameters()}
+    after: dict[str, Tensor] = {}
+    for index, stage in stages.items():
+        after |= trained_weights(stage, plan.stages[index].layers)
     return TensorRankResult(
         index=place.shard,
         gradients={name: (weight - after[name]) / STEP_LENGTH for name, weight in before.items()},
