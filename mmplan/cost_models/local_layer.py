@@ -41,7 +41,7 @@ def local_layer(layer: Layer, tp: int) -> Layer:
     """The layer as each of `tp` ranks runs it, experts split like everything else; every rank has the same widths.
 
     Raises:
-        ValueError: a norm reaches over all heads, which no rank has.
+        ValueError: a layer norm reaches over all heads, which no rank has.
     """
     grads, ops = list(layer.grad_values), list[Op]()
     copies: dict[str, Value] = {}
@@ -66,7 +66,7 @@ def local_layer(layer: Layer, tp: int) -> Layer:
 
 def forward_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> int:
     """Bytes that each rank gives to sums (or a maximum) over the `tp` ranks in the layer's forward."""
-    return _sum_bytes(local_layer(layer, tp).ops, load, precision) if tp > 1 else 0
+    return _sum_bytes(layer, local_layer(layer, tp).ops, load, precision) if tp > 1 else 0
 
 
 def recomputed_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> int:
@@ -76,29 +76,35 @@ def recomputed_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) ->
         return 0
     local = local_layer(layer, tp)
     keeping = [index for index, op in enumerate(local.ops) if _keeps(op, local.grad_values)]
-    return _sum_bytes(local.ops[: max(keeping, default=0)], load, precision)
+    return _sum_bytes(layer, local.ops[: max(keeping, default=0)], load, precision)
 
 
 def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> int:
-    """The same in its backward. A norm of each head sums its own gradients, because every rank has other heads."""
+    """The same in its backward. A norm of each head sums its own gradients, because every rank has other heads; a norm
+    over all heads sums one number of each row."""
     if tp == 1:
         return 0
-    elements = 0.0
+    elements, statistics, wide = 0.0, 0.0, norms_over_heads(layer)
     for op in local_layer(layer, tp).ops:
         if isinstance(op, SumGradients):
             elements += op.x.rows.of(load) * op.x.width
+        elif isinstance(op, Norm) and op.name in wide:
+            statistics += op.x.rows.of(load) if op.x.name in layer.grad_values else 0
         elif norm_of_heads(op) and op.trainable and op.x.rows.of(load) > 0:
             elements += op.x.width // op.groups * (2 if op.kind == "layer" else 1)
-    return round(elements * DTYPE_BYTES[precision])
+    return round(elements * DTYPE_BYTES[precision] + statistics * FP32_BYTES)
 
 
-def _sum_bytes(ops: Sequence[Op], load: Load, precision: Dtype) -> int:
-    total = 0.0
+def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype) -> int:
+    """Of the first operators that a rank runs of a layer."""
+    total, wide = 0.0, norms_over_heads(layer)
     for op in ops:
         if isinstance(op, SumParts | Embedding):
             total += op.y.rows.of(load) * op.y.width * DTYPE_BYTES[precision]
         elif isinstance(op, CrossEntropy):
             total += op.x.rows.of(load) * LOSS_STATISTICS * FP32_BYTES
+        elif isinstance(op, Norm) and op.name in wide:
+            total += op.x.rows.of(load) * FP32_BYTES
     return round(total)
 
 
@@ -112,6 +118,11 @@ def _keeps(op: Op, grad_values: Sequence[str]) -> bool:
 def norm_of_heads(op: Op) -> TypeGuard[Norm]:
     """Whether the operator normalises heads, of which each rank has some."""
     return isinstance(op, Norm) and op.x.sharded
+
+
+def norms_over_heads(layer: Layer) -> dict[str, int]:
+    """Width of each norm of a whole layer that takes all heads as one, by name (InternViT's q and k)."""
+    return {op.name: op.x.width for op in layer.ops if norm_of_heads(op) and op.groups == 1}
 
 
 def _read_whole(op: Op) -> tuple[str, ...]:
@@ -162,9 +173,9 @@ def _local(op: AnyOp, tp: int) -> AnyOp:
         case Slice():
             changes["groups"] = heads(op.groups, op.x)
         case Norm() if op.x.sharded:
-            if op.groups == 1:
+            if op.groups == 1 and op.kind == "layer":
                 raise ValueError(f"norm {op.name} reaches over all heads, and tensor parallelism splits them")
-            changes["groups"] = heads(op.groups, op.x)
+            changes["groups"] = 1 if op.groups == 1 else heads(op.groups, op.x)
         case Embedding():
             changes["size"] = split(op.size, op.unit, tp)
     return replace(op, **changes)  # type: ignore[arg-type]

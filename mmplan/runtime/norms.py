@@ -38,12 +38,13 @@ class GroupedNorm(nn.Module):
         return normed.view(x.shape)
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """In fp32, or fp64 as it is."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def _inverse_rms(x: Tensor) -> Tensor:
-    return torch.rsqrt(_wide(x).pow(2).mean(-1, keepdim=True) + RMS_NORM_EPS)
+    return torch.rsqrt(wide(x).pow(2).mean(-1, keepdim=True) + RMS_NORM_EPS)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -53,17 +54,17 @@ class _RmsNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         inverse_rms = _inverse_rms(x)
         ctx.save_for_backward(x, weight, inverse_rms)
-        return (_wide(x) * inverse_rms * _wide(weight)).to(x.dtype)
+        return (wide(x) * inverse_rms * wide(weight)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight, inverse_rms = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative has to see how 1 / rms depends on x
             inverse_rms = _inverse_rms(x)
-        grad, unit = _wide(grads[0]), _wide(x) * inverse_rms
+        grad, unit = wide(grads[0]), wide(x) * inverse_rms
         x_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
-            scaled = grad * _wide(weight)
+            scaled = grad * wide(weight)
             x_grad = (inverse_rms * (scaled - unit * (scaled * unit).mean(-1, keepdim=True))).to(x.dtype)
         if ctx.needs_input_grad[1]:
             weight_grad = (grad * unit).flatten(0, -2).sum(0).to(weight.dtype)

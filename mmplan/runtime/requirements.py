@@ -76,10 +76,10 @@ def _refuse_split_modules(plan: Plan) -> None:
                 "turn, and this release executes it split over them: set `constraints.spread: []` in the scenario and "
                 "optimize again, or rehearse the plan"
             )
-        if shape is not None and shape.qk_norm_whole:
+        if shape is not None and shape.qk_norm_whole and shape.norm == "layer":
             raise InputError(
-                f"'{module.name}' normalises all heads at once and the plan splits them over tp={plan.tp}, which this "
-                "release does not execute: set `constraints.tp: [1]`, or rehearse the plan"
+                f"'{module.name}' takes mean and variance over all heads and the plan splits them over tp={plan.tp}, "
+                "which this release does not execute: set `constraints.tp: [1]`, or rehearse the plan"
             )
         if shape is not None and shape.mla is None and shape.kv_heads % plan.tp and shape.kv_heads != shape.heads:
             raise InputError(

@@ -6,13 +6,14 @@ Weights are slices of those that one process would have, so every degree starts 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.local_layer import local_layer, norm_of_heads
+from mmplan.cost_models.local_layer import local_layer, norm_of_heads, norms_over_heads
 from mmplan.cost_models.ops import CrossEntropy, Embedding, Op, SumGradients, SumParts
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.layers import Blocks, LayerModule, joined
+from mmplan.runtime.split_norm import split_rms_norm
 from mmplan.runtime.tensor_sums import TensorRanks, look_up, split_cross_entropy, sum_gradients, sum_parts
 
 
@@ -36,7 +37,7 @@ class SplitLayer(LayerModule):
             case CrossEntropy():
                 return self._loss(joined(inputs[0]), batch)
             case _ if norm_of_heads(op):
-                return self._normed(self.parts[op.name], joined(inputs[0]))
+                return self._normed(op.name, joined(inputs[0]))
             case _:
                 return super()._run(op, inputs, batch)
 
@@ -46,8 +47,11 @@ class SplitLayer(LayerModule):
         total = split_cross_entropy(logits, batch.labels[module], size, self._ranks)
         return total / max(1, batch.targets_in_batch[module])
 
-    def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Every rank's heads have a part of the gradients of the one scale (and shift)."""
+    def _normed(self, name: str, x: Tensor) -> Tensor:
+        """Of a norm of each head every rank's heads have a part of the gradients of the one scale (and shift)."""
+        norm, over_heads = self.parts[name], norms_over_heads(self._whole)
+        if name in over_heads:
+            return split_rms_norm(x, norm.get_parameter("weight"), over_heads[name], self._ranks)
         if x.shape[0] == 0:
             return x
         shared = {name: sum_gradients(value, self._ranks) for name, value in norm.named_parameters()}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from expert_models import SHAPES, glm, text_only
+from expert_models import SHAPES, glm, intern_vl, text_only
 from gradient_cases import perturb
 from layer_zoo import (
     CLIP,
@@ -78,6 +78,10 @@ def split_cases() -> dict[str, Scenario]:
             llava(FULL, FULL, FULL), "vision", lambda shape: replace(CLIP, heads=3, kv_heads=3, pad_heads=True)
         ),
         "pooled, gated projector": glm(FULL, FULL, FULL),
+        "norms over all heads": intern_vl(FULL, FULL, FULL),
+        "norms over all heads, some padded": _with(
+            intern_vl(LORA_QV, FULL, FULL), "vision", lambda shape: replace(shape, heads=3, kv_heads=3, pad_heads=True)
+        ),
         **{name: text_only(replace(shape, layers=3)) for name, shape in SHAPES.items()},
         "experts that are not trained": text_only(SHAPES["qwen3_moe"], FROZEN),
         "language model alone": text_only(LLM),

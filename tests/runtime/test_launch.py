@@ -203,7 +203,9 @@ def test_what_tensor_parallel_ranks_do_not_share_is_refused_with_the_constraint(
     assert (process_count(plan, rehearse=False), process_count(plan, rehearse=True)) == (4, 2)
     with pytest.raises(InputError, match=r"'vision' whole on each of 2 ranks.* set `constraints.spread: \[\]`"):
         process_count(replace(plan, spread=("vision",)), rehearse=False)
-    with pytest.raises(InputError, match="'vision' normalises all heads at once and the plan splits them over tp=2"):
+    with pytest.raises(
+        InputError, match="'vision' takes mean and variance over all heads and the plan splits them over tp=2"
+    ):
         process_count(changed_module(plan, "vision", qk_norm_whole=True), rehearse=False)
     with pytest.raises(InputError, match="'llm' has 1 key-value heads for tp=2, and this release does not repeat"):
         process_count(changed_module(plan, "llm", kv_heads=1), rehearse=False)

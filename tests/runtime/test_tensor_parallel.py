@@ -11,7 +11,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import kept_bytes
 from mmplan.cost_models.exposed_time import reduced_backward_elements, reduced_forward_elements
 from mmplan.cost_models.loads import sample_loads
-from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes
+from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes, norms_over_heads
 from mmplan.cost_models.shard import Shard
 
 CASES = split_cases()
@@ -72,7 +72,7 @@ def test_the_sums_that_predicted_seconds_count_are_those_of_whole_rows(name: str
     for layer in graph.layers():
         load = loads[layer.module]
         priced = 4 * sum(reduced_forward_elements(layer, load, shard))
-        small = 12 * load.tokens if layer.kind == "loss" else 0
+        small = (12 if layer.kind == "loss" else 4 * len(norms_over_heads(layer))) * load.tokens
         assert forward_sum_bytes(layer, load, "fp32", PROCESSES) == priced + small
         priced = 4 * sum(reduced_backward_elements(layer, load, shard))
         assert priced <= backward_sum_bytes(layer, load, "fp32", PROCESSES) <= 1.3 * priced
