@@ -42,7 +42,12 @@ def planned_working_bytes(layers: Iterable[Layer], loads: Loads, scenario: Scena
     recomputed its activations once more; with sharded parameters the layer, the next one, and a gradient (torch FSDP
     docs, `BackwardPrefetch`)."""
     work = whole = 0
+    seen: set[tuple[object, ...]] = set()
     for layer in layers:
+        key = (layer.module, layer.kind, layer.ops, layer.grad_values, layout.recomputed(layer))
+        if key in seen:
+            continue
+        seen.add(key)
         work = max(work, layer_working_bytes(layer, loads[layer.module], scenario, layout))
         whole = max(whole, gathered_bytes(layer, scenario, layout))
     return work + whole

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.cost_models.layout import Trained, trained_on_rank
+from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.planned_memory import (
     loss_working_bytes,
@@ -76,6 +76,7 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator
         yield from _memory_of_orders(plan, graph, loads)
         return
     scenario, depths = plan.scenario, _stage_depths(plan, graph)
+    known: dict[Layout, int] = {}
     for index, stage in enumerate(plan.stages):
         alive = plan.microbatches if plan.schedule == "gpipe" else min(plan.microbatches, depths[index])
         if stage.in_flight != alive:
@@ -86,7 +87,7 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator
         devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(index)]
         usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
         reserved_bytes = max(device.reserved_bytes for device in devices)
-        reserved_bytes += _at_work_bytes(plan, graph, loads, (index,))
+        reserved_bytes += _at_work_bytes(plan, graph, loads, (index,), known)
         held_bytes = sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
         each_bytes = sum(planned_kept_bytes(layer, loads[layer.module], scenario, layout) for layer in layers)
         needed_bytes = reserved_bytes + held_bytes + alive * each_bytes
@@ -105,7 +106,7 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator
 
 def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator[Finding]:
     """The same where the plan holds its orders: a pipeline rank's stages share its memory."""
-    scenario = plan.scenario
+    scenario, known = plan.scenario, dict[Layout, int]()
     layers = [[graph.layer(layer) for layer in stage.layers] for stage in plan.stages]
     each_bytes = [
         sum(planned_kept_bytes(layer, loads[layer.module], scenario, plan.layout(stage)) for layer in own)
@@ -116,7 +117,7 @@ def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iter
         devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(stages[0])]
         usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
         reserved_bytes = max(device.reserved_bytes for device in devices)
-        reserved_bytes += _at_work_bytes(plan, graph, loads, stages)
+        reserved_bytes += _at_work_bytes(plan, graph, loads, stages, known)
         held_bytes = sum(planned_state_bytes(layer, scenario, plan.layout(s)) for s in stages for layer in layers[s])
         alive, peak_bytes = held_microbatches(plan, row, each_bytes)
         needed_bytes = reserved_bytes + held_bytes + peak_bytes
@@ -138,12 +139,16 @@ def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iter
             yield Finding(rule="memory", message=message)
 
 
-def _at_work_bytes(plan: Plan, graph: ComputationGraph, loads: Loads, stages: Sequence[int]) -> int:
-    """Of the model's layers what the one at work needs most, and what losses here need beyond."""
+def _at_work_bytes(
+    plan: Plan, graph: ComputationGraph, loads: Loads, stages: Sequence[int], known: dict[Layout, int]
+) -> int:
+    """Of the model's layers what the one at work needs most (`known` has it), and what losses here need beyond."""
     total = [0]
     for stage in stages:
         layout = plan.layout(stage)
-        most = planned_working_bytes(graph.layers(), loads, plan.scenario, layout)
+        if layout not in known:
+            known[layout] = planned_working_bytes(graph.layers(), loads, plan.scenario, layout)
+        most = known[layout]
         total[0] = max(total[0], most)
         layers = [graph.layer(name) for name in plan.stages[stage].layers]
         total += [loss_working_bytes(x, loads[x.module], plan.scenario, layout, most) for x in layers]

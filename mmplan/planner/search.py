@@ -38,6 +38,8 @@ QUICK_SEARCH_S = 0.5
 # the gap is smaller: the last tenth of a percent takes it minutes at 64 stages.
 CONFIRM_GAP = 0.001
 CONFIRM_DETERMINISTIC_S = 1.5
+# Stages x groups up to which that is tried: above, CP-SAT needs seconds to read the model.
+MOST_CONFIRMED = 4_000
 # Real seconds are whole nanoseconds up to 1 ns per layer: a gap below this is zero.
 ROUNDING_GAP = 1e-5
 
@@ -245,13 +247,18 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
             quick_s = min(choice.schedule_search_s, QUICK_SEARCH_S)
             best = first_in_simulation(space, first, cuts, within, choice.objective, deadline, search_s=quick_s)
         target_ns = lowered_ns(best.step_ns, max(gap, CONFIRM_GAP))
-        if not deadline.passed() and confirm_by_cpsat(
-            space,
-            best.configuration,
-            target_ns=target_ns,
-            max_deterministic_time=CONFIRM_DETERMINISTIC_S,
-            seed=choice.seed,
-            deadline=deadline,
+        small = best.configuration.pp * len(space.groups.groups) <= MOST_CONFIRMED
+        if (
+            small
+            and not deadline.passed()
+            and confirm_by_cpsat(
+                space,
+                best.configuration,
+                target_ns=target_ns,
+                max_deterministic_time=CONFIRM_DETERMINISTIC_S,
+                seed=choice.seed,
+                deadline=deadline,
+            )
         ):
             proofs = (*proofs, "CP-SAT")
     except KeyboardInterrupt:

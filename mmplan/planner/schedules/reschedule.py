@@ -22,8 +22,8 @@ LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
 V_SHAPED: tuple[ScheduleName, ...] = ("zb-v", "v-half", "v-min", "dualpipe-v")
 LEAST_SEARCH_S = 2.0  # where only a searched schedule is allowed
 WORTH = 0.005  # part of a step that a searched schedule has to save
-# Forwards (stages x microbatches) above which there is a search only where the scenario asks for one: reading so large a
-# program, before any search, takes seconds.
+# Forwards (stages x microbatches) above which there is a search only where the scenario asks for one: reading so large
+# a program, before any search, takes seconds.
 MOST_SEARCHED = 6_000
 CHUNKS = 2  # per rank, where a family wants several and the plan has one
 
