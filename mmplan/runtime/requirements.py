@@ -1,12 +1,14 @@
 """What a plan needs in order to run: processes, and what this release can execute at all. Imports no torch."""
 
 import os
+import re
 
 from mmplan.cost_models.build import build_graph
 from mmplan.errors import InputError
 from mmplan.planner.lower import stage_gradient_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.plan_technique import require_executable
+from mmplan.planner.schedules.plan_problem import is_whole
 from mmplan.units import format_bytes
 
 SHORTEST_TIMEOUT_S = 60.0
@@ -38,8 +40,7 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     _refuse_split_vocabulary(plan)
     _refuse_split_modules(plan)
     _refuse_recomputation(plan)
-    if plan.sharding in ("gradients", "parameters") and plan.dp > 1:  # whole in a backward only
-        _refuse_split_backwards(plan, f"sharding={plan.sharding}")
+    _refuse_split_backwards(plan)
     return plan.rank_count
 
 
@@ -89,23 +90,23 @@ def _refuse_split_modules(plan: Plan) -> None:
 
 
 def _refuse_recomputation(plan: Plan) -> None:
-    """What a block makes anew for its input gradients would stay until its weight gradients, which no plan counts."""
-    levels = sorted({stage.recompute for stage in plan.stages} - {"none"})
-    if "selective" in levels:
+    if any(stage.recompute == "selective" for stage in plan.stages):
         raise InputError(
             "the plan has recompute=selective, which drops attention scores, and this release's fused attention keeps "
             "none: set `constraints.recompute: [none, full]` in the scenario and optimize again, or rehearse the plan"
         )
-    if levels:
-        _refuse_split_backwards(plan, f"recompute={levels[0]}")
 
 
-def _refuse_split_backwards(plan: Plan, choice: str) -> None:
-    if any("I" in order for order in plan.orders):
-        raise InputError(
-            f"the plan has {choice} and splits its backwards, and this release executes one of both: "
-            "`mmplan simulate PLAN --schedule 1f1b -o NEW` writes it with whole backwards, or rehearse the plan"
-        )
+def _refuse_split_backwards(plan: Plan) -> None:
+    """No schedule of mmplan's own has them."""
+    for index, stage in enumerate(plan.stages):
+        if is_whole(plan, index) and any(re.search(rf"\b{index}I", order) for order in plan.orders):
+            again = stage.recompute != "none"
+            choice = f"recompute={stage.recompute}" if again else f"sharding={plan.sharding}"
+            raise InputError(
+                f"stage {index} has {choice} and split backwards, and this release executes one of both: `mmplan "
+                "simulate PLAN --schedule 1f1b -o NEW` writes the plan with whole backwards, or rehearse the plan"
+            )
 
 
 def check_local_run(plan: Plan, local: int, *, rehearse: bool) -> None:

@@ -10,6 +10,7 @@ from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, RecomputeLevel
@@ -19,6 +20,7 @@ from mmplan.cost_models.planned_memory import planned_kept_bytes
 from mmplan.errors import InputError
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
+from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
 from mmplan.runtime.attention import rope_table
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.layers import build_layer
@@ -109,14 +111,18 @@ def test_a_stage_keeps_what_its_level_of_recomputation_says(level: RecomputeLeve
     assert stage.memory_bytes() - before == planned + beside
 
 
+SPLIT = ("0F0 0I0 0W0 0F1 0I1 0W1", "1F0 1B0 1F1 1B1")
+
+
 def test_recomputation_and_split_backwards_are_not_executed_together() -> None:
     plan = _recomputing("half")
     assert process_count(plan, rehearse=False) == 2
-    split = replace(plan, schedule="depth-first", orders=("0F0 0I0 0W0", "1F0 1I0 1W0"))
-    with pytest.raises(InputError, match=r"recompute=half and splits its backwards, .*simulate PLAN --schedule 1f1b"):
+    split = replace(plan, schedule="depth-first", orders=SPLIT)
+    with pytest.raises(InputError, match=r"^stage 0 has recompute=half and split backwards, .*simulate PLAN --sch"):
         process_count(split, rehearse=False)
     assert process_count(split, rehearse=True) == 2
-    assert process_count(replace(_recomputing("none"), orders=split.orders), rehearse=False) == 2
+    first, second = split.stages
+    assert process_count(replace(split, stages=(replace(first, recompute="none"), second)), rehearse=False) == 2
 
 
 def test_selective_recomputation_is_refused_because_fused_attention_keeps_no_scores() -> None:
@@ -130,7 +136,16 @@ def test_gradients_that_are_shared_layer_by_layer_and_split_backwards_are_not_ex
 ) -> None:
     plan = replace(_recomputing("none"), dp=2, microbatches=1, sharding=sharding)
     assert process_count(plan, rehearse=False) == 4
-    split = replace(plan, schedule="depth-first", orders=("0F0 0I0 0W0", "1F0 1I0 1W0"))
-    with pytest.raises(InputError, match=f"sharding={sharding} and splits its backwards"):
+    split = replace(plan, schedule="depth-first", orders=SPLIT)
+    with pytest.raises(InputError, match=f"^stage 0 has sharding={sharding} and split backwards"):
         process_count(split, rehearse=False)
     assert process_count(replace(split, sharding="optimizer"), rehearse=False) == 4
+
+
+def test_planned_schedules_have_whole_backwards_where_gradients_are_sharded() -> None:
+    plan = replace(hand_plan(replace(tiny_scenario(), global_batch=8), TWO_STAGES, dp=2), schedule="1f1b")
+    graph, costs = build_graph(plan.scenario), AnalyticCostModel(plan.scenario)
+    split = refuse_unusable(with_family(plan, "depth-first", graph, costs))
+    whole = refuse_unusable(with_family(replace(plan, sharding="parameters"), "depth-first", graph, costs))
+    assert any("I" in order for order in split.orders)
+    assert whole.orders and not any("I" in order for order in whole.orders)

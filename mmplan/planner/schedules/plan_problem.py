@@ -10,7 +10,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.schedule import Compute, Schedule
 from mmplan.planner.schedules.problem import Role, ScheduleProblem, StageEdge, StageWork
 from mmplan.planner.stage_graph import build_stage_graph
-from mmplan.planner.working import working_bytes
+from mmplan.planner.working import excess_bytes, working_bytes
 
 
 def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> ScheduleProblem:
@@ -18,7 +18,8 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
 
     A microbatch's activations are held until its last compute: the weight gradients need the inputs of every linear
     layer. A stage that recomputes has whole backwards (here input gradients of that length): between two halves it
-    would hold what it had dropped. Capacity is what weights, gradients, optimizer state and the device's reserve leave.
+    would hold what it had dropped. So has one that shards gradients, which are whole in a layer's backward only.
+    Capacity is what weights, gradients, optimizer state and the device's reserve leave.
     Tensors between the same two ranks share a link, so their seconds add up.
 
     Raises:
@@ -27,7 +28,8 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
     stages = build_stage_graph([stage.layers for stage in plan.stages], graph)
     loads, m, scenario = mean_loads(plan.scenario, plan.microbatch_size), plan.microbatches, plan.scenario
     work = []
-    static_bytes = list(working_bytes(plan, graph))
+    rows = zip(working_bytes(plan, graph), excess_bytes(plan, graph), strict=True)
+    static_bytes = [at_work + excess for at_work, excess in rows]
     for index, stage in enumerate(plan.stages):
         layers, layout = [graph.layer(layer) for layer in stage.layers], plan.layout(index)
         input_s = sum(costs.dgrad_s(layer, loads[layer.module], layout) for layer in layers)
@@ -71,8 +73,9 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
 
 
 def is_whole(plan: Plan, stage: int) -> bool:
-    """Whether the backwards of the stage are not split."""
-    return plan.stages[stage].recompute != "none"
+    """Whether the backwards of the stage are not split: it recomputes, or sums gradients behind each of them."""
+    shared = plan.sharding in ("gradients", "parameters") and plan.layout(stage).replicas > 1
+    return shared or plan.stages[stage].recompute != "none"
 
 
 def whole_backwards(plan: Plan, schedule: Schedule) -> Schedule:
