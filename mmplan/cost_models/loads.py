@@ -16,10 +16,11 @@ from mmplan.scenario.scenario import AudioInput, Data, Model, ModelModule, Sampl
 
 def sample_loads(scenario: Scenario, samples: Sequence[Sample]) -> dict[str, Load]:
     """Module name -> load of all `samples` together."""
-    return _summed(scenario.model, samples)
+    return summed_loads(scenario.model, samples)
 
 
-def _summed(model: Model, samples: Sequence[Sample]) -> dict[str, Load]:
+def summed_loads(model: Model, samples: Sequence[Sample]) -> dict[str, Load]:
+    """The same of a model."""
     total = {module.name: Load() for module in model.modules}
     for sample in samples:
         for name, load in _one_sample(model, sample).items():
@@ -35,7 +36,7 @@ def mean_loads(scenario: Scenario, microbatch_size: int) -> dict[str, Load]:
 @lru_cache(maxsize=16)
 def _mean_sample(model: Model, data: Data) -> dict[str, Load]:
     samples = reference_samples(data)
-    total = _summed(model, samples)
+    total = summed_loads(model, samples)
     return {name: load.scaled(1 / len(samples)) for name, load in total.items()}
 
 

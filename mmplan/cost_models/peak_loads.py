@@ -1,22 +1,23 @@
 """The load of a microbatch that is larger than almost all others: what memory has to be planned for."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from mmplan.cost_models.load import Load
-from mmplan.cost_models.loads import sample_loads
+from mmplan.cost_models.loads import summed_loads
 from mmplan.scenario.samples import reference_samples
-from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.scenario import Data, Model, Scenario
 
 QUANTILE = 0.99
 
 
 class MicrobatchLoads:
-    """Mean and peak loads of a scenario's microbatches; the reference samples are measured once for all sizes."""
+    """Mean and peak loads of a job's microbatches; the reference samples are measured once for all sizes."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._each = [sample_loads(scenario, (sample,)) for sample in reference_samples(scenario.data)]
+    def __init__(self, model: Model, data: Data) -> None:
+        self._each = [summed_loads(model, (sample,)) for sample in reference_samples(data)]
         self._peaks: dict[int, dict[str, Load]] = {}
-        self._names = [module.name for module in scenario.model.modules]
+        self._names = [module.name for module in model.modules]
 
     def mean(self, microbatch_size: int) -> dict[str, Load]:
         """Module name -> mean load of a microbatch."""
@@ -36,6 +37,16 @@ class MicrobatchLoads:
         starts = range(0, max(1, len(self._each) - size + 1), size)
         ordered = sorted((_sum(self._each[first : first + size], name) for first in starts), key=_order)
         return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))]
+
+
+def peak_loads(scenario: Scenario, microbatch_size: int) -> dict[str, Load]:
+    """Module name -> load of a microbatch at the 99th percentile, see `MicrobatchLoads.peak`."""
+    return _remembered(scenario.model, scenario.data).peak(microbatch_size)
+
+
+@lru_cache(maxsize=8)
+def _remembered(model: Model, data: Data) -> MicrobatchLoads:
+    return MicrobatchLoads(model, data)
 
 
 def _sum(samples: Sequence[dict[str, Load]], name: str) -> Load:

@@ -37,6 +37,14 @@ def planned_kept_bytes(layer: Layer, load: Load, scenario: Scenario, layout: int
     return math.ceil(kept(layer, share, setting).total)
 
 
+def planned_excess_bytes(layer: Layer, mean: Load, peak: Load, scenario: Scenario, layout: Layout) -> int:
+    """Bytes that a layer keeps of a microbatch as large as `peak` beyond a mean one: of those in flight one is so."""
+    if mean == peak:
+        return 0
+    more = planned_kept_bytes(layer, peak, scenario, layout) - planned_kept_bytes(layer, mean, scenario, layout)
+    return max(0, more)
+
+
 def planned_working_bytes(layers: Iterable[Layer], loads: Loads, scenario: Scenario, layout: Layout) -> int:
     """Bytes that any stage has at most at work, the loss apart: what one layer needs beside what it keeps, if it is
     recomputed its activations once more; with sharded parameters the layer, the next one, and a gradient (torch FSDP

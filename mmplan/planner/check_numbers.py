@@ -14,8 +14,10 @@ from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
 from mmplan.cost_models.load import Loads
+from mmplan.cost_models.peak_loads import peak_loads
 from mmplan.cost_models.planned_memory import (
     loss_working_bytes,
+    planned_excess_bytes,
     planned_kept_bytes,
     planned_state_bytes,
     planned_working_bytes,
@@ -140,10 +142,11 @@ def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iter
 
 
 def _at_work_bytes(
-    plan: Plan, graph: ComputationGraph, loads: Loads, stages: Sequence[int], known: dict[Layout, int]
+    plan: Plan, graph: ComputationGraph, mean: Loads, stages: Sequence[int], known: dict[Layout, int]
 ) -> int:
-    """Of the model's layers what the one at work needs most (`known` has it), and what losses here need beyond."""
-    total = [0]
+    """In a microbatch at the 99th percentile: of the model's layers what the one at work needs most (`known` has it),
+    what losses here need beyond, and what layers here keep beyond a mean microbatch."""
+    total, loads = [0], peak_loads(plan.scenario, plan.microbatch_size)
     for stage in stages:
         layout = plan.layout(stage)
         if layout not in known:
@@ -152,6 +155,7 @@ def _at_work_bytes(
         total[0] = max(total[0], most)
         layers = [graph.layer(name) for name in plan.stages[stage].layers]
         total += [loss_working_bytes(x, loads[x.module], plan.scenario, layout, most) for x in layers]
+        total += [planned_excess_bytes(x, mean[x.module], loads[x.module], plan.scenario, layout) for x in layers]
     return sum(total)
 
 

@@ -75,7 +75,7 @@ class MemoryEstimator:
     """Estimates many configurations of one model and data; the graph and the loads are kept between calls."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._graph, self._loads = build_graph(scenario), MicrobatchLoads(scenario)
+        self._graph, self._loads = build_graph(scenario), MicrobatchLoads(scenario.model, scenario.data)
 
     def estimate(self, scenario: Scenario, degrees: Degrees) -> tuple[MemoryEstimate, ...]:
         """As `estimate_memory`; `scenario` may differ from the first one in technique, cluster and batch."""

@@ -17,6 +17,7 @@ from mmplan.cost_models.layout import BLOCKS_PER_PATTERN, Layout, Trained, train
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.memory_activations import BLOCKS
+from mmplan.cost_models.peak_loads import peak_loads
 from mmplan.cost_models.planned_memory import (
     gathered_bytes,
     layer_working_bytes,
@@ -35,7 +36,8 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LayerPrice:
-    """One layer on one rank, per mean microbatch; `state_bytes` of a loss are what it needs at work beyond others."""
+    """One layer on one rank, per mean microbatch. In `state_bytes` is also what one microbatch at the 99th percentile
+    keeps beyond a mean one, and what a loss needs at work beyond other layers."""
 
     forward_s: float
     backward_s: float
@@ -153,10 +155,10 @@ class Prices:
         if key not in self._priced:
             loads = self.loads(microbatch_size)
             found: dict[int, LayerPrice] = {}
-            beside = self.working_bytes(layout, microbatch_size)
+            beside, peaks = self.working_bytes(layout, microbatch_size), peak_loads(self.scenario, microbatch_size)
             for like, layer in zip(self.alike, self.kinds, strict=True):
                 if like not in found:
-                    found[like] = self._price(like, layer, loads[layer.module], layout, beside)
+                    found[like] = self._price(like, layer, loads[layer.module], peaks[layer.module], layout, beside)
             self._priced[key] = tuple(found[like] for like in self.alike)
         return self._priced[key]
 
@@ -180,7 +182,7 @@ class Prices:
 
     def working_bytes(self, layout: Layout, microbatch_size: int) -> int:
         """What any stage needs at work beside states and activations."""
-        whole, loads = 0, self.loads(microbatch_size)
+        whole, loads = 0, peak_loads(self.scenario, microbatch_size)
         every = zip(self.alike, self.kinds, strict=True)
         work = max(self._working_bytes(like, layer, loads[layer.module], layout) for like, layer in every)
         if layout.sharding == "parameters":
@@ -199,7 +201,7 @@ class Prices:
         for like, place in self._first.items():
             yield like, self.kinds[place]
 
-    def _price(self, kind: int, layer: Layer, load: Load, layout: Layout, beside: int) -> LayerPrice:
+    def _price(self, kind: int, layer: Layer, load: Load, peak: Load, layout: Layout, beside: int) -> LayerPrice:
         scenario, costs = self.scenario, self.costs
         shard = layout.shard(layer)
         spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
@@ -215,7 +217,8 @@ class Prices:
             forward_s,
             backward_s,
             _once(self._bytes, (kind, shard, spread, sharded), lambda: planned_state_bytes(layer, scenario, layout))
-            + loss_working_bytes(layer, load, scenario, layout, beside),
+            + loss_working_bytes(layer, peak, scenario, layout, beside)
+            + max(0, self._kept_bytes(kind, layer, peak, layout) - self._kept_bytes(kind, layer, load, layout)),
             self._kept_bytes(kind, layer, load, layout),
             _once(self._trained, (kind, shard, spread), lambda: trained_on_rank(layer, layout)),
         )

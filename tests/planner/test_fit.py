@@ -12,7 +12,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import kept_bytes
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.memory import state_bytes
-from mmplan.cost_models.peak_loads import MicrobatchLoads
+from mmplan.cost_models.peak_loads import MicrobatchLoads, peak_loads
 from mmplan.errors import InputError
 from mmplan.planner.check_degrees import check_degrees
 from mmplan.planner.degrees import Degrees
@@ -81,12 +81,12 @@ def test_memory_follows_the_largest_images_not_the_mean(tmp_path: Path) -> None:
     few = tmp_path / "few.yaml"
     few.write_text(text.replace("images: 1", "images: {histogram: {0: 9, 10: 1}}"))
     scenario = load_scenario(few)
-    loads = MicrobatchLoads(scenario)
+    loads = MicrobatchLoads(scenario.model, scenario.data)
     mean, peak = loads.mean(1), loads.peak(1)
     assert mean == mean_loads(scenario, 1)
     assert peak["vision"].tokens == pytest.approx(10 * 577)
     assert mean["vision"].tokens < 0.15 * peak["vision"].tokens
-    assert MicrobatchLoads(load_scenario(LLAVA)).peak(2) == mean_loads(load_scenario(LLAVA), 2)
+    assert peak_loads(load_scenario(LLAVA), 2) == mean_loads(load_scenario(LLAVA), 2)
 
 
 def test_more_of_anything_never_takes_less_memory() -> None:

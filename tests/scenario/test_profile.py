@@ -99,7 +99,7 @@ def test_a_bad_profile_is_answered_with_one_sentence(tmp_path: Path, change: dic
     [
         ("profile: none.yaml", "s.yaml:51: cluster.profile: no such file 'none.yaml'"),
         ("profile: p.yaml, device: h100-sxm", "the profile was measured on 'cpu-core', cluster.device is 'h100-sxm'"),
-        ("name: nothing", "cluster.device: this key is missing, and there is no 'profile' and are no 'pools' in its place"),
+        ("name: nothing", "cluster.device: this key is missing, and there is no 'profile' and are no 'pools' in its"),
     ],
 )
 def test_a_cluster_without_its_profile_or_device_is_refused(tmp_path: Path, cluster: str, said: str) -> None:

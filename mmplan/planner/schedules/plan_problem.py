@@ -10,7 +10,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.schedule import Compute, Schedule
 from mmplan.planner.schedules.problem import Role, ScheduleProblem, StageEdge, StageWork
 from mmplan.planner.stage_graph import build_stage_graph
-from mmplan.planner.working import working_bytes
+from mmplan.planner.working import excess_bytes, working_bytes
 
 
 def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> ScheduleProblem:
@@ -28,7 +28,8 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
     stages = build_stage_graph([stage.layers for stage in plan.stages], graph)
     loads, m, scenario = mean_loads(plan.scenario, plan.microbatch_size), plan.microbatches, plan.scenario
     work = []
-    static_bytes = list(working_bytes(plan, graph))
+    rows = zip(working_bytes(plan, graph), excess_bytes(plan, graph), strict=True)
+    static_bytes = [at_work + excess for at_work, excess in rows]
     for index, stage in enumerate(plan.stages):
         layers, layout = [graph.layer(layer) for layer in stage.layers], plan.layout(index)
         input_s = sum(costs.dgrad_s(layer, loads[layer.module], layout) for layer in layers)
