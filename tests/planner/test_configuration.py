@@ -26,7 +26,7 @@ def test_every_configuration_uses_the_whole_batch_and_fits_the_cluster(tiny: Sce
 
 
 def test_constraints_narrow_the_list(tiny: Scenario) -> None:
-    rules = replace(tiny.constraints, pp=(2,), dp=(1, 2), microbatch=(2,), schedule=("gpipe",))
+    rules = replace(tiny.constraints, pp=(2,), dp=(1, 2), microbatch=(2,), sharding=("none",), schedule=("gpipe",))
     found = list_configurations(replace(tiny, constraints=rules), groups=20)
     assert [(one.pp, one.dp, one.microbatch_size, one.schedule) for one in found] == [
         (2, 1, 2, "gpipe"),

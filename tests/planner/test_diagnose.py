@@ -43,7 +43,8 @@ def message_of(scenario: Scenario, time_limit_s: float = 60.0) -> str:
 @pytest.fixture(scope="module")
 def tiny() -> Scenario:
     scenario = load_scenario(SCENARIOS / "tiny.yaml")
-    return replace(scenario, constraints=replace(scenario.constraints, pp=(2, 4), dp=(1,)))
+    rules = replace(scenario.constraints, pp=(2, 4), dp=(1,), sharding=("none",), recompute=("none",))
+    return replace(scenario, constraints=rules)
 
 
 @pytest.fixture(scope="module")

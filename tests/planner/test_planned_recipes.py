@@ -115,7 +115,8 @@ def test_a_recipe_replaces_what_constraints_and_technique_say_of_its_keys_alone(
 
 
 def test_limits_that_a_recipe_breaks_are_said_and_bind_what_it_leaves_open() -> None:
-    planned = plan_recipe(TINY, recipe(tp=2, pp=1))  # tiny.yaml allows tp 1 and pp 2 or 4, and no sharding
+    limited = replace(TINY, constraints=replace(TINY.constraints, sharding=("none",)))
+    planned = plan_recipe(limited, recipe(tp=2, pp=1))  # tiny.yaml allows tp 1 and pp 2 or 4
     assert planned.plan is not None
     assert planned.note == "outside the scenario's constraints: tp 2, pp 1"
     assert planned.plan.sharding == "none"
