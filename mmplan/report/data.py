@@ -107,9 +107,8 @@ def memory_text(times: StepTimes) -> str:
     """For a composition that passes the memory: the plan was made for one large microbatch among mean ones."""
     return (
         f"[bold]memory[/bold]: in the fullest of {len(times.step_s)} steps a rank holds "
-        f"{format_bytes(times.peak_memory_bytes)}, more than it may use: the plan fits mean microbatches and one at the "
-        "99th percentile; give the scenario "
-        "more `constraints.memory_headroom` and optimize again"
+        f"{format_bytes(times.peak_memory_bytes)}, more than it may use: the plan fits mean microbatches and one at "
+        "the 99th percentile; give the scenario more `constraints.memory_headroom` and optimize again"
     )
 
 
