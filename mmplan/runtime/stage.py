@@ -4,22 +4,21 @@ The executor moves bytes whose sizes the program states; only a stage knows shap
 (a layer subset here) can change without touching the executor.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.in_flight import Computed, InFlight, cut_off
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.recompute import recomputed
 from mmplan.runtime.state import stage_state
@@ -63,31 +62,6 @@ class Stage(Protocol):
 
     def memory_bytes(self) -> int:
         """Bytes in use now: weights, gradients, optimizer state and kept activations."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Computed:
-    """A layer between its forward and its backward. No tensor of it is held but by autograd; `like` has no memory.
-    `edge` is None where the microbatch has nothing for the layer."""
-
-    layer: Layer
-    edge: GradientEdge | None
-    like: Tensor
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """What a microbatch leaves between its forward and its backward."""
-
-    received: dict[str, Tensor] = field(default_factory=dict)  # producer -> its like, where it carries a gradient
-    carrying: set[str] = field(default_factory=set)  # producers whose gradients are needed
-    computed: list[_Computed] = field(default_factory=list)
-    gradients: dict[str, Tensor] = field(default_factory=dict)  # producer -> sum so far
-    kept: dict[int, int] = field(default_factory=dict)  # storage address -> bytes
-
-    def add(self, producer: str, gradient: Tensor) -> None:
-        known = self.gradients.get(producer)
-        self.gradients[producer] = gradient if known is None else known + gradient
 
 
 class LayerStage:
@@ -137,7 +111,7 @@ class LayerStage:
             postpone_linears(model, self._store)
         self._count_kept = count_kept
         self._microbatches: Sequence[Microbatch] = ()
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, InFlight] = {}
         self._losses: dict[str, Tensor] = {}
 
     @property
@@ -155,7 +129,7 @@ class LayerStage:
 
     def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         batch = self._microbatches[microbatch]
-        state = _InFlight()
+        state = InFlight()
         values = self._received_values(received, state)
         for layer in self._layers:
             self.state.enter(layer.id, backward=False)
@@ -215,7 +189,7 @@ class LayerStage:
         kept += sum(size for address, size in self._store.storages().items() if address not in weights)
         return self.state.memory_bytes() + kept
 
-    def _received_values(self, received: Mapping[str, Tensor], state: _InFlight) -> dict[str, Tensor]:
+    def _received_values(self, received: Mapping[str, Tensor], state: InFlight) -> dict[str, Tensor]:
         """Producer layer -> `[tokens, width]`; no tokens where nothing was sent."""
         values = {}
         for cut in self._incoming:
@@ -228,7 +202,7 @@ class LayerStage:
                 state.received[cut.edge.producer] = torch.empty_like(value, device="meta")
         return values
 
-    def _add_received(self, state: _InFlight, received: Mapping[str, Tensor]) -> None:
+    def _add_received(self, state: InFlight, received: Mapping[str, Tensor]) -> None:
         """The gradients that came back of what other stages read; of a tensor that several read, their sum."""
         likes = {computed.layer.id: computed.like for computed in state.computed}
         for cut in self._outgoing:
@@ -257,39 +231,17 @@ class LayerStage:
         with saved_tensors_hooks(count, lambda tensor: tensor):
             yield
 
-    def _compute(self, layer: Layer, values: Mapping[str, Tensor], batch: Microbatch, state: _InFlight) -> Tensor:
+    def _compute(self, layer: Layer, values: Mapping[str, Tensor], batch: Microbatch, state: InFlight) -> Tensor:
         """The layer's output, detached."""
-        inputs = {producer: _cut_off(producer, values[producer], state) for producer in self._reads[layer.id]}
+        inputs = {producer: cut_off(producer, values[producer], state) for producer in self._reads[layer.id]}
         module = self.model.layer(layer.id)
         output = recomputed(module, inputs, batch) if layer.id in self._recomputed else module(inputs, batch)
         if layer.has_backward:
             edge = get_gradient_edge(output) if output.requires_grad else None
-            state.computed.append(_Computed(layer, edge, torch.empty_like(output, device="meta")))
+            state.computed.append(Computed(layer, edge, torch.empty_like(output, device="meta")))
             state.carrying.add(layer.id)
         if layer.kind == "loss":
             part = output.detach().float()
             known = self._losses.get(layer.module)
             self._losses[layer.module] = part if known is None else known + part
         return output.detach()
-
-
-def _cut_off(producer: str, value: Tensor, state: _InFlight) -> Tensor:
-    """The same rows; their gradient goes to the microbatch's state and not into the layer that made them."""
-    if producer not in state.carrying:
-        return value
-    rows: Tensor = _Cut.apply(value, torch.empty(0, requires_grad=True), partial(state.add, producer))  # type: ignore[no-untyped-call]
-    return rows
-
-
-class _Cut(torch.autograd.Function):
-    """Hands the gradient of `rows` to `take`. A leaf instead would keep the rows as long as the layer's graph lives."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, needs_gradient: Tensor, take: Callable[[Tensor], None]) -> Tensor:
-        ctx.take = take
-        return rows.view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.take(gradient)
-        return None, None, None
