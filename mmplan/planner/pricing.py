@@ -70,6 +70,7 @@ class Prices:
         self._bytes: dict[Hashable, int] = {}
         self._trained: dict[Hashable, Trained] = {}
         self._priced: dict[tuple[Layout, int], tuple[LayerPrice, ...]] = {}
+        self._losses: dict[tuple[int, Layout, int], LayerPrice] = {}
         self._members: dict[int, tuple[GroupGraph, Counts]] = {}  # by id; the groups are held so that it stays theirs
         self._lags: dict[Hashable, tuple[float, ...]] = {}
         first: dict[object, int] = {}
@@ -117,7 +118,7 @@ class Prices:
     def with_costs(self, costs: CostModel) -> "Prices":
         """The same scenario, graph and loads under another cost model."""
         other = copy(self)
-        other.costs, other._times, other._priced, other._lags = costs, {}, {}, {}
+        other.costs, other._times, other._priced, other._losses, other._lags = costs, {}, {}, {}, {}
         return other
 
     def under(self, scenario: Scenario, costs: CostModel) -> "Prices":
@@ -141,9 +142,25 @@ class Prices:
         if layout.recompute == "selective":
             return self._priced_at(layout, microbatch_size)
         kept, dropped = self._alone(layout, microbatch_size, False), self._alone(layout, microbatch_size, True)
-        return tuple(
-            dropped[kind] if layout.recomputed(layer) == "full" else kept[kind] for kind, layer in enumerate(self.kinds)
-        )
+        found = []
+        for kind, layer in enumerate(self.kinds):
+            if layer.kind == "loss":  # what it needs at work beyond other layers depends on these
+                found.append(self._priced_once(self.alike[kind], layer, layout, microbatch_size))
+            else:
+                found.append(dropped[kind] if layout.recomputed(layer) == "full" else kept[kind])
+        return tuple(found)
+
+    def _priced_once(self, kind: int, layer: Layer, layout: Layout, microbatch_size: int) -> LayerPrice:
+        key = (kind, layout, microbatch_size)
+        if key not in self._losses:
+            load, peak = (of[layer.module] for of in (self.loads(microbatch_size), self._peaks(microbatch_size)))
+            self._losses[key] = self._price(
+                kind, layer, load, peak, layout, self.working_bytes(layout, microbatch_size)
+            )
+        return self._losses[key]
+
+    def _peaks(self, microbatch_size: int) -> dict[str, Load]:
+        return peak_loads(self.scenario, microbatch_size)
 
     def _alone(self, layout: Layout, microbatch_size: int, full: bool) -> tuple[LayerPrice, ...]:
         return self._priced_at(layout.at("full" if full else "none"), microbatch_size)
@@ -155,7 +172,7 @@ class Prices:
         if key not in self._priced:
             loads = self.loads(microbatch_size)
             found: dict[int, LayerPrice] = {}
-            beside, peaks = self.working_bytes(layout, microbatch_size), peak_loads(self.scenario, microbatch_size)
+            beside, peaks = self.working_bytes(layout, microbatch_size), self._peaks(microbatch_size)
             for like, layer in zip(self.alike, self.kinds, strict=True):
                 if like not in found:
                     found[like] = self._price(like, layer, loads[layer.module], peaks[layer.module], layout, beside)
@@ -182,7 +199,7 @@ class Prices:
 
     def working_bytes(self, layout: Layout, microbatch_size: int) -> int:
         """What any stage needs at work beside states and activations."""
-        whole, loads = 0, peak_loads(self.scenario, microbatch_size)
+        whole, loads = 0, self._peaks(microbatch_size)
         every = zip(self.alike, self.kinds, strict=True)
         work = max(self._working_bytes(like, layer, loads[layer.module], layout) for like, layer in every)
         if layout.sharding == "parameters":
