@@ -81,8 +81,9 @@ def optimize(
         prices = zone_costs(loaded, result.plan.certificate, limits) if zone_prices else ()
     target = output or Path(f"{loaded.name}.plan.json")
     save_plan(result.plan, target)
-    summary = summarise(loaded.name, result.plan, simulate_plan(result.plan))
-    interval = plan_interval(result.plan, summary.step_time_s)
+    prediction = simulate_plan(result.plan)
+    interval = plan_interval(result.plan, prediction.step_time_s)
+    summary = summarise(loaded.name, result.plan, prediction, interval)
     tables = *optimize_tables(result, summary, interval, target, explain), *why_not_tables(told), *zone_tables(prices)
     emit(json_file, {**optimize_document(result, summary, interval), **alternatives_values(told, prices)}, *tables)
 

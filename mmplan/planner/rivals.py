@@ -21,7 +21,7 @@ from mmplan.planner.upsets import IntArray
 MOST_RIVALS = 8
 MOST_UNFIT = 2  # that would be fast if memory did not forbid them: tells what more memory could buy
 DRAWN_STEPS = 40  # for a 90th percentile: four are above it
-SHARPENED = 256  # configurations looked at for rivals
+SHARPENED = 96  # configurations looked at for rivals
 # Forwards (stages x microbatches) simulated in all when leaders are compared: 30 to 45 us each, 1.5 s in all.
 MOST_FORWARDS = 40_000
 

@@ -39,7 +39,7 @@ QUICK_SEARCH_S = 0.5
 CONFIRM_GAP = 0.001
 CONFIRM_DETERMINISTIC_S = 1.5
 # Stages x groups up to which that is tried: above, CP-SAT needs seconds to read the model.
-MOST_CONFIRMED = 4_000
+MOST_CONFIRMED = 1_200
 # Real seconds are whole nanoseconds up to 1 ns per layer: a gap below this is zero.
 ROUNDING_GAP = 1e-5
 

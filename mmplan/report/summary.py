@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import InputError
-from mmplan.planner.interval import plan_interval
+from mmplan.planner.interval import StepInterval, plan_interval
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, TimedAction
 
@@ -58,8 +58,8 @@ class PlanSummary:
     overlap_rate: float
 
 
-def summarise(name: str, plan: Plan, prediction: Prediction) -> PlanSummary:
-    """All of it from a plan and its simulated step."""
+def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInterval | None = None) -> PlanSummary:
+    """All of it from a plan and its simulated step; `interval` is that of the step if it is known already."""
     batch = plan.scenario.global_batch
     language_models = [m.name for m in plan.scenario.model.modules if m.kind == "language_model"]
     loads = mean_loads(plan.scenario, 1)
@@ -68,7 +68,7 @@ def summarise(name: str, plan: Plan, prediction: Prediction) -> PlanSummary:
         prediction.ranks
     )  # replicas and tensor-parallel ranks that one listed rank stands for
     worst = max(plan.stages, key=lambda stage: stage.memory_bytes / stage.capacity_bytes)
-    interval = plan_interval(plan, prediction.step_time_s)
+    interval = interval or plan_interval(plan, prediction.step_time_s)
     return PlanSummary(
         name=name,
         step_time_s=prediction.step_time_s,
