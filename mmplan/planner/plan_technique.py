@@ -25,10 +25,8 @@ def _unpriced(scenario: Scenario) -> Iterator[tuple[str, str]]:
     of_stack = f" (what stack {technique.stack} does)" if technique.stack != "mmplan" else ""
     if technique.offload != "none":
         yield f"offload: {technique.offload}{of_stack}", "the seconds of copies to host memory are unknown"
-    if technique.sharding != "none":
-        yield f"sharding: {technique.sharding}{of_stack}", "a plan's replicas each hold whole state and sum gradients"
     if technique.recompute_layers is not None:
-        yield f"recompute_layers: {technique.recompute_layers}{of_stack}", "a plan recomputes all blocks or none"
+        yield f"recompute_layers: {technique.recompute_layers}{of_stack}", "a plan recomputes quarters of the blocks"
     if technique.frozen_hooks:
         yield f"frozen_hooks: true{of_stack}", "the seconds of the needless gradients are unknown"
     if technique.overlap_dp:
@@ -49,7 +47,7 @@ def require_executable(scenario: Scenario) -> None:
         wanted, done = getattr(technique, name), getattr(own, name)
         if name == "gradient_dtype" and wanted in (None, scenario.optimizer.gradient_dtype):
             continue
-        if name == "recompute":  # each stage of a plan says its own
+        if name in ("recompute", "sharding"):  # a plan says what it has
             continue
         if wanted != done:
             raise InputError(

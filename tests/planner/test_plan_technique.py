@@ -22,6 +22,7 @@ from mmplan.planner.memory import estimate_memory
 from mmplan.planner.plan import Plan
 from mmplan.planner.plan_technique import require_executable
 from mmplan.planner.pricing import Prices
+from mmplan.planner.search import optimize
 from mmplan.planner.simulate import mean_step_loads, simulate
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.stacks import technique_of
@@ -98,10 +99,8 @@ def test_recomputation_takes_less_memory_and_more_time() -> None:
     ("choices", "message"),
     [
         ({"offload": "optimizer"}, "technique.offload: optimizer: plans do not price this .*; mmplan fit prices"),
-        ({"sharding": "parameters"}, "technique.sharding: parameters: plans do not price this"),
-        ({"sharding": "optimizer"}, "technique.sharding: optimizer: plans do not price this"),
-        ({"stack": "nemo-2025"}, r"technique.sharding: optimizer \(what stack nemo-2025 does\)"),
-        ({"recompute": "full", "recompute_layers": 1}, "technique.recompute_layers: 1: .* all blocks or none"),
+        ({"stack": "nemo-2025"}, r"technique.overlap_dp: true \(what stack nemo-2025 does\)"),
+        ({"recompute": "full", "recompute_layers": 1}, "technique.recompute_layers: 1: .* quarters of the blocks"),
         ({"frozen_hooks": True}, "technique.frozen_hooks: true"),
         ({"overlap_dp": True}, "technique.overlap_dp: true"),
         ({"gradient_dtype": "bf16"}, r"technique.gradient_dtype: bf16: .* optimizer.gradient_dtype, which is fp32"),
@@ -111,6 +110,14 @@ def test_a_technique_that_plans_do_not_price_is_refused(choices: dict[str, Any],
     of = with_technique(choices)
     with pytest.raises(InputError, match=message):
         Prices(of, build_graph(of), AnalyticCostModel(of))
+
+
+@pytest.mark.parametrize("sharding", ["optimizer", "parameters"])
+def test_what_a_technique_sets_is_kept_by_the_search(sharding: str) -> None:
+    of = with_technique({"sharding": sharding, "recompute": "full"})
+    plan = optimize(replace(of, constraints=replace(of.constraints, dp=(2,)))).plan
+    assert plan.sharding == sharding
+    assert {stage.recompute for stage in plan.stages} == {"full"}
 
 
 @pytest.mark.parametrize(
