@@ -8,7 +8,7 @@ from mmplan.scenario.cluster import Cluster, Device, Link, Pool
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, shown
 from mmplan.scenario.origin import Origin, assumed_origin
 from mmplan.scenario.profile import load_profile, profile_device, profile_link
-from mmplan.scenario.schema import ClusterSpec, DeviceSpec, LinkSpec, PoolSpec
+from mmplan.scenario.schema_cluster import ClusterSpec, DeviceSpec, LinkSpec, PoolSpec
 
 
 def cluster_from_spec(spec: ClusterSpec, document: Document) -> Cluster:

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from mmplan.errors import InputError
 from mmplan.scenario.document import Document, did_you_mean, listed, read_document, shown
 from mmplan.scenario.scenario import Model
-from mmplan.scenario.schema import Strict
+from mmplan.scenario.schema_base import Strict
 from mmplan.scenario.schema_values import Bytes, Seconds
 
 SCHEMA = "mmplan.modalities/1"

@@ -17,7 +17,7 @@ from mmplan.scenario.catalogue import catalogue_device, device_names
 from mmplan.scenario.cluster import Device, Link
 from mmplan.scenario.document import Document, did_you_mean, listed, read_document, shown
 from mmplan.scenario.origin import Origin, measured_origin
-from mmplan.scenario.schema import Strict
+from mmplan.scenario.schema_base import Strict
 
 SCHEMA = "mmplan.profile/1"
 

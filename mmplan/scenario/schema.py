@@ -7,52 +7,19 @@ language models LLaMA-like (RMSNorm, no biases, gated MLP, causal).
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, Tag
 
-from mmplan.scenario.document import did_you_mean, listed
+from mmplan.scenario.schema_base import NAME_OR_MAPPING, Count, Layers, ModuleName, Name, Strict, Width
+from mmplan.scenario.schema_cluster import ClusterSpec
 from mmplan.scenario.schema_values import (
-    Bandwidth,
-    Bytes,
     CountOrList,
     DistributionSpec,
     ImageSizes,
-    Rate,
     Recomputes,
     Schedules,
-    Seconds,
     Shardings,
 )
 from mmplan.scenario.technique import Recompute, Sharding
-
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Layers = Annotated[int, Field(ge=1, le=2_000)]
-Width = Annotated[int, Field(ge=1, le=1_000_000)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
-ModuleName = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
-
-
-class Strict(BaseModel):
-    """Refuses unknown keys with a did-you-mean; no conversions between types."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        known = [field.alias or name for name, field in cls.model_fields.items()]
-        for key in values:
-            if key not in known:
-                hint = did_you_mean(str(key), known) or f"; known keys: {listed(known, 40)}"
-                raise PydanticCustomError("unknown_key", "unknown key{hint}", {"hint": hint, "key": key})
-        return values
-
-
-# "a name, or a mapping": which of the two follows from what stands in the file, so that messages speak of that one.
-_NAME_OR_MAPPING = Discriminator(lambda value: "mapping" if isinstance(value, dict | BaseModel) else "name")
 
 
 class MoeSpec(Strict):
@@ -235,7 +202,7 @@ class LoraTraining(Strict):
 
 
 TrainingSpec = Annotated[
-    Annotated[Literal["full", "frozen"], Tag("name")] | Annotated[LoraTraining, Tag("mapping")], _NAME_OR_MAPPING
+    Annotated[Literal["full", "frozen"], Tag("name")] | Annotated[LoraTraining, Tag("mapping")], NAME_OR_MAPPING
 ]
 
 
@@ -271,77 +238,6 @@ class OptimizerSpec(Strict):
         default=1e-4, description="used when the plan is executed"
     )
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="type gradients are summed in")
-
-
-class LinkSpec(Strict):
-    """One direction of a device's share of a network level; with `link` what is not written is that link's."""
-
-    link: str | None = Field(default=None, description="a catalogue link to start from")
-    bandwidth: Bandwidth | None = Field(default=None, description="needed without link")
-    latency: Seconds | None = Field(default=None, description="needed without link")
-    fraction: Fraction | None = Field(
-        default=None, description="what large messages reach of the bandwidth; 1 without link"
-    )
-    nvls: bool | None = Field(default=None, description="switches inside a node add what passes through them (NVLS)")
-    sharp: bool | None = Field(default=None, description="network switches add what passes through them (SHARP)")
-    oversubscription: Annotated[float, Field(ge=1, le=1000)] = Field(
-        default=1.0, description="ports of a switch towards devices over ports towards other switches"
-    )
-
-
-NamedLink = Annotated[Annotated[str, Tag("name")] | Annotated[LinkSpec, Tag("mapping")], _NAME_OR_MAPPING]
-
-
-class DeviceSpec(Strict):
-    """A device that is not in the catalogue. Rates are dense (not sparse)."""
-
-    name: Name
-    memory: Bytes
-    memory_bandwidth: Bandwidth
-    fp32: Rate
-    bf16: Rate | None = None
-    fp16: Rate | None = None
-    gemm_fraction: Fraction = Field(description="what large matrix products reach of the peak")
-    attention_fraction: Fraction = Field(description="what fused attention reaches of the peak")
-    memory_fraction: Fraction = Field(description="what memory-bound operators reach of the bandwidth")
-    launch: Seconds = Field(description="time floor of one operator, for example '5 us'")
-    reserved: Bytes = Field(description="memory no tensor can use: context, communication buffers")
-    source: str = ""
-
-
-NamedDevice = Annotated[Annotated[str, Tag("name")] | Annotated[DeviceSpec, Tag("mapping")], _NAME_OR_MAPPING]
-
-
-class PoolSpec(Strict):
-    """Equal machines of a cluster with several kinds."""
-
-    device: NamedDevice = Field(description="name in the hardware catalogue, or a device of your own")
-    nodes: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1, description="number of nodes")
-    devices_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in a node")
-    memory: Bytes | None = Field(default=None, description="of each device, if not what the catalogue says")
-    node_link: NamedLink | None = Field(default=None, description="catalogue link inside a node; default: the device's")
-
-
-class ClusterSpec(Strict):
-    """The machines: of one kind, or of several as `pools`."""
-
-    name: Name | None = Field(default=None, description="default: made of the device and the counts")
-    device: NamedDevice | None = Field(
-        default=None, description="name in the hardware catalogue, such as h100-sxm, or a device of your own"
-    )
-    profile: str | None = Field(
-        default=None,
-        description="instead of device: a profile that mmplan calibrate wrote, relative to this file; with a device of "
-        "the catalogue: its measured numbers replace that device's",
-    )
-    nodes: Annotated[int, Field(ge=1, le=100_000)] = Field(default=1, description="number of nodes")
-    devices_per_node: Annotated[int, Field(ge=1, le=1024)] | None = Field(default=None, description="devices in a node")
-    memory: Bytes | None = Field(default=None, description="of each device, if not what the catalogue says")
-    node_link: NamedLink | None = Field(default=None, description="catalogue link inside a node; default: the device's")
-    network: NamedLink | None = Field(default=None, description="catalogue link between nodes; default: the device's")
-    pools: list[PoolSpec] | None = Field(
-        default=None, min_length=1, max_length=3, description="instead of device: machines of several kinds"
-    )
 
 
 class ConstraintsSpec(Strict):

@@ -1,0 +1,37 @@
+"""What every form of a scenario file is made of: the strict model and the bounded names and numbers."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from mmplan.scenario.document import did_you_mean, listed
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Layers = Annotated[int, Field(ge=1, le=2_000)]
+Width = Annotated[int, Field(ge=1, le=1_000_000)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+ModuleName = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+
+
+class Strict(BaseModel):
+    """Refuses unknown keys with a did-you-mean; no conversions between types."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        for key in values:
+            if key not in known:
+                hint = did_you_mean(str(key), known) or f"; known keys: {listed(known, 40)}"
+                raise PydanticCustomError("unknown_key", "unknown key{hint}", {"hint": hint, "key": key})
+        return values
+
+
+# "a name, or a mapping": which of the two follows from what stands in the file, so that messages speak of that one.
+NAME_OR_MAPPING = Discriminator(lambda value: "mapping" if isinstance(value, dict | BaseModel) else "name")
