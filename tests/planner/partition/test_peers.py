@@ -21,7 +21,13 @@ from mmplan.planner.stopping import Deadline
 
 ROOT = Path(__file__).parents[3]
 PEERS = ROOT.parent / "shared" / "data" / "peers"
-ENOUGH = Deadline(limit_s=60)
+
+
+def enough() -> Deadline:
+    """A minute from now."""
+    return Deadline(limit_s=60)
+
+
 with (ROOT / "benchmarks" / "peers_published.csv").open(newline="") as rows:
     PUBLISHED = list(csv.DictReader(rows))
 needs_data = pytest.mark.skipif(not PEERS.exists(), reason="the peers' inputs are not here")
@@ -75,7 +81,7 @@ def written(folder: Path, content: object) -> Path:
 def test_the_published_optimum_of_a_dag_is_reached_and_proved(row: dict[str, str], peer_files: ModuleType) -> None:
     problem = peer_files.read_placement(peer_files.open_peer_file(PEERS / "dnn-partitioning" / row["file"]))
     assert (problem.accelerators, problem.cpus) == (int(row["devices"]), int(row["cpus"]))
-    result = solve_partition(problem, ENOUGH)
+    result = solve_partition(problem, enough())
     assert result.optimal
     assert result.objective_s * 1000 == pytest.approx(float(row["published"]), rel=5e-6)
 
@@ -85,8 +91,8 @@ def test_cpsat_proves_the_optimum_that_its_presolve_would_lose(peer_files: Modul
     """With presolve, OR-Tools 9.15 calls this feasible model infeasible."""
     name = "throughput-inputs/OperatorGraphs/resnet50_training.json"
     problem = peer_files.read_placement(peer_files.open_peer_file(PEERS / "dnn-partitioning" / name))
-    value_ps = floor_ps(solve_partition(problem, ENOUGH).bound_s)
-    answer = place_by_cpsat(group_nodes(problem), 0, value_ps + 10**7, ENOUGH)
+    value_ps = floor_ps(solve_partition(problem, enough()).bound_s)
+    answer = place_by_cpsat(group_nodes(problem), 0, value_ps + 10**7, enough())
     assert answer.bound_ps == pytest.approx(value_ps, abs=1)
 
 
@@ -102,7 +108,7 @@ def test_the_published_value_of_a_layer_table_is_reached_and_proved(
     reader = peer_files.open_peer_file(PEERS / row["file"])
     problem = peer_files.read_layer_table(reader, 25 * 1024**3)
     case = replace(problem, devices=int(row["devices"]), capacity_bytes=float(row["memory_bytes"]))
-    result = solve_replicated(case, ENOUGH)
+    result = solve_replicated(case, enough())
     assert result.optimal
     assert result.objective_s == pytest.approx(float(row["published"]), rel=3e-6)
 
@@ -110,7 +116,7 @@ def test_the_published_value_of_a_layer_table_is_reached_and_proved(
 def test_a_dag_is_read_in_milliseconds_with_the_devices_it_states(tmp_path: Path, peer_files: ModuleType) -> None:
     """Node 9 must run on the CPU in 20 ms; node 7 takes 3 ms and sends for 0.5 ms."""
     problem = peer_files.read_placement(peer_files.open_peer_file(written(tmp_path, DAG)))
-    assert solve_partition(problem, ENOUGH).objective_s == pytest.approx(0.020)
+    assert solve_partition(problem, enough()).objective_s == pytest.approx(0.020)
     assert problem.consumers == ((1,), ())
     assert problem.transfer_s[0] == pytest.approx(0.0005)
 
@@ -120,7 +126,7 @@ def test_a_layer_table_moves_tensor_and_synchronisation_both_ways(tmp_path: Path
     at node 5 for synchronisation, forwards and backwards at 4 bytes/s: 6 + 2 * 5 / 4 = 8.5 s at node 1.
     """
     problem = peer_files.read_layer_table(peer_files.open_peer_file(written(tmp_path, TABLE)))
-    assert solve_replicated(problem, ENOUGH).objective_s == pytest.approx(8.5)
+    assert solve_replicated(problem, enough()).objective_s == pytest.approx(8.5)
 
 
 def _changed(content: dict[str, object], path: list[str | int], value: object) -> dict[str, object]:

@@ -16,13 +16,18 @@ from mmplan.planner.partition.problem import PartitionProblem, Placement, busies
 from mmplan.planner.partition.solve import least_load_ps, solve_partition
 from mmplan.planner.stopping import Deadline
 
-ENOUGH = Deadline(limit_s=60)
+
+def enough() -> Deadline:
+    """A minute from now."""
+    return Deadline(limit_s=60)
+
+
 EVERYTHING_PS = 10**9  # a millisecond, above any load of the random problems
 
 
 def optimum_s(problem: PartitionProblem, max_downsets: int) -> float | None:
     try:
-        result = solve_partition(problem, ENOUGH, max_downsets=max_downsets)
+        result = solve_partition(problem, enough(), max_downsets=max_downsets)
     except InfeasibleError:
         return None
     assert result.optimal
@@ -45,7 +50,7 @@ def test_the_dynamic_program_finds_the_optimum_of_cpsat_under_that_cap_and_nothi
 ) -> None:
     monkeypatch.setattr(dp, "BLOCK", 2)  # of at most 64 downsets, so that blocks and windows matter
     groups = group_nodes(random_placement_problem(seed))
-    found = place_by_cpsat(groups, 0, EVERYTHING_PS, ENOUGH).found
+    found = place_by_cpsat(groups, 0, EVERYTHING_PS, enough()).found
     member = list_downsets(groups.groups, groups.edges, 1000)
     assert member is not None
     table = make_table(groups, member)
@@ -80,7 +85,7 @@ def test_an_output_is_paid_once_per_device_whatever_the_number_of_consumers() ->
     gives 9 and 7, all on one device 10. With a copy per consumer, 0 | 1 2 3 would take 13 and 15.
     """
     problem = placement_problem([4, 2, 2, 2], [(0, 1), (0, 2), (0, 3)], transfer_us=[3, 0, 0, 0])
-    assert solve_partition(problem, ENOUGH).objective_s == pytest.approx(9 * MICROSECOND)
+    assert solve_partition(problem, enough()).objective_s == pytest.approx(9 * MICROSECOND)
     split = Placement(stage_of=(0, 1, 1, 1), on_cpu=(False, False))
     assert busiest_load_s(problem, split) == pytest.approx(9 * MICROSECOND)
 
@@ -88,7 +93,7 @@ def test_an_output_is_paid_once_per_device_whatever_the_number_of_consumers() ->
 def test_a_cpu_pays_no_transfers() -> None:
     """A CPU as fast as the accelerator takes one of two nodes: its transfer costs the accelerator 5 us, not the CPU."""
     problem = placement_problem([4, 9], [(0, 1)], transfer_us=[5, 0], cpu_s=(4e-6, 9e-6), accelerators=1, cpus=1)
-    assert solve_partition(problem, ENOUGH).objective_s == pytest.approx(9 * MICROSECOND)
+    assert solve_partition(problem, enough()).objective_s == pytest.approx(9 * MICROSECOND)
 
 
 def test_a_cap_that_the_sums_just_allow_is_not_cut_off() -> None:
@@ -107,7 +112,7 @@ def test_a_free_node_stays_where_its_other_input_is() -> None:
     problem = placement_problem(
         [5, 5, 0], [(0, 2)], transfer_us=[0, 10, 0], consumers=((2,), (2,), ()), capacity_bytes=9.0
     )
-    assert solve_partition(problem, ENOUGH).objective_s == pytest.approx(5 * MICROSECOND)
+    assert solve_partition(problem, enough()).objective_s == pytest.approx(5 * MICROSECOND)
 
 
 def test_memory_forces_the_dearer_cut() -> None:
@@ -115,10 +120,10 @@ def test_memory_forces_the_dearer_cut() -> None:
     problem = placement_problem(
         [1, 1, 1, 1], [(0, 1), (1, 2), (2, 3)], transfer_us=[0, 7, 0, 0], size_bytes=(3.0, 1.0, 1.0, 3.0)
     )
-    assert solve_partition(replace(problem, capacity_bytes=4.0), ENOUGH).objective_s == pytest.approx(9 * MICROSECOND)
-    assert solve_partition(replace(problem, capacity_bytes=8.0), ENOUGH).objective_s == pytest.approx(3 * MICROSECOND)
+    assert solve_partition(replace(problem, capacity_bytes=4.0), enough()).objective_s == pytest.approx(9 * MICROSECOND)
+    assert solve_partition(replace(problem, capacity_bytes=8.0), enough()).objective_s == pytest.approx(3 * MICROSECOND)
     with pytest.raises(InfeasibleError, match="8 bytes in groups of up to 3, 2 accelerators hold 3 bytes each"):
-        solve_partition(replace(problem, capacity_bytes=3.0), ENOUGH)
+        solve_partition(replace(problem, capacity_bytes=3.0), enough())
 
 
 def test_a_colour_on_both_sides_of_a_node_takes_the_node_along() -> None:
@@ -137,7 +142,7 @@ def test_the_bound_from_sums_is_never_above_the_optimum() -> None:
 
 def test_a_limit_below_the_optimum_is_proved_by_cpsat() -> None:
     problem = placement_problem([4, 2, 2, 2], [(0, 1), (0, 2), (0, 3)], transfer_us=[3, 0, 0, 0])
-    answer = place_by_cpsat(group_nodes(problem), 0, 9_000_000 - 10, ENOUGH)
+    answer = place_by_cpsat(group_nodes(problem), 0, 9_000_000 - 10, enough())
     assert answer.found is None
     assert answer.bound_ps == 9_000_000 - 9
 

@@ -18,7 +18,10 @@ from mmplan.planner.partition.replicated_problem import (
 )
 from mmplan.planner.stopping import Deadline
 
-ENOUGH = Deadline(limit_s=60)
+
+def enough() -> Deadline:
+    """A minute from now."""
+    return Deadline(limit_s=60)
 
 
 def layer(
@@ -111,9 +114,9 @@ def test_the_optimum_of_every_pipeline_is_reached(seed: int) -> None:
     expected_s = brute_force_s(problem)
     if expected_s is None:
         with pytest.raises(InfeasibleError):
-            solve_replicated(problem, ENOUGH)
+            solve_replicated(problem, enough())
         return
-    result = solve_replicated(problem, ENOUGH)
+    result = solve_replicated(problem, enough())
     assert result.optimal
     assert result.objective_s == pytest.approx(expected_s, rel=2 * TOLERANCE)
     assert result.bound_s <= expected_s
@@ -122,7 +125,7 @@ def test_the_optimum_of_every_pipeline_is_reached(seed: int) -> None:
 def test_random_chains_are_of_every_kind() -> None:
     values = [brute_force_s(random_chain(seed)) for seed in range(60)]
     assert 0 < sum(value is None for value in values) < 30
-    found = [solve_replicated(random_chain(seed), ENOUGH).stages for seed, value in enumerate(values) if value]
+    found = [solve_replicated(random_chain(seed), enough()).stages for seed, value in enumerate(values) if value]
     assert any(len(stages) > 1 for stages in found)
     assert any(stage.data_degree > 1 for stages in found for stage in stages)
     assert any(stage.tensor_degree > 1 for stages in found for stage in stages)
@@ -135,24 +138,24 @@ def test_in_flight_microbatches_make_the_first_stage_recompute() -> None:
     each takes 2 s.
     """
     both = layer((2, 4, 0), (3, 1, 0))
-    tight = solve_replicated(chain(both, both, devices=2, capacity_bytes=6, samples=1), ENOUGH)
+    tight = solve_replicated(chain(both, both, devices=2, capacity_bytes=6, samples=1), enough())
     assert tight.objective_s == pytest.approx(3)
     assert [stage.options for stage in tight.stages] == [(1,), (0,)]
     assert solve_replicated(
-        chain(both, both, devices=2, capacity_bytes=8, samples=1), ENOUGH
+        chain(both, both, devices=2, capacity_bytes=8, samples=1), enough()
     ).objective_s == pytest.approx(2)
 
 
 def test_replicas_share_the_work_and_average_their_gradients() -> None:
     """One layer of 6 s on three devices, 9 bytes of parameters, 12 samples: 6 / 3 + 4 * 9 * (2 / 3) / 12 = 4 s."""
-    result = solve_replicated(chain(layer((6, 0, 0), parameter_bytes=9), devices=3), ENOUGH)
+    result = solve_replicated(chain(layer((6, 0, 0), parameter_bytes=9), devices=3), enough())
     assert result.objective_s == pytest.approx(4)
 
 
 def test_a_data_degree_divides_the_samples() -> None:
     """Three devices and 4 samples: two replicas, 6 / 2 = 3 s."""
     problem = chain(layer((6, 0, 0)), devices=3, samples=4)
-    assert solve_replicated(problem, ENOUGH).objective_s == pytest.approx(3)
+    assert solve_replicated(problem, enough()).objective_s == pytest.approx(3)
     three = ReplicatedStage(layers=(0,), options=(0,), tensor_degree=1, data_degree=3)
     with pytest.raises(ValueError, match="does not divide 4 samples"):
         seconds_per_sample(problem, (three,))
@@ -164,11 +167,11 @@ def test_layers_without_time_are_placed_by_their_transfers() -> None:
     result = solve_replicated(chain(*parted, devices=2), Deadline(limit_s=5))
     assert result.optimal
     assert result.objective_s == 1
-    assert solve_replicated(chain(layer((0, 1, 0)), devices=2), ENOUGH).objective_s == 0
+    assert solve_replicated(chain(layer((0, 1, 0)), devices=2), enough()).objective_s == 0
 
 
 def test_too_many_choices_of_recomputation_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "MAX_FRONT", 7)
     unlike = [layer((1, 2**i, 0), (2, 0, 2**i / 3)) for i in range(3)]
     with pytest.raises(NoPlanFoundError, match="3 layers have more than 7 choices"):
-        solve_replicated(chain(*unlike, devices=1), ENOUGH)
+        solve_replicated(chain(*unlike, devices=1), enough())
