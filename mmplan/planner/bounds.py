@@ -20,7 +20,7 @@ from mmplan.planner.cut_problem import CutProblem
 from mmplan.planner.first_bounds import NEVER
 from mmplan.planner.floors import bottleneck_floors, heaviest_paths, least_finish, memory_may_fit, transfer_floors
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import build_problem, devices_per_node, finish_parts
+from mmplan.planner.problem import build_problem, finish_parts
 from mmplan.planner.upsets import BoolArray, IntArray
 
 __all__ = ["NEVER", "SharpBounds", "lower_bounds"]
@@ -48,12 +48,12 @@ class _Sizes:
 
 def lower_bounds(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> SharpBounds:
     """Bounds of all configurations, which share one schedule."""
-    node = devices_per_node(prices.scenario.cluster)
+    cluster = prices.scenario.cluster
     sizes = _sizes(prices, groups, configurations)
     which, stages, microbatches = sizes.rows.problem, sizes.rows.stages, sizes.rows.microbatches
     by_finish: dict[tuple[Layout, int], list[int]] = {}
     for index, one in enumerate(configurations):
-        by_finish.setdefault((one.layout, replicas_per_node(one, node)), []).append(index)
+        by_finish.setdefault((one.layout, replicas_per_node(one, cluster)), []).append(index)
     busiest_ns, once_ns = (np.zeros(len(configurations), dtype=np.int64) for _ in range(2))
     for index, problem in enumerate(sizes.problems):
         rows = np.flatnonzero(which == index)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import isqrt
 
+import numpy as np
+
 from mmplan.cost_models.layout import Layout
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Scenario
@@ -94,15 +96,30 @@ def _names(values: tuple[int, ...] | list[int]) -> str:
     return ", ".join(str(value) for value in values)
 
 
-def replicas_per_node(configuration: Configuration, devices_per_node: int) -> int:
+def replicas_per_node(configuration: Configuration, cluster: Cluster) -> int:
     """How many of the dp * cp ranks with the same weights share a node, for the stage where this is least.
 
-    Stage s starts at rank s * dp * cp * tp, so a node boundary may cut through its replicas. Counted in tensor-parallel
-    groups, of which a node holds `slots` and which never leave it.
+    Stage s starts at rank s * dp * cp * tp, so a node boundary may cut through its replicas.
     """
-    count, slots = configuration.dp * configuration.cp, max(1, devices_per_node // configuration.tp)
-    least = count
-    for stage in range(min(configuration.pp, slots)):  # offsets repeat after at most `slots` stages
-        first = min(count, slots - stage * count % slots)
-        least = min(least, max(first, min(count - first, slots)))
+    replicas, tp, pp = configuration.dp * configuration.cp, configuration.tp, configuration.pp
+    sizes = {pool.devices_per_node for pool in cluster.pools}
+    if len(sizes) == 1:
+        return _least_in_equal_nodes(replicas, max(1, sizes.pop() // tp), pp)
+    return _least_in_nodes(tuple((pool.nodes, pool.devices_per_node) for pool in cluster.pools), replicas, tp, pp)
+
+
+def _least_in_equal_nodes(replicas: int, slots: int, stages: int) -> int:
+    """Counted in tensor-parallel groups, of which a node holds `slots` and which never leave it."""
+    least = replicas
+    for stage in range(min(stages, slots)):  # offsets repeat after at most `slots` stages
+        first = min(replicas, slots - stage * replicas % slots)
+        least = min(least, max(first, min(replicas - first, slots)))
     return least
+
+
+@cache
+def _least_in_nodes(pools: tuple[tuple[int, int], ...], replicas: int, tp: int, stages: int) -> int:
+    """Counted over the first ranks of all tensor-parallel groups; `pools` as (nodes, devices in each)."""
+    node_ends = np.cumsum(np.concatenate([np.full(nodes, devices) for nodes, devices in pools]))
+    node_of = np.searchsorted(node_ends, np.arange(stages * replicas) * tp, side="right").reshape(stages, replicas)
+    return min(int(np.bincount(nodes - nodes[0]).max()) for nodes in node_of)

@@ -26,7 +26,7 @@ from mmplan.cost_models.planned_memory import planned_kept_bytes
 from mmplan.planner.configurations import Column, Configurations
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import allowed_levels, devices_per_node, machine_of
+from mmplan.planner.problem import allowed_levels, machine_of
 from mmplan.planner.stage_order import tail_start
 from mmplan.planner.upsets import BoolArray, IntArray
 from mmplan.scenario.cluster import Cluster
@@ -307,7 +307,7 @@ def _finish_s(prices: Prices, layout: Layout, counts: list[float], known: dict[H
         (Trained(0, spread, 0), (spread, layout.replicas, layout.tp)),
         (Trained(0, 0, experts), (experts, layout.expert_replicas, layout.expert_side)),
     )
-    slots = max(1, devices_per_node(prices.scenario.cluster) // layout.tp)
+    slots = max(1, max(pool.devices_per_node for pool in prices.scenario.cluster.pools) // layout.tp)
     seconds = 0.0
     for place, (trained, ranks) in enumerate(parts):
         key = (place, layout.sharding, ranks)

@@ -71,7 +71,7 @@ def finish_s(
     if trained.total == 0:
         return 0.0
     count, costs = len(prices.scenario.cluster.pools), prices.costs
-    near = replicas_per_node(configuration, devices_per_node(prices.scenario.cluster))
+    near = replicas_per_node(configuration, prices.scenario.cluster)
     ways = [(pool,) for pool in range(count)] if pools is None else [pools]
     layouts = [replace(configuration.layout, pools=way) if count > 1 else configuration.layout for way in ways]
     return min(costs.reduce_s(trained, layout, near) + costs.update_s(trained, layout) for layout in layouts)

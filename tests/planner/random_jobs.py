@@ -53,9 +53,15 @@ def _cluster(random: np.random.Generator) -> Cluster:
         return Pool(device=device, nodes=1, devices_per_node=devices, node_link=LINK)
 
     if random.random() < 0.3:
-        device = pool(4)
+        device = pool(int(random.integers(1, 5)))
         slower = replace(device.device, name="slow toy", memory_bytes_per_s=device.device.memory_bytes_per_s / 3)
-        pools = (device, replace(pool(4), device=replace(slower, memory_bytes=int(device.device.memory_bytes * 0.8))))
+        pools = (
+            device,
+            replace(
+                pool(int(random.integers(1, 5))),
+                device=replace(slower, memory_bytes=int(device.device.memory_bytes * 0.8)),
+            ),
+        )
     else:
         pools = (pool(int(random.choice([1, 2, 3, 4, 6, 8]))),)
     return Cluster(name="random", pools=pools, network_link=replace(LINK, bytes_per_s=2e9))

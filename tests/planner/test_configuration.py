@@ -1,5 +1,6 @@
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -75,14 +76,33 @@ def test_a_huge_batch_is_cut_into_programs_that_can_be_made(tiny: Scenario) -> N
         list_configurations(replace(scenario, constraints=rules), groups=20)
 
 
-def test_replicas_per_node_is_what_counting_ranks_gives() -> None:
-    for node in (1, 2, 4, 6, 8):
-        for tp in (t for t in range(1, node + 1) if node % t == 0):
-            for dp in range(1, 12):
-                for pp in range(1, 10):
-                    one = Configuration(tp=tp, dp=dp, pp=pp, microbatch_size=1, microbatches=1, schedule="1f1b")
-                    counted = min(
-                        max(Counter((stage * dp + replica) * tp // node for replica in range(dp)).values())
-                        for stage in range(pp)
-                    )
-                    assert replicas_per_node(one, node) == counted
+NODES = [
+    ((1, 4),),
+    ((9, 1),),
+    ((5, 6),),
+    ((9, 8),),
+    ((1, 1), (1, 3)),
+    ((2, 2), (1, 4)),
+    ((1, 8), (3, 4)),
+    ((1, 6), (2, 2)),
+]
+
+
+@pytest.mark.parametrize("pools", NODES)
+def test_replicas_per_node_is_what_counting_ranks_gives(tiny: Scenario, pools: tuple[tuple[int, int], ...]) -> None:
+    (pool,) = tiny.cluster.pools
+    unlike = tuple(replace(pool, nodes=nodes, devices_per_node=devices) for nodes, devices in pools)
+    cluster = replace(tiny.cluster, pools=unlike)
+    narrowest = min(devices for _, devices in pools)
+    tried = 0
+    for tp, dp, pp in product(range(1, narrowest + 1), range(1, 12), range(1, 10)):
+        if tp * dp * pp > cluster.device_count or any(devices % tp for _, devices in pools):
+            continue
+        one = Configuration(tp=tp, dp=dp, pp=pp, microbatch_size=1, microbatches=1, schedule="1f1b")
+        counted = min(
+            max(Counter(cluster.node_of((stage * dp + replica) * tp) for replica in range(dp)).values())
+            for stage in range(pp)
+        )
+        assert replicas_per_node(one, cluster) == counted
+        tried += 1
+    assert tried > 0
