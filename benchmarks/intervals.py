@@ -34,7 +34,7 @@ def half_width(row: PricedRow, known: dict[tuple[Model, Data], StepEstimator]) -
     def seconds(rules: Rules) -> float:
         return estimator.with_rules(rules).estimate(row.job.degrees).step_s
 
-    interval = step_interval(seconds(estimator.rules), estimator.rules, seconds, model_error=0.0)
+    interval = step_interval(seconds(estimator.rules), (estimator.rules,), seconds, model_error=0.0)
     return math.log(interval.p90_s / interval.p10_s) / 2
 
 

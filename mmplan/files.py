@@ -22,6 +22,16 @@ def write_file(path: Path, content: bytes | str) -> None:
         raise InputError(f"cannot write: {error.strerror}", file=path) from error
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder for results, in one that exists; InputError where that cannot be."""
+    try:
+        path.mkdir(exist_ok=True)
+    except FileNotFoundError as error:
+        raise InputError(f"cannot write: folder '{path.parent}' does not exist", file=path) from error
+    except OSError as error:
+        raise InputError(f"cannot write there: {error.strerror}", file=path) from error
+
+
 def require_folder(*paths: Path | None) -> None:
     """Raise InputError unless every given path can be made: it is no folder, and lies in one that can be written to."""
     for path in paths:

@@ -85,7 +85,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("sweep", str(TINY), "--vary", "cluster.nodes=8..2"), "the range 8..2 is empty: 2 is below 8"),
     (("sweep", str(TINY), "--vary", "seed=1", "-o", "no/rows.csv"), "folder 'no' does not exist"),
     (("pareto", str(TINY), "--against", "time"), "--against: expected memory, devices or both, found 'time'"),
-    (("pareto", str(TINY), "-o", "nowhere"), "folder 'nowhere' does not exist"),
+    (("pareto", str(TINY), "-o", "no/where"), "folder 'no' does not exist"),
     (("replan", "lost/p.json", "--profile", "x"), "lost/p.json: no such file"),
     (("optimize", str(TINY), "--why-not", "tpp=2"), "unknown key 'tpp'; did you mean 'tp'?"),
     (("optimize", str(TINY), "--zone-prices"), "the scenario has no zones: constraints.no_split is empty"),
@@ -102,3 +102,26 @@ def test_what_is_wrong_is_one_sentence(folder: Path, arguments: tuple[str, ...],
     assert result.returncode == 2
     assert result.stderr.startswith("error: ") and result.stderr.rstrip().endswith(message), result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_pareto_makes_the_folder_of_its_plans(tmp_path: Path) -> None:
+    result = mmplan("pareto", TINY, "--against", "devices", "-o", "front", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert list((tmp_path / "front").glob("*.plan.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("optimize", TINY, "--naive", "--objective", "devices"), "--naive does not search"),
+        (("optimize", TINY, "--objective", "devices", "--deadline=-5s"), "'-5s' is negative"),
+        (("replan", "best.json", "--profile", "new.yaml", "--restart=-90 s"), "'-90 s' is negative"),
+        (("simulate", "best.json", "--schedule", "all", "-o", "out.json"), "writes no file"),
+    ],
+)
+def test_options_that_say_nothing_together_are_refused(
+    tmp_path: Path, arguments: tuple[str | Path, ...], sentence: str
+) -> None:
+    result = mmplan(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert sentence in result.stderr

@@ -17,7 +17,7 @@ from mmplan.commands.options import (
     json_path,
     seconds,
 )
-from mmplan.files import require_folder
+from mmplan.files import make_folder, require_folder
 from mmplan.planner.stopping import SCHEDULE_SEARCH_S, TIME_LIMIT_S
 
 
@@ -142,8 +142,11 @@ def pareto(
     from mmplan.report.progress import points_progress
     from mmplan.scenario.load import load_scenario
 
-    require_folder(plot, json_path(json_file), None if output is None else output / "plan")
+    require_folder(plot, json_path(json_file))
     axes, loaded, done = axes_of(against), load_scenario(scenario), []
+    if output is not None:
+        make_folder(output)
+        require_folder(output / "plan")
     with (
         points_progress(loaded.name) as (progress, tell),
         interruptible(Limits(gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)) as limits,

@@ -12,9 +12,12 @@ from mmplan.units import parse_seconds
 def seconds(text: str | float) -> float:
     """An option such as `30 ms`, in seconds."""
     try:
-        return text if isinstance(text, float) else parse_seconds(text)
+        value = text if isinstance(text, float) else parse_seconds(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if value < 0:
+        raise typer.BadParameter(f"'{text}' is negative, a duration is not")
+    return value
 
 
 def json_path(json_file: str | None) -> Path | None:

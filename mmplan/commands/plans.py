@@ -61,6 +61,8 @@ def optimize(
     from mmplan.scenario.load import load_scenario
 
     require_folder(output, json_path(json_file))
+    if naive and (objective != "step-time" or deadline is not None):
+        raise typer.BadParameter("--naive does not search, so it takes neither --objective nor --deadline")
     loaded = load_scenario(scenario)
     asked = questions(loaded, why_not or (), zone_prices, by_step_time=not naive and objective == "step-time")
     with search_progress(loaded.name) as progress:
@@ -119,6 +121,8 @@ def simulate(
     from mmplan.report.utilisation import plan_utilisation, utilisation_table
 
     require_folder(trace, plot, schedule_csv, output, json_path(json_file))
+    if schedule == "all" and any(path is not None for path in (trace, plot, schedule_csv, output)):
+        raise typer.BadParameter("--schedule all compares, and writes no file; name the schedule to write")
     plan = load_plan(plan_file)
     if schedule == "all":
         rows = schedule_rows(plan)

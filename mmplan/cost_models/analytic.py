@@ -32,12 +32,9 @@ class AnalyticCostModel:
         CostModelError: a device has no units for the precision.
     """
 
-    def __init__(self, scenario: Scenario, rules: Rules | None = None) -> None:
-        own = pool_rules(scenario)
-        known: dict[Rules, _PoolCosts] = {}
-        for one in own:
-            if one not in known:
-                known[one] = _PoolCosts(scenario, rules if rules is not None and one == own[0] else one)
+    def __init__(self, scenario: Scenario, rules: tuple[Rules, ...] | None = None) -> None:
+        own = pool_rules(scenario) if rules is None else rules
+        known = {one: _PoolCosts(scenario, one) for one in dict.fromkeys(own)}
         self._pools = tuple(known[one] for one in own)
 
     def forward_s(self, layer: Layer, load: Load, layout: int | Layout) -> float:

@@ -95,11 +95,15 @@ def _data_parallel(plan: Plan, runtime: RuntimeName) -> tuple[Finding, ...]:
         often = max(disagreement(optional[modality], plan.rank_count, 1) for modality in missing)
         message = (
             f"call {index} of a microbatch: rank 0 with {what} is at {has}, rank 1 without {what} at {lacks}; "
-            f"{often:.0%} of microbatches on {plan.rank_count} ranks differ so. Fix: "
+            f"{_percent(often)} of microbatches on {plan.rank_count} ranks differ so. Fix: "
             + rules.fix.format(modules=" and ".join(modules), what=what)
         )
         findings.append(Finding(rule=f"hang under {runtime}", message=message))
     return tuple(findings)
+
+
+def _percent(share: float) -> str:
+    return "less than 1%" if 0 < share < 0.01 else f"{share:.0%}"
 
 
 def _fixed_pipeline(plan: Plan) -> tuple[Finding, ...]:

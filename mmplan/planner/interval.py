@@ -22,7 +22,7 @@ from mmplan.planner.pricing import Prices
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.stacks import parameter_origins
 
-Seconds = Callable[[Rules], float]
+Seconds = Callable[..., float]  # of the rules of each pool
 
 # Half width, in the logarithm, that the form of the model adds to the ranges of its numbers: with it 80 % of the
 # shipped rows of sources that were never fitted lie inside P10-P90; on a software stack without measured rows the same
@@ -51,22 +51,31 @@ class StepInterval:
     influences: tuple[Influence, ...]
 
 
-def step_interval(step_s: float, rules: Rules, seconds: Seconds, *, model_error: float | None = None) -> StepInterval:
+def step_interval(
+    step_s: float, rules: tuple[Rules, ...], seconds: Seconds, *, model_error: float | None = None
+) -> StepInterval:
     """The interval around `step_s`.
 
+    A number that several pools have is one number: it moves in all of them.
+
     Args:
-        seconds: step time under other rules; may be a closed form where `step_s` was simulated, for only its relative
-            changes count.
+        rules: of each pool.
+        seconds: step time under other rules, one argument for each pool; may be a closed form where `step_s` was
+            simulated, for only its relative changes count.
         model_error: by default that of the software stack.
     """
     if model_error is None:
-        seen = any(origin.kind == "fitted" for origin in parameter_origins(rules.technique.stack))
+        seen = any(origin.kind == "fitted" for origin in parameter_origins(rules[0].technique.stack))
         model_error = MODEL_ERROR if seen else UNSEEN_MODEL_ERROR
-    base_s = seconds(rules)
+    base_s, of_pool = seconds(*rules), [frozenset(uncertain_numbers(one)) for one in rules]
     influences = [_of_the_model(model_error)]
     slower = faster = model_error**2
-    for number in uncertain_numbers(rules):
-        ends_s = (seconds(with_number(rules, number, end)) for end in (number.p10, number.p90))
+    for number in dict.fromkeys(number for one in rules for number in uncertain_numbers(one)):
+        having = [(one, number in numbers) for one, numbers in zip(rules, of_pool, strict=True)]
+        ends_s = (
+            seconds(*(with_number(one, number, end) if has else one for one, has in having))
+            for end in (number.p10, number.p90)
+        )
         logs = [math.log(end_s / base_s) for end_s in ends_s] if base_s > 0 else [0.0]
         more, less = max(0.0, *logs), max(0.0, *(-log for log in logs))
         slower, faster = slower + more**2, faster + less**2
@@ -94,8 +103,7 @@ def _of_the_model(error: float) -> Influence:
 
 
 def plan_interval(plan: Plan, step_s: float) -> StepInterval:
-    """The interval of a plan's simulated step, by the closed form of its stages; of several kinds of devices by what is
-    not sure of the first."""
+    """The interval of a plan's simulated step, by the closed form of its stages."""
     scenario = plan.scenario
     prices = Prices(scenario, build_graph(scenario), AnalyticCostModel(scenario))
     configuration = Configuration(
@@ -113,11 +121,11 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
     )
     stages = [stage.layers for stage in plan.stages]
 
-    def seconds(rules: Rules) -> float:
+    def seconds(*rules: Rules) -> float:
         moved = prices.with_costs(AnalyticCostModel(scenario, rules))
         return cut_stages(moved, configuration, stages)[1].objective_s
 
-    return step_interval(step_s, pool_rules(scenario)[0], seconds)
+    return step_interval(step_s, pool_rules(scenario), seconds)
 
 
 def estimate_interval(scenario: Scenario, degrees: Degrees) -> StepInterval:
@@ -127,4 +135,4 @@ def estimate_interval(scenario: Scenario, degrees: Degrees) -> StepInterval:
     def seconds(rules: Rules) -> float:
         return estimator.with_rules(rules).estimate(degrees).step_s
 
-    return step_interval(estimator.estimate(degrees).step_s, estimator.rules, seconds)
+    return step_interval(estimator.estimate(degrees).step_s, (estimator.rules,), seconds)

@@ -224,8 +224,8 @@ def _refuse(
     if objective.deadline_s is not None and least_ns != NEVER:
         devices, least = space.prices.scenario.cluster.device_count, format_seconds(seconds(least_ns))
         raise InfeasibleError(
-            f"no plan of {name} makes a step in {format_seconds(objective.deadline_s)}: on at most {devices:,} devices "
-            f"it takes at least {least}"
+            f"no plan of {name} makes a step in {format_seconds(objective.deadline_s)} by the closed form of 1F1B: "
+            f"on at most {devices:,} devices it takes at least {least}; another schedule may be quicker"
         )
     tell("nothing fits into memory: looking for the nearest change that would")
     raise explain_infeasible(space, deadline)

@@ -15,6 +15,8 @@ from mmplan.report.tables import table
 from mmplan.scenario.technique import SHARDINGS
 from mmplan.units import format_seconds
 
+_LEAST_S = 1e-12  # less is what sums of floats lose
+
 
 def why_not_tables(alternatives: Sequence[Alternative]) -> list[Table]:
     """One row per question; then, where there are plans to compare, what the busiest stage does longer."""
@@ -74,4 +76,7 @@ def degrees_text(plan: Plan) -> str:
 
 def more(seconds: float | None) -> str:
     """A difference with its sign; `-` where there is none."""
-    return "-" if seconds is None else ("+" if seconds >= 0 else "-") + format_seconds(abs(seconds))
+    if seconds is None:
+        return "-"
+    shown_s = 0.0 if abs(seconds) < _LEAST_S else seconds
+    return ("+" if shown_s >= 0 else "-") + format_seconds(abs(shown_s))

@@ -81,14 +81,14 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("step time, simulated", lambda s: format_seconds(s.step_time_s)),
     ("... P10 to P90", lambda s: f"{format_seconds(s.step_time_p10_s)} to {format_seconds(s.step_time_p90_s)}"),
     ("step time, closed form", lambda s: format_seconds(s.objective_s)),
-    ("... proven lower bound", lambda s: format_seconds(s.bound_s) if s.bound_s > 0 else "none"),
+    ("... proven lower bound of it", lambda s: format_seconds(s.bound_s) if s.bound_s > 0 else "none"),
     ("... gap", lambda s: f"{s.gap:.2%} ({s.status})" if s.bound_s > 0 else s.status),
     ("samples/s", lambda s: f"{s.samples_per_s:.4g}"),
     ("tokens/s per device", lambda s: f"{s.tokens_per_s_per_device:,.0f}"),
     ("bubble", lambda s: f"{s.bubble:.1%}"),
     ("pp x dp x cp x tp", lambda s: f"{s.pp} x {s.dp} x {s.cp} x {s.tp} = {s.devices} devices"),
     ("experts", lambda s: f"ep {s.ep}, etp {s.etp}" if s.ep > 1 else ""),
-    ("split over replicas", lambda s: "" if s.sharding == "none" else _ZERO[s.sharding]),
+    ("split over replicas", lambda s: "" if s.dp * s.cp == 1 else _ZERO.get(s.sharding, "")),
     ("spread over samples", lambda s: ", ".join(s.spread)),
     ("recomputed", lambda s: _recompute_text(s.recompute)),
     ("microbatches x samples", lambda s: f"{s.microbatches} x {s.microbatch_size}"),
@@ -130,7 +130,7 @@ def summary_table(summaries: Sequence[PlanSummary]) -> Table:
 def findings_table(plan: Plan, findings: Sequence[Finding]) -> Table | str:
     """What a check found, or one line that the plan is sound."""
     if not findings:
-        return f"[green]sound[/green]: {plan.scenario.name}, {plan.pp} stages on {plan.rank_count} devices"
+        return f"[green]sound[/green]: {plan.scenario.name}, {len(plan.stages)} stages on {plan.rank_count} devices"
     result = table(f"{len(findings)} findings", "rule", "finding")
     for finding in findings:
         result.add_row(finding.rule, escape(finding.message))  # tensors stand in brackets
@@ -143,9 +143,10 @@ def optimize_tables(
     """The plan, its certificate, and on demand why the runner-ups lose."""
     counts = result.considered
     proof = f"; cut proved by {' and '.join(result.proofs)}" if result.proofs else ""
+    step = format_seconds(result.plan.certificate.objective_s)
     lines = [
-        f"[bold]{result.status}[/bold]: {format_seconds(result.plan.certificate.objective_s)} per step, proven bound "
-        f"{format_seconds(result.bound_s)}, gap {result.gap:.2%}, in {result.wall_s:.1f} s",
+        f"[bold]{result.status}[/bold]: {step} per step by the closed form of 1F1B, "
+        f"proven bound of it {format_seconds(result.bound_s)}, gap {result.gap:.2%}, in {result.wall_s:.1f} s",
         f"{counts.enumerated:,} configurations: {counts.out_of_memory:,} out of memory, "
         f"{counts.bounded_away:,} bounded away, {counts.solved:,} solved{proof}",
     ]

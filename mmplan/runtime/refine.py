@@ -102,7 +102,7 @@ class _Computes:
         self.measured_s = np.array([item.end_s - item.start_s for item in timed])
 
     def predicted_s(self, rules: Rules) -> Vector:
-        costs = AnalyticCostModel(self._plan.scenario, rules)
+        costs = AnalyticCostModel(self._plan.scenario, _everywhere(self._plan, rules))
         layouts = [self._plan.layout(stage) for stage in range(len(self._plan.stages))]
         parts = {"F": (costs.forward_s,), "B": (costs.dgrad_s, costs.wgrad_s), "I": (costs.dgrad_s,)}
         sums = [
@@ -141,6 +141,11 @@ def _fit(computes: _Computes, rules: Rules) -> tuple[Vector, Vector, Vector]:
     return at, np.sqrt(np.diag(np.linalg.inv(curvature))), residuals(at)
 
 
+def _everywhere(plan: Plan, rules: Rules) -> tuple[Rules, ...]:
+    """For each pool, all of which have this device."""
+    return (rules,) * len(plan.scenario.cluster.pools)
+
+
 def _with(device: Device, at: Vector) -> Device:
     gemm, memory, launch_s = (float(value) for value in np.exp(at))
     return replace(device, gemm_fraction=gemm, memory_fraction=memory, launch_s=launch_s)
@@ -148,7 +153,7 @@ def _with(device: Device, at: Vector) -> Device:
 
 def _update_fraction(plan: Plan, run: Measurement, rules: Rules) -> Measured | None:
     """Of the bandwidth, by the STEP actions of ranks that update something."""
-    graph, costs = build_graph(plan.scenario), AnalyticCostModel(plan.scenario, rules)
+    graph, costs = build_graph(plan.scenario), AnalyticCostModel(plan.scenario, _everywhere(plan, rules))
     current = rules.device.update_fraction or STREAM_FRACTION
     stage_of = {rank.rank: rank.stage for rank in run.ranks}
     found = []

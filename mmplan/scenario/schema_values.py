@@ -140,6 +140,8 @@ def _counts(value: Any) -> list[int]:
     for item in items:
         if isinstance(item, bool) or not isinstance(item, int) or not 1 <= item <= MAX_COUNT:
             raise refuse(f"expected a count of at least 1 or a list of them, found {shown(item)}")
+    if not items:
+        raise refuse("expected a count of at least 1 or a list of them, found none; without the key all are tried")
     return sorted(set(items))
 
 

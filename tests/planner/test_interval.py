@@ -36,7 +36,7 @@ def with_ranges(*origins: Origin) -> Rules:
 
 def interval_of(*origins: Origin, model_error: float = 0.0) -> StepInterval:
     rules = with_ranges(*origins)
-    return step_interval(estimated_s(rules), rules, estimated_s, model_error=model_error)
+    return step_interval(estimated_s(rules), (rules,), estimated_s, model_error=model_error)
 
 
 def test_without_ranges_a_step_has_no_interval() -> None:

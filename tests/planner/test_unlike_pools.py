@@ -11,6 +11,7 @@ from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import InputError
 from mmplan.planner.check import check_plan
+from mmplan.planner.interval import plan_interval
 from mmplan.planner.pool_order import in_pool_orders
 from mmplan.planner.search import optimize
 from mmplan.planner.simulate import simulate
@@ -90,3 +91,27 @@ def test_pools_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         mixed(tmp_path, *devices, memory=memory, more=more)
+
+
+@pytest.mark.parametrize("devices", [(1, 3), (3, 1)])
+def test_replicas_on_unlike_nodes_are_priced_as_the_checker_prices_them(devices: tuple[int, int]) -> None:
+    tiny = load_scenario(SCENARIO.with_name("tiny.yaml"))
+    (pool,) = tiny.cluster.pools
+    pools = tuple(replace(pool, nodes=1, devices_per_node=count) for count in devices)
+    unlike = replace(tiny, cluster=replace(tiny.cluster, pools=pools), constraints=replace(tiny.constraints, pp=(1,)))
+    plan = optimize(unlike, gap=0.0).plan
+    assert plan.rank_count == 4
+    assert check_plan(plan) == ()
+
+
+def test_a_number_of_one_device_moves_in_every_pool_that_has_it() -> None:
+    tiny = load_scenario(SCENARIO.with_name("tiny.yaml"))
+    (pool,) = tiny.cluster.pools
+    half = replace(pool, devices_per_node=2)
+    smaller = replace(half, device=replace(half.device, memory_bytes=2_000_000_000))
+    whole, parted = (
+        optimize(replace(tiny, cluster=replace(tiny.cluster, pools=pools)), schedule_search_s=0.0).plan
+        for pools in ((replace(half, nodes=2),), (half, smaller))
+    )
+    one, other = plan_interval(whole, 1.0), plan_interval(parted, 1.0)
+    assert (other.p10_s, other.p90_s) == pytest.approx((one.p10_s, one.p90_s))
