@@ -100,10 +100,10 @@ def plot(rows: list[dict[str, object]]) -> None:
         points = [row for row in rows if row["axis"] == axis]
         panel.plot([row[column] for row in points], [float(str(row["wall_s"])) for row in points], marker="o")
         panel.set_xlabel({"layers": "layers of the language model"}.get(axis, axis))
-        panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
         if axis != "modalities":
             panel.set_xscale("log", base=2)
+    panels[0].set_ylim(bottom=0)
     panels[0].set_ylabel("mmplan optimize, wall s")
     figure.savefig(ROOT / "benchmarks" / "growth.png", dpi=110)
 
