@@ -23,7 +23,7 @@ def why_not_tables(alternatives: Sequence[Alternative]) -> list[Table]:
     if not alternatives:
         return []
     numbers = ("step time", "repeat", "fill", "finish")
-    answers = table("Why not ...", "asked", "answer", *numbers, "reason", right=numbers)
+    answers = table("Why not ... (seconds of the closed form)", "asked", "answer", *numbers, "reason", right=numbers)
     for one in alternatives:
         terms = (one.repeat_more_s, one.fill_more_s, one.finish_more_s)
         step = "-" if one.objective_s is None else format_seconds(one.objective_s)

@@ -40,7 +40,7 @@ def pareto_tables(name: str, points: Sequence[FrontPoint]) -> list[Table]:
         if not own:
             continue
         numbers = ("at most", "needs", "step time", "bound", "gap")
-        result = table(f"Step time of {name} against {axis}", *numbers, "front", "plan", right=numbers)
+        result = table(f"Step time of {name} (closed form) against {axis}", *numbers, "front", "plan", right=numbers)
         for point in own:
             certificate = point.plan.certificate
             result.add_row(

@@ -27,7 +27,11 @@ def recipe_tables(recipes: Sequence[PlannedRecipe], ours: str) -> list[Table]:
     if not recipes:
         return []
     result = table(
-        "Expert recipes, each with the best cut of its degrees", "recipe", "says", f"against {ours}", "source"
+        "Expert recipes, each with the best cut of its degrees",
+        "recipe",
+        "says",
+        f"against {ours}, by the closed form",
+        "source",
     )
     for planned in recipes:
         told = planned.reason if planned.plan is not None else f"not possible: {planned.reason}"
