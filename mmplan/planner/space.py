@@ -125,8 +125,9 @@ def solve_configuration(
         stop=deadline.passed,
     )
     stages = _stages(space.coarse.groups, found, configuration.pp)
-    if (space.exact and not found.exhausted) or deadline.passed():
-        return _answer(stages, found.bound_ns if space.exact else 0, found.exhausted or not space.exact, cutoff_ns)
+    exact = space.exact or configuration.pp == 1  # a single stage has no cut that coarse groups could miss
+    if (exact and not found.exhausted) or deadline.passed():
+        return _answer(stages, found.bound_ns if exact else 0, found.exhausted or not exact, cutoff_ns)
     problem = build_problem(space.prices, space.groups, configuration)
     target_ns = cutoff_ns if cutoff_ns is not None else value_ceiling(problem)
     if found.objective_ns is not None and found.stage_of is not None:

@@ -1,5 +1,6 @@
 """Encoders side by side multiply upsets: cuts of merged layers, improved branch by branch, still end within the gap."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -7,17 +8,18 @@ from pathlib import Path
 import pytest
 
 from mmplan.planner import coarse as coarse_module
+from mmplan.planner import space as space_module
 from mmplan.planner.check import check_plan
 from mmplan.planner.coarse import Coarse, coarse_enough, refined, spread
 from mmplan.planner.cut_problem import evaluate_cut
 from mmplan.planner.priced_groups import PricedGroups, priced_groups
 from mmplan.planner.problem import build_problem
 from mmplan.planner.search import optimize
-from mmplan.planner.space import build_space
+from mmplan.planner.space import build_space, solve_configuration
 from mmplan.planner.stage_dp import cut_by_dp
 from mmplan.planner.stage_order import chains, tail_start
 from mmplan.planner.stage_solver import solve_cut, value_ceiling
-from mmplan.planner.stopping import never
+from mmplan.planner.stopping import Deadline, never
 from mmplan.planner.upsets import enumerate_upsets
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
@@ -61,6 +63,17 @@ def test_six_encoders_are_planned_within_the_gap(tmp_path: Path) -> None:
     assert result.status == "optimal"
     assert result.gap <= 0.0101
     assert "dynamic program" not in result.proofs
+
+
+def test_one_stage_of_merged_layers_is_proved_without_cpsat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = with_encoders(tmp_path, (1280, 1664, 1280, 1024, 768, 1024), layers=12)
+    space = build_space(replace(scenario, constraints=replace(scenario.constraints, pp=(1,))))
+    monkeypatch.setattr(space_module, "cut_by_cpsat", None)
+    for index in space.bounds_ns.argsort()[:20]:
+        answer = solve_configuration(
+            space, int(index), cutoff_ns=None, tolerance=0.0, seed=0, deadline=Deadline(limit_s=60.0)
+        )
+        assert not answer.exhausted
 
 
 @pytest.fixture(scope="module")
