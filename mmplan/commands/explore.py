@@ -86,7 +86,7 @@ def replan(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps left in the training.")] = None,
     restart: Annotated[
-        float, typer.Option(parser=seconds, help="Time to stop, save and start again, such as '90 s'.")
+        float, typer.Option(parser=seconds, metavar="TIME", help="Time to stop, save and start again, such as '90 s'.")
     ] = 0.0,
     gap: Gap = 0.01,
     time_limit: TimeLimit = TIME_LIMIT_S,

@@ -1,11 +1,22 @@
 """Commands on scenarios and plans: nothing here runs a model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mmplan.commands.options import JsonFile, PlanFile, ScenarioFile, json_path, seconds
+from mmplan.commands.options import (
+    Gap,
+    JsonFile,
+    PlanFile,
+    ScenarioFile,
+    ScheduleSearch,
+    Seed,
+    TimeLimit,
+    json_path,
+    seconds,
+)
 from mmplan.files import require_folder
 from mmplan.planner.stopping import SCHEDULE_SEARCH_S, TIME_LIMIT_S
 
@@ -13,23 +24,17 @@ from mmplan.planner.stopping import SCHEDULE_SEARCH_S, TIME_LIMIT_S
 def optimize(
     scenario: ScenarioFile,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Plan file; default: NAME.plan.json.")] = None,
-    gap: Annotated[float, typer.Option(min=0.0, max=1.0, help="Stop when this gap is proven.")] = 0.01,
-    time_limit: Annotated[
-        float, typer.Option(min=0.1, help="Seconds after which the best plan so far is kept.")
-    ] = TIME_LIMIT_S,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Same input and seed, same plan.")] = 0,
+    gap: Gap = 0.01,
+    time_limit: TimeLimit = TIME_LIMIT_S,
+    seed: Seed = 0,
     objective: Annotated[
-        str,
-        typer.Option(
-            help="step-time; device-time (devices x step time: tokens per second and device, cost of a token); devices "
-            "(the fewest for --deadline); or p90-time."
-        ),
+        str, typer.Option(help="step-time, device-time (cost of a token), devices (the fewest) or p90-time.")
     ] = "step-time",
-    deadline: Annotated[str | None, typer.Option(help="Longest step allowed with --objective devices: 12 s.")] = None,
-    schedule_search: Annotated[
-        float,
-        typer.Option(min=0.0, help="Seconds of work for a better schedule of the best cut; 0: keep 1F1B."),
-    ] = SCHEDULE_SEARCH_S,
+    deadline: Annotated[
+        float | None,
+        typer.Option(parser=seconds, metavar="TIME", help="Longest step with the fewest devices: '12 s'."),
+    ] = None,
+    schedule_search: ScheduleSearch = SCHEDULE_SEARCH_S,
     explain: Annotated[bool, typer.Option("--explain", help="Say why the runner-ups lose.")] = False,
     why_not: Annotated[
         list[str] | None,
@@ -48,10 +53,9 @@ def optimize(
     from mmplan.planner.pins import questions
     from mmplan.planner.plan import save_plan
     from mmplan.planner.repeated import Limits
-    from mmplan.planner.search import optimize
     from mmplan.planner.shadow_price import zone_prices as zone_costs
     from mmplan.planner.why_not import why_not as why_not_plan
-    from mmplan.report.alternatives import alternatives_values, why_not_tables, zone_tables
+    from mmplan.report.alternatives import alternatives_tables, alternatives_values
     from mmplan.report.console import emit
     from mmplan.report.documents import optimize_document
     from mmplan.report.progress import search_progress
@@ -61,24 +65,12 @@ def optimize(
     from mmplan.scenario.load import load_scenario
 
     require_folder(output, json_path(json_file))
-    if naive and (objective != "step-time" or deadline is not None):
-        raise typer.BadParameter("--naive does not search, so it takes neither --objective nor --deadline")
-    loaded = load_scenario(scenario)
+    wanted, loaded = objective_of(objective, deadline, searched=not naive), load_scenario(scenario)
     asked = questions(loaded, why_not or (), zone_prices, by_step_time=not naive and objective == "step-time")
     with search_progress(loaded.name) as progress:
         limits = Limits(gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)
-        if naive:
-            result = naive_result(loaded)
-        else:
-            result = optimize(
-                loaded,
-                gap=gap,
-                time_limit_s=time_limit,
-                seed=seed,
-                objective=objective_of(objective, None if deadline is None else seconds(deadline)),
-                schedule_search_s=schedule_search,
-                on_improvement=progress,
-            )
+        own = replace(limits, objective=wanted, schedule_search_s=schedule_search)
+        result = naive_result(loaded) if naive else own.solve(loaded)
         told = [why_not_plan(loaded, result.plan, pins, limits) for pins in asked]
         prices = zone_costs(loaded, result.plan.certificate, limits) if zone_prices else ()
     target = output or Path(f"{loaded.name}.plan.json")
@@ -86,8 +78,9 @@ def optimize(
     prediction = simulate_plan(result.plan)
     interval = plan_interval(result.plan, prediction.step_time_s)
     summary = summarise(loaded.name, result.plan, prediction, interval)
-    tables = *optimize_tables(result, summary, interval, target, explain), *why_not_tables(told), *zone_tables(prices)
-    emit(json_file, {**optimize_document(result, summary, interval), **alternatives_values(told, prices)}, *tables)
+    document = {**optimize_document(result, summary, interval), **alternatives_values(told, prices)}
+    tables = optimize_tables(result, summary, interval, target, explain)
+    emit(json_file, document, *tables, *alternatives_tables(told, prices))
 
 
 def simulate(

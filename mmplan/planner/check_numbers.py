@@ -86,19 +86,12 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator
             message += f"{plan.microbatches} microbatches at depth {depths[index]} holds {alive}"
             yield Finding(rule="in flight", message=message)
         layers, layout = [graph.layer(layer) for layer in stage.layers], plan.layout(index)
-        devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(index)]
-        usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
-        reserved_bytes = max(device.reserved_bytes for device in devices)
+        usable_bytes, reserved_bytes = _room(plan, index)
         reserved_bytes += _at_work_bytes(plan, graph, loads, (index,), known)
         held_bytes = sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
         each_bytes = sum(planned_kept_bytes(layer, loads[layer.module], scenario, layout) for layer in layers)
         needed_bytes = reserved_bytes + held_bytes + alive * each_bytes
-        if _differs(stage.capacity_bytes, usable_bytes):
-            message = f"stage {index} records a capacity of {format_bytes(stage.capacity_bytes)}, its devices have "
-            yield Finding(rule="capacity", message=message + format_bytes(usable_bytes))
-        if _differs(stage.memory_bytes, needed_bytes):
-            message = f"stage {index} records {format_bytes(stage.memory_bytes)}, its layers need "
-            yield Finding(rule="memory number", message=message + format_bytes(needed_bytes))
+        yield from _recorded_memory(plan, index, usable_bytes, needed_bytes, "its layers need")
         if needed_bytes > usable_bytes:
             parts = f"{format_bytes(reserved_bytes)} reserve + {format_bytes(held_bytes)} state"
             sum_of = f"{parts} + {alive} x {format_bytes(each_bytes)} kept = {format_bytes(needed_bytes)}"
@@ -116,9 +109,7 @@ def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iter
     ]
     for row in range(plan.pp):
         stages = plan.stages_of(row)
-        devices = [scenario.cluster.pool_of(rank).device for rank in plan.stage_ranks(stages[0])]
-        usable_bytes = min(int(device.memory_bytes * (1 - scenario.constraints.memory_headroom)) for device in devices)
-        reserved_bytes = max(device.reserved_bytes for device in devices)
+        usable_bytes, reserved_bytes = _room(plan, stages[0])
         reserved_bytes += _at_work_bytes(plan, graph, loads, stages, known)
         held_bytes = sum(planned_state_bytes(layer, scenario, plan.layout(s)) for s in stages for layer in layers[s])
         alive, peak_bytes = held_microbatches(plan, row, each_bytes)
@@ -128,17 +119,30 @@ def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iter
             if recorded.in_flight != alive[stage]:
                 message = f"stage {stage} records {recorded.in_flight} microbatches in flight, its order holds "
                 yield Finding(rule="in flight", message=message + str(alive[stage]))
-            if _differs(recorded.capacity_bytes, usable_bytes):
-                message = f"stage {stage} records a capacity of {format_bytes(recorded.capacity_bytes)}, its devices "
-                yield Finding(rule="capacity", message=f"{message}have {format_bytes(usable_bytes)}")
-            if _differs(recorded.memory_bytes, needed_bytes):
-                message = f"stage {stage} records {format_bytes(recorded.memory_bytes)}, its rank needs "
-                yield Finding(rule="memory number", message=message + format_bytes(needed_bytes))
+            yield from _recorded_memory(plan, stage, usable_bytes, needed_bytes, "its rank needs")
         if needed_bytes > usable_bytes:
             parts = f"{format_bytes(reserved_bytes)} reserve + {format_bytes(held_bytes)} state"
             sum_of = f"{parts} + {format_bytes(peak_bytes)} kept at its peak = {format_bytes(needed_bytes)}"
             message = f"pipeline rank {row} needs {sum_of}, a device has {format_bytes(usable_bytes)}"
             yield Finding(rule="memory", message=message)
+
+
+def _room(plan: Plan, stage: int) -> tuple[int, int]:
+    """(usable, reserved) bytes: the least and the most of the devices of a stage's ranks."""
+    cluster, headroom = plan.scenario.cluster, plan.scenario.constraints.memory_headroom
+    devices = [cluster.pool_of(rank).device for rank in plan.stage_ranks(stage)]
+    usable_bytes = min(int(device.memory_bytes * (1 - headroom)) for device in devices)
+    return usable_bytes, max(device.reserved_bytes for device in devices)
+
+
+def _recorded_memory(plan: Plan, stage: int, usable_bytes: int, needed_bytes: int, needs: str) -> Iterator[Finding]:
+    recorded = plan.stages[stage]
+    if _differs(recorded.capacity_bytes, usable_bytes):
+        message = f"stage {stage} records a capacity of {format_bytes(recorded.capacity_bytes)}, its devices have "
+        yield Finding(rule="capacity", message=message + format_bytes(usable_bytes))
+    if _differs(recorded.memory_bytes, needed_bytes):
+        message = f"stage {stage} records {format_bytes(recorded.memory_bytes)}, {needs} "
+        yield Finding(rule="memory number", message=message + format_bytes(needed_bytes))
 
 
 def _at_work_bytes(

@@ -82,12 +82,14 @@ def scale_of(objective: Objective, configurations: Configurations) -> Scale:
 STEP_TIME = Objective()
 
 
-def objective_of(name: str, deadline_s: float | None = None) -> Objective:
+def objective_of(name: str, deadline_s: float | None = None, *, searched: bool = True) -> Objective:
     """The objective of that name.
 
     Raises:
-        InputError: there is none, or the deadline is missing or out of place.
+        InputError: there is none, the deadline is missing or out of place, or nothing is searched.
     """
+    if not searched and (name != STEP_TIME.name or deadline_s is not None):
+        raise InputError("--naive does not search, so it takes neither --objective nor --deadline")
     for known in OBJECTIVE_NAMES:
         if known == name:
             return Objective(name=known, deadline_s=deadline_s)

@@ -30,7 +30,6 @@ class Machine:
 
     capacity_bytes: int  # of a device, less the headroom
     reserved_bytes: int
-    devices_per_node: int
 
 
 def machine_of(scenario: Scenario, among: tuple[int, ...] = ()) -> Machine:
@@ -40,7 +39,6 @@ def machine_of(scenario: Scenario, among: tuple[int, ...] = ()) -> Machine:
     return Machine(
         capacity_bytes=min(floor_bytes(pool.device.memory_bytes * (1 - headroom)) for pool in pools),
         reserved_bytes=max(pool.device.reserved_bytes for pool in pools),
-        devices_per_node=devices_per_node(scenario.cluster),
     )
 
 

@@ -1,8 +1,9 @@
-"""Searches that one command makes again and again: their common limits."""
+"""What the searches of one command have in common: their limits and what they look for."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mmplan.planner.objective import STEP_TIME, Objective
 from mmplan.planner.result import OptimizeResult, Progress
 from mmplan.planner.search import optimize
 from mmplan.planner.stopping import TIME_LIMIT_S, never
@@ -16,17 +17,19 @@ class Limits:
     gap: float = 0.01
     time_limit_s: float = TIME_LIMIT_S
     seed: int = 0
+    objective: Objective = STEP_TIME
     schedule_search_s: float = 0.0
     on_improvement: Callable[[Progress], None] | None = None
     stop: Callable[[], bool] = never
 
     def solve(self, scenario: Scenario) -> OptimizeResult:
-        """The plan with the shortest step; raises as `optimize` does."""
+        """The best plan by the objective; raises as `optimize` does."""
         return optimize(
             scenario,
             gap=self.gap,
             time_limit_s=self.time_limit_s,
             seed=self.seed,
+            objective=self.objective,
             schedule_search_s=self.schedule_search_s,
             on_improvement=self.on_improvement,
             stop=self.stop,

@@ -18,6 +18,11 @@ from mmplan.units import format_seconds
 _LEAST_S = 1e-12  # less is what sums of floats lose
 
 
+def alternatives_tables(alternatives: Sequence[Alternative], prices: Sequence[ZonePrice]) -> list[Table]:
+    """What was asked beside the plan; no table for what was not."""
+    return [*why_not_tables(alternatives), *zone_tables(prices)]
+
+
 def why_not_tables(alternatives: Sequence[Alternative]) -> list[Table]:
     """One row per question; then, where there are plans to compare, what the busiest stage does longer."""
     if not alternatives:

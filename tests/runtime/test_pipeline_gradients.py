@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
+from case_processes import run_on_ranks
 from gradient_cases import PROCESSES, RankResult, cases, run_all_cases, whole_model
 
 from mmplan.runtime.train import step_data
@@ -20,20 +19,7 @@ Results = dict[str, list[RankResult]]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """All cases in one start of four processes, because starting costs more than running."""
-    folder = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.start_processes(
-        run_all_cases, args=(str(folder),), nprocs=PROCESSES, join=False, start_method="spawn"
-    )
-    try:
-        for _ in range(PROCESSES):
-            if context.join(timeout=100):
-                break
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
-    ranks = [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False) for rank in range(PROCESSES)]
+    ranks = run_on_ranks(run_all_cases, PROCESSES, tmp_path_factory.mktemp("ranks"))
     return {name: [rank[name] for rank in ranks] for name in CASES}
 
 

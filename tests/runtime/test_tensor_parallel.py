@@ -1,10 +1,7 @@
 """Layers split over two processes against whole ones: losses, every gradient, summed bytes, kept bytes."""
 
-from pathlib import Path
-
 import pytest
-import torch
-import torch.multiprocessing as multiprocessing
+from case_processes import run_on_ranks
 from split_cases import BLIND, PROCESSES, SAMPLES, SplitResult, run_split_cases, split_cases
 
 from mmplan.cost_models.build import build_graph
@@ -20,19 +17,7 @@ Results = list[dict[tuple[str, bool], SplitResult]]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.start_processes(
-        run_split_cases, args=(str(folder),), nprocs=PROCESSES, join=False, start_method="spawn"
-    )
-    try:
-        for _ in range(PROCESSES):
-            if context.join(timeout=100):
-                break
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
-    return [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False) for rank in range(PROCESSES)]
+    return run_on_ranks(run_split_cases, PROCESSES, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.distributed

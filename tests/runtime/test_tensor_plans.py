@@ -1,10 +1,7 @@
 """Plans with tensor parallelism on four processes against the whole model in one: losses, every gradient, bytes."""
 
-from pathlib import Path
-
 import pytest
-import torch
-import torch.multiprocessing as multiprocessing
+from case_processes import run_on_ranks
 from gradient_cases import PROCESSES, whole_model
 from tensor_plan_cases import TensorRankResult, run_tensor_cases, tensor_cases
 
@@ -18,20 +15,7 @@ Results = dict[str, list[TensorRankResult]]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """All cases in one start of four processes, because starting costs more than running."""
-    folder = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.start_processes(
-        run_tensor_cases, args=(str(folder),), nprocs=PROCESSES, join=False, start_method="spawn"
-    )
-    try:
-        for _ in range(PROCESSES):
-            if context.join(timeout=100):
-                break
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
-    ranks = [torch.load(Path(folder) / f"rank{rank}.pt", weights_only=False) for rank in range(PROCESSES)]
+    ranks = run_on_ranks(run_tensor_cases, PROCESSES, tmp_path_factory.mktemp("ranks"))
     return {name: [rank[name] for rank in ranks] for name in CASES}
 
 
