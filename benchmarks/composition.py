@@ -5,11 +5,9 @@
 64 steps are drawn; times are simulated, `seconds` is what drawing, composing and pricing all of them took, once.
 """
 
-import csv
-import os
-import platform
 import time
-from pathlib import Path
+
+from measured import MACHINE, ROOT, write_rows
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
@@ -18,7 +16,6 @@ from mmplan.planner.search import optimize
 from mmplan.planner.step_times import step_times
 from mmplan.scenario.load import load_scenario
 
-ROOT = Path(__file__).parents[1]
 SCENARIOS = ("tiny", "internvl2.5-26b", "internvl2.5-78b", "qwen2.5-omni-7b", "llava-ov-7b", "qwen2-vl-7b")
 STEPS = 64
 
@@ -42,7 +39,7 @@ def measure(name: str) -> list[dict[str, object]]:
             "peak_memory_bytes": one.peak_memory_bytes,
             "fits": one.fits,
             "seconds": f"{seconds:.1f}",
-            "machine": f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}",
+            "machine": MACHINE,
         }
         for one in times
     ]
@@ -54,10 +51,7 @@ def main() -> None:
         for row in measure(name):
             rows.append(row)
             print(*(f"{value}" for value in list(row.values())[:-1]), sep="\t", flush=True)
-    with (ROOT / "benchmarks" / "composition.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows("composition.csv", rows)
 
 
 if __name__ == "__main__":

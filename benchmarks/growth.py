@@ -8,25 +8,17 @@ projector each. Seconds are wall time with the start of Python, the faster of tw
 of the axis.
 """
 
-import csv
-import json
-import os
-import platform
-import subprocess
-import sys
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import matplotlib
 import yaml
+from measured import MACHINE, ROOT, timed_optimize, write_rows
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-ROOT = Path(__file__).parents[1]
-REPEATS = 2
 NODES, LAYERS, ENCODERS = 64, 32, 1  # the model that each axis grows from
 AXES = {
     "devices": [{"nodes": nodes} for nodes in (1, 4, 16, 64, 256, 1024)],
@@ -69,16 +61,10 @@ def scenario(nodes: int = NODES, layers: int = LAYERS, encoders: int = ENCODERS)
 
 def measure(axis: str, point: dict[str, int]) -> dict[str, object]:
     """One row: wall seconds of the whole command, and what it found."""
-    walls = []
     with TemporaryDirectory() as folder:
-        file, plan = Path(folder) / "growth.yaml", Path(folder) / "plan.json"
+        file = Path(folder) / "growth.yaml"
         file.write_text(yaml.safe_dump(scenario(**point)))
-        command = [sys.executable, "-m", "mmplan", "optimize", str(file), "-o", str(plan), "--json", "-"]
-        for _ in range(REPEATS):
-            started = time.perf_counter()
-            result = subprocess.run(command, capture_output=True, text=True, check=True)
-            walls.append(time.perf_counter() - started)
-    found = json.loads(result.stdout)
+        found, wall_s = timed_optimize(file)
     nodes, layers, encoders = ({"nodes": NODES, "layers": LAYERS, "encoders": ENCODERS} | point).values()
     return {
         "axis": axis,
@@ -88,7 +74,7 @@ def measure(axis: str, point: dict[str, int]) -> dict[str, object]:
         "configurations": found["considered"]["enumerated"],
         "solved": found["considered"]["solved"],
         "gap": f"{found['gap']:.4%}",
-        "wall_s": f"{min(walls):.2f}",
+        "wall_s": f"{wall_s:.2f}",
     }
 
 
@@ -116,13 +102,10 @@ def main() -> None:
             row = measure(axis, point)
             first = first or float(str(row["wall_s"]))
             row["ratio"] = f"{float(str(row['wall_s'])) / first:.2f}"
-            row["machine"] = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
+            row["machine"] = MACHINE
             rows.append(row)
             print(*list(row.values())[:9], sep="\t", flush=True)
-    with (ROOT / "benchmarks" / "growth.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows("growth.csv", rows)
     plot(rows)
 
 

@@ -11,7 +11,6 @@ are not possible say why. The last rows are the scale tests with 40 GB on 10,240
 import csv
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+from measured import MACHINE, ROOT
 from model_scenarios import scenario_of
 
 from mmplan.cost_models.build import build_graph
@@ -31,7 +31,6 @@ from mmplan.planner.recipes import pinned
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
 
-ROOT = Path(__file__).parents[1]
 MODELS = ROOT.parent / "shared" / "data" / "scenarios" / "models.yaml"
 SCALE = ("kimi-k25-1t", "internvl35-241b-a28b")  # also with 40 GB
 
@@ -139,12 +138,11 @@ COLUMNS = (
 
 def main() -> None:
     wanted = sys.argv[1:]
-    machine = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
     rows = []
     for values, note, listed in cases():
         if wanted and values["name"] not in wanted:
             continue
-        rows.append(measure(values, note, listed) | {"machine": machine})
+        rows.append(measure(values, note, listed) | {"machine": MACHINE})
         print(*(rows[-1].get(key, "") for key in COLUMNS[:-1]), sep="\t", flush=True)
     if not wanted:
         with (ROOT / "benchmarks" / "models.csv").open("w", newline="") as file:

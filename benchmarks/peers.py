@@ -17,13 +17,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import argparse
 import csv
 import json
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from measured import MACHINE
 from peer_files import MS_PER_S, Reader, is_layer_table, open_peer_file, read_layer_table, read_placement
 
 from mmplan.errors import InfeasibleError, InputError, NoPlanFoundError
@@ -137,14 +137,13 @@ def published(file: Path, line: Line) -> dict[str, str]:
 def write_csv(path: Path, lines: list[tuple[Path, Line]]) -> None:
     names = ["devices", "cpus", "memory_bytes", "link_bytes_per_s", "unit", "objective", "bound", "status", "wall_s"]
     names += ["cpu_s", "method", "groups", "downsets", "cpsat_bound", "cpsat_wall_s"]
-    machine = f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}"
     with path.open("w", newline="") as out:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["file", *names, "published", "published_wall_s", "source", "machine"])
         for file, line in lines:
             values = [line.get(name) for name in names]
             shown = [f"{value:.9g}" if isinstance(value, float) else value for value in values]
-            writer.writerow(["/".join(file.parts[-3:]), *shown, *published(file, line).values(), machine])
+            writer.writerow(["/".join(file.parts[-3:]), *shown, *published(file, line).values(), MACHINE])
 
 
 def numbers(text: str) -> list[float]:

@@ -8,21 +8,17 @@ depends on what, `price_s` one vector of durations, `price_32_s` 32 at once, `ka
 `all_in_actions_per_s` = actions / (lower_s + waves_s + price_s).
 """
 
-import csv
-import os
-import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
+from measured import MACHINE, write_rows
 
 from mmplan.planner.columns import RECV, F, I, ProgramColumns, W
 from mmplan.planner.dry_run import ScheduleColumns
 from mmplan.planner.place import Lowered, Pipeline, Transfer, place
 from mmplan.planner.waves import column_waves, lowered_waves, price
 
-ROOT = Path(__file__).parents[1]
 REPEATS = 7
 SIZES = ((8, 64, 1), (16, 128, 2), (32, 256, 2), (64, 128, 4), (64, 256, 4), (64, 512, 4), (64, 1024, 4), (64, 2048, 4))
 DRAWS = 32
@@ -104,7 +100,7 @@ def measure(p: int, m: int, v: int) -> dict[str, object]:
         "kahn_s": f"{best_s(lambda: column_waves(columns)):.4f}",
         "price_32_s": f"{best_s(lambda: price(waves, many)):.4f}" if actions < 1e6 else "",
         "all_in_actions_per_s": f"{actions / (lower_s + waves_s + price_s):.3g}",
-        "machine": f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}",
+        "machine": MACHINE,
     }
 
 
@@ -113,10 +109,7 @@ def main() -> None:
     for p, m, v in SIZES:
         rows.append(measure(p, m, v))
         print(*(f"{value}" for value in list(rows[-1].values())[:-1]), sep="\t", flush=True)
-    with (ROOT / "benchmarks" / "simulator.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows("simulator.csv", rows)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,9 @@ def why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
         )
     pp = [value for value in rules.pp or (1,) if value <= groups]
     if not pp:
-        return f"constraints.pp allows {_names(rules.pp)} stages, but the model can be cut into at most {groups} pieces"
+        why = "; constraints.no_split joins layers" if rules.no_split else ""
+        most = "cannot be cut" if groups == 1 else f"can be cut into at most {groups} pieces"
+        return f"constraints.pp allows {_names(rules.pp)} stages, but the model {most}{why}"
     needed = min(shards) * min(dp) * min(pp)
     if needed <= devices:
         return (
