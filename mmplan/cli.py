@@ -15,6 +15,7 @@ from itertools import pairwise
 import typer
 
 from mmplan.commands.explore import pareto, replan, sweep
+from mmplan.commands.formats import export, import_
 from mmplan.commands.lists import hardware, schema
 from mmplan.commands.options import json_path
 from mmplan.commands.plans import check, compare, data, fit, optimize, simulate
@@ -33,11 +34,11 @@ app = typer.Typer(
 
 COMMANDS = (
     *(optimize, simulate, compare, check, execute, validate),
-    *(sweep, pareto, replan, fit, data, backtest, calibrate, schema, hardware),
+    *(sweep, pareto, replan, fit, data, backtest, calibrate, import_, export, schema, hardware),
 )
 
 for command in COMMANDS:  # in the order of --help
-    app.command()(command)
+    app.command(command.__name__.rstrip("_"))(command)
 
 
 def main() -> None:

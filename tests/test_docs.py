@@ -23,7 +23,9 @@ from mmplan.runtime.validate import Validation, ValidationRow
 from mmplan.scenario.load import load_scenario
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = sorted(command.callback.__name__ for command in app.registered_commands if command.callback is not None)
+COMMANDS = sorted(
+    command.callback.__name__.rstrip("_") for command in app.registered_commands if command.callback is not None
+)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])

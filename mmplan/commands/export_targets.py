@@ -1,0 +1,25 @@
+"""The frameworks that `mmplan export` writes for."""
+
+from collections.abc import Callable
+
+from mmplan.errors import InputError
+from mmplan.planner.formats.exported import Exported
+from mmplan.planner.formats.torch_pipelining import export_torch_pipelining
+from mmplan.planner.plan import Plan
+from mmplan.scenario.document import did_you_mean, listed
+
+TARGETS: dict[str, Callable[[Plan], Exported]] = {
+    "torch-pipelining": export_torch_pipelining,
+}
+
+
+def exported(plan: Plan, target: str) -> Exported:
+    """The plan for a target.
+
+    Raises:
+        InputError: an unknown target.
+        CheckError: the plan needs what the target cannot do.
+    """
+    if target not in TARGETS:
+        raise InputError(f"unknown target '{target}'{did_you_mean(target, TARGETS)}; known: {listed(TARGETS, 40)}")
+    return TARGETS[target](plan)

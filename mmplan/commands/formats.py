@@ -1,0 +1,48 @@
+"""Files of others: what people already have, and what other frameworks run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmplan.commands.options import JsonFile, PlanFile, json_path
+from mmplan.files import require_folder, write_file
+
+
+def import_(
+    words: Annotated[
+        list[str], typer.Argument(metavar="[KIND] FILE...", help="The files; KIND is guessed when it is left out.")
+    ],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the YAML; default: to stdout.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Read files that you already have into parts of a scenario, and say what was read, what not, and why."""
+    from mmplan.commands.import_kinds import read_files
+    from mmplan.report.console import emit
+    from mmplan.report.formats import fragment_text, reading_document, reading_parts
+
+    require_folder(output, json_path(json_file))
+    reading = read_files(words)
+    if output is not None:
+        write_file(output, fragment_text(reading))
+    emit(json_file, reading_document(reading), *reading_parts(reading, output))
+
+
+def export(
+    plan_file: PlanFile,
+    to: Annotated[str, typer.Option("--to", metavar="TARGET", help="The framework to write for.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File, or folder where the target takes several.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Write a plan for another framework, and say what that framework cannot do and what that costs."""
+    from mmplan.commands.export_targets import exported
+    from mmplan.planner.plan import load_plan
+    from mmplan.report.console import emit
+    from mmplan.report.formats import export_document, export_parts, write_export
+
+    require_folder(json_path(json_file))
+    made = exported(load_plan(plan_file), to)
+    written = write_export(made, output)
+    emit(json_file, export_document(made, written), *export_parts(made, written))

@@ -1,0 +1,101 @@
+"""What importers read and exporters wrote, as tables, documents and files."""
+
+from pathlib import Path
+from textwrap import wrap
+
+import yaml
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mmplan.files import make_folder, write_file
+from mmplan.planner.formats.exported import Exported
+from mmplan.scenario.formats.reading import Reading
+from mmplan.units import format_seconds
+
+WIDTH = 120
+
+
+def fragment_text(reading: Reading) -> str:
+    """The fragment as YAML, under comments that say what it is and what became of the rest of the files."""
+    comments = [f"{reading.document[:1].upper()}{reading.document[1:]}, read by `mmplan import {reading.kind}`."]
+    comments += [f"{word}: {' '.join(sentence.split())}" for word, sentence in _told(reading)]
+    wrapped = [line for comment in comments for line in wrap(comment, WIDTH - 2, break_long_words=False)]
+    values = yaml.safe_dump(dict(reading.fragment), sort_keys=False, width=WIDTH, allow_unicode=True)
+    return "".join(f"# {line}\n" for line in wrapped) + values
+
+
+def _told(reading: Reading) -> list[tuple[str, str]]:
+    words = {"read": reading.read, "ignored": reading.ignored, "warning": reading.warnings}
+    return [(word, sentence) for word, sentences in words.items() for sentence in sentences]
+
+
+def reading_document(reading: Reading) -> dict[str, object]:
+    """`mmplan.import/1`."""
+    return {
+        "schema": "mmplan.import/1",
+        "kind": reading.kind,
+        "document": reading.document,
+        "fragment": dict(reading.fragment),
+        "read": list(reading.read),
+        "ignored": list(reading.ignored),
+        "warnings": list(reading.warnings),
+    }
+
+
+def reading_parts(reading: Reading, target: Path | None) -> list[RenderableType]:
+    """What was read, ignored and warned of; the whole text where it goes to no file."""
+    if target is None:
+        return [Text(fragment_text(reading).rstrip())]
+    grid = Table.grid(padding=(0, 2))
+    for word, sentence in _told(reading):
+        grid.add_row(word, Text(sentence))
+    grid.add_row("written", Text(f"{target} ({reading.document})"))
+    return [grid]
+
+
+def export_document(made: Exported, written: tuple[Path, ...]) -> dict[str, object]:
+    """`mmplan.export/1`."""
+    return {
+        "schema": "mmplan.export/1",
+        "target": made.target,
+        "version": made.version,
+        "files": [str(path) for path in written] or dict(made.files),
+        "losses": [{"sentence": loss.sentence, "step_s": loss.step_s} for loss in made.losses],
+        "notes": list(made.notes),
+    }
+
+
+def export_parts(made: Exported, written: tuple[Path, ...]) -> list[RenderableType]:
+    """The files themselves where they were not written, then losses with their price, and notes."""
+    parts: list[RenderableType] = []
+    if not written:
+        parts += [
+            Text(content if len(made.files) == 1 else f"# {name}\n{content}") for name, content in made.files.items()
+        ]
+    grid = Table.grid(padding=(0, 2))
+    for loss in made.losses:
+        price = "unknown" if loss.step_s is None else f"{format_seconds(loss.step_s)} a step"
+        grid.add_row("loss", Text(f"{loss.sentence} (price: {price})"))
+    for note in made.notes:
+        grid.add_row("note", Text(note))
+    for path in written:
+        grid.add_row("written", Text(f"{path} (for {made.version})"))
+    return [*parts, grid]
+
+
+def write_export(made: Exported, output: Path | None) -> tuple[Path, ...]:
+    """One file at `output`, or several in the folder `output`; nothing without it.
+
+    Raises:
+        InputError: cannot be written there.
+    """
+    if output is None:
+        return ()
+    if len(made.files) == 1 and not output.is_dir():
+        write_file(output, next(iter(made.files.values())))
+        return (output,)
+    make_folder(output)
+    for name, content in made.files.items():
+        write_file(output / name, content)
+    return tuple(output / name for name in made.files)
