@@ -6,6 +6,7 @@ that fits is found by bisection.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mmplan.planner.configuration import divisors
 from mmplan.planner.quantise import floor_percent
@@ -60,29 +61,16 @@ def _headroom(scenario: Scenario) -> Family:
 def _limits(scenario: Scenario) -> tuple[Family, ...]:
     """One limit on a degree lifted, or all of them."""
     rules = scenario.constraints
-    limited = [name for name in ("tp", "pp", "dp", "microbatch") if getattr(rules, name)]
+    limited = [name for name in ("tp", "pp", "dp", "microbatch", "cp", "ep", "etp") if getattr(rules, name)]
 
     def lifted(names: list[str]) -> Family:
-        changed = rules
-        for name in names:
-            changed = _without_limit(changed, name)
-        free = replace(scenario, constraints=changed)
+        without: dict[str, Any] = dict.fromkeys(names, ())
+        free = replace(scenario, constraints=replace(rules, **without))
         words = f"limit on {names[0]}" if len(names) == 1 else f"limits on {', '.join(names[:-1])} and {names[-1]}"
         return Family(kind="limits", steps=1, step=lambda _: (f"without the {words}", free))
 
     single = tuple(lifted([name]) for name in limited)
     return (*single, lifted(limited)) if len(limited) > 1 else single
-
-
-def _without_limit(rules: Constraints, name: str) -> Constraints:
-    match name:
-        case "tp":
-            return replace(rules, tp=())
-        case "pp":
-            return replace(rules, pp=())
-        case "dp":
-            return replace(rules, dp=())
-    return replace(rules, microbatch=())
 
 
 def _zones(scenario: Scenario) -> Family:

@@ -176,6 +176,7 @@ def _allowed(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         ("schedule", plan.schedule, constraints.schedule),
         ("cp", plan.cp, constraints.cp),
         ("ep", plan.ep, constraints.ep),
+        ("etp", plan.ranks_per_expert, constraints.etp),
         ("sharding", plan.sharding, constraints.sharding),
         *(("recompute", base_of(stage.recompute), constraints.recompute) for stage in plan.stages),
     )

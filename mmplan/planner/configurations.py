@@ -146,11 +146,12 @@ def _bases(scenario: Scenario) -> Iterator[Layout]:
 
 def _why_no_base(scenario: Scenario, shards: Sequence[int]) -> str:
     rules = scenario.constraints
-    free = replace(rules, cp=(), ep=())
+    free = replace(rules, cp=(), ep=(), etp=())
     unlimited, rows = replace(scenario, constraints=free), _mean_rows(scenario)
     for name, wanted, offered in (
         ("cp", rules.cp, {cp for tp in shards for cp in context_degrees(unlimited, tp, rows)}),
         ("ep", rules.ep, {ep for tp in shards for ep, _ in expert_degrees(unlimited, tp)}),
+        ("etp", rules.etp, {_shared_by(scenario, tp, *one) for tp in shards for one in expert_degrees(unlimited, tp)}),
     ):
         if wanted and not offered & set(wanted):
             some = ", ".join(map(str, sorted(offered)))
@@ -184,7 +185,14 @@ def expert_degrees(scenario: Scenario, tp: int) -> list[tuple[int, int]]:
     shapes = [module.transformer for module in scenario.model.modules if module.transformer is not None]
     experts = gcd(*[shape.moe.experts for shape in shapes if shape.moe is not None] or [1])
     degrees = [ep for ep in divisors(experts) if not rules.ep or ep in rules.ep]
-    return [(ep, etp) for ep in degrees for etp in sorted({1, tp} if ep > 1 else {1})]
+    found = [(ep, etp) for ep in degrees for etp in sorted({1, tp} if ep > 1 else {1})]
+    return [(ep, etp) for ep, etp in found if not rules.etp or _shared_by(scenario, tp, ep, etp) in rules.etp]
+
+
+def _shared_by(scenario: Scenario, tp: int, ep: int, etp: int) -> int:
+    """Ranks that share one expert: while ep is 1 experts are split as everything else is."""
+    shapes = [module.transformer for module in scenario.model.modules if module.transformer is not None]
+    return tp if ep == 1 and any(shape.moe is not None for shape in shapes) else etp
 
 
 def _spreads(scenario: Scenario, tp: int, cp: int) -> list[tuple[str, ...]]:

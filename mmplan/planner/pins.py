@@ -18,7 +18,7 @@ from mmplan.scenario.scenario import ModelModule, Scenario
 from mmplan.scenario.schema_values import MAX_COUNT
 from mmplan.scenario.technique import RECOMPUTES, SHARDINGS
 
-COUNTS = ("tp", "pp", "dp", "cp", "ep", "microbatch")
+COUNTS = ("tp", "pp", "dp", "cp", "ep", "etp", "microbatch")
 WORDS: dict[str, Collection[str]] = {"sharding": SHARDINGS, "recompute": RECOMPUTES}
 KEYS = (*COUNTS, *WORDS, "spread")
 
@@ -89,6 +89,7 @@ def has_pins(plan: Plan, pins: Pins) -> bool:
         "dp": {plan.dp},
         "cp": {plan.cp},
         "ep": {plan.ep},
+        "etp": {plan.ranks_per_expert},
         "microbatch": {plan.microbatch_size},
         "sharding": {plan.sharding},
         "recompute": {base_of(stage.recompute) for stage in plan.stages},

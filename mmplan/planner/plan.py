@@ -122,6 +122,13 @@ class Plan:
         """Ranks of a stage in one replica."""
         return self.cp * self.tp
 
+    @property
+    def ranks_per_expert(self) -> int:
+        """etp; while ep is 1 experts are split as everything else is."""
+        modules = self.scenario.model.modules
+        experts = any(module.transformer is not None and module.transformer.moe is not None for module in modules)
+        return self.etp if self.ep > 1 or not experts else self.tp
+
     def layout(self, stage: int) -> Layout:
         """How the ranks of a stage share its layers."""
         ranks = self.stage_ranks(stage)

@@ -92,7 +92,7 @@ def pinned(scenario: Scenario, recipe: Recipe) -> Scenario:
 
 def _written(recipe: Recipe) -> dict[str, Any]:
     """What a recipe says of the keys that constraints have, dp and spread aside."""
-    keys = ("tp", "pp", "cp", "ep", "microbatch", "sharding", "recompute")
+    keys = ("tp", "pp", "cp", "ep", "etp", "microbatch", "sharding", "recompute")
     return {key: value for key in keys if (value := getattr(recipe, key)) is not None}
 
 

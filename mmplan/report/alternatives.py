@@ -70,7 +70,7 @@ def alternatives_values(alternatives: Sequence[Alternative], prices: Sequence[Zo
 def degrees_text(plan: Plan) -> str:
     """`pp=2 dp=4 tp=1 ZeRO-3, 8 x 2, recompute half`: microbatches x samples, levels that some stage recomputes."""
     cp = f" cp={plan.cp}" if plan.cp > 1 else ""
-    ep = f" ep={plan.ep}" if plan.ep > 1 else ""
+    ep = f" ep={plan.ep} etp={plan.etp}" if plan.ep > 1 else ""
     zero = f" ZeRO-{SHARDINGS.index(plan.sharding)}" if plan.sharding != "none" else ""
     spread = f", {' and '.join(plan.spread)} spread" if plan.spread else ""
     levels = [level for level in RECOMPUTE_LEVELS if level != "none" and level in {s.recompute for s in plan.stages}]

@@ -10,7 +10,7 @@ from mmplan.planner.recipes import PlannedRecipe
 from mmplan.report.tables import table
 from mmplan.scenario.scenario import Recipe
 
-DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep")
+DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "etp")
 
 
 def column_name(planned: PlannedRecipe) -> str:

@@ -167,6 +167,7 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         schedule=tuple(spec.schedule),
         cp=tuple(spec.cp),
         ep=tuple(spec.ep),
+        etp=tuple(spec.etp),
         sharding=tuple(spec.sharding),
         recompute=tuple(spec.recompute),
         spread=spread_modules(spec.spread, model, (*at, "spread"), document),

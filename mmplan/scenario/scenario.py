@@ -295,6 +295,7 @@ class Constraints:
     schedule: tuple[str, ...] = ()
     cp: tuple[int, ...] = ()
     ep: tuple[int, ...] = ()
+    etp: tuple[int, ...] = ()  # ranks that share one expert: as tp while ep is 1
     sharding: tuple[Sharding, ...] = ()
     recompute: tuple[Recompute, ...] = ()
     spread: tuple[str, ...] | None = None  # modules that run whole on part of the samples; None leaves the choice
@@ -313,6 +314,7 @@ class Recipe:
     pp: int = 1
     cp: int = 1
     ep: int = 1
+    etp: int | None = None  # ranks that share one expert; None: as is best
     vp: int = 1
     dp: int | None = None  # None: as many replicas as the cluster has devices for
     microbatch: int | None = None

@@ -266,6 +266,7 @@ class ConstraintsSpec(Strict):
     schedule: Schedules = Field(default=[], description="allowed schedules")
     cp: CountOrList = Field(default=[], description="allowed context-parallel degrees")
     ep: CountOrList = Field(default=[], description="allowed expert-parallel degrees")
+    etp: CountOrList = Field(default=[], description="allowed ranks that share one expert; while ep is 1 that is tp")
     sharding: Shardings = Field(default=[], description="allowed ZeRO shardings over the replicas")
     recompute: Recomputes = Field(default=[], description="what stages may recompute; full: also part of the blocks")
     spread: list[ModuleName] | None = Field(
@@ -282,6 +283,7 @@ class RecipeSpec(Strict):
     dp: Count | None = Field(default=None, description="replicas; default: all devices of the cluster")
     cp: Count = Field(default=1, description="context-parallel degree")
     ep: Count = Field(default=1, description="expert-parallel degree")
+    etp: Count | None = Field(default=None, description="ranks that share one expert; default: as is best")
     vp: Count = Field(default=1, description="chunks of layers per pipeline rank (interleaved 1F1B)")
     microbatch: Count | None = Field(default=None, description="samples per microbatch; default: as is best")
     sharding: Sharding | None = Field(default=None, description="ZeRO over the replicas; default: as is best")

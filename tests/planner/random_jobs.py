@@ -1,4 +1,4 @@
-"""Small random jobs of one to three modalities, and the best plan of each by trying all cuts of all configurations."""
+"""Small random jobs of one to three modalities, some with experts, and the best plan of each by trying all cuts."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from mmplan.planner.problem import build_problem
 from mmplan.planner.quantise import seconds
 from mmplan.planner.space import stage_layers
 from mmplan.scenario.cluster import Cluster, Pool
-from mmplan.scenario.scenario import Constraints, Scenario
+from mmplan.scenario.scenario import Constraints, Moe, Scenario
 
 MOST_GROUPS = 9  # 7,770 partitions into four stages
 
@@ -33,6 +33,8 @@ def random_job(seed: int) -> Scenario:
     if encoders == 2:
         layers |= {"audio_layers": 1, "llm_layers": int(random.integers(1, 3))}
     job = scenario(**layers, frozen_vision=bool(random.random() < 0.3), global_batch=int(random.choice([4, 6, 8])))
+    if seed % 5 == 3:
+        job = with_experts(job)
     names = [layer.id for layer in build_graph(job).layers()]
     rules = Constraints(
         no_split=tuple(name for name in names if random.random() < random.choice([0.0, 0.2])),
@@ -42,8 +44,20 @@ def random_job(seed: int) -> Scenario:
         sharding=("none", str(random.choice(["optimizer", "parameters"]))),
         recompute=("none", "full") if random.random() < 0.5 else (),
         memory_headroom=0.0,
+        etp=(int(np.random.default_rng((seed, 1)).choice([1, 2])),) if seed % 10 == 3 else (),
     )
     return replace(job, cluster=_cluster(random), constraints=rules)
+
+
+def with_experts(job: Scenario) -> Scenario:
+    """Four experts in every block of the language model: ep of 1, 2 or 4, each expert on one rank or on tp."""
+    modules = tuple(
+        replace(module, transformer=replace(module.transformer, moe=Moe(experts=4, topk=2, expert_ffn=32)))
+        if module.kind == "language_model" and module.transformer is not None
+        else module
+        for module in job.model.modules
+    )
+    return replace(job, model=replace(job.model, modules=modules))
 
 
 def _cluster(random: np.random.Generator) -> Cluster:
