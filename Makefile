@@ -3,14 +3,16 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+INTEROP := .venv-interop
 OUT ?= out/demo
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 
-.PHONY: help setup demo test check format schema clean
+.PHONY: help setup demo test interop test-interop check format schema clean
 help:
 	@echo "make demo    set up, then the whole loop on the tiny scenario: optimize, compare, simulate, execute, validate"
 	@echo "make test    set up, then all tests"
+	@echo "make test-interop  set up the parsers of other frameworks, then the tests that feed them what mmplan exports"
 	@echo "make check   set up, then lint, format, types and the architecture test"
 	@echo "make format  rewrite the sources in the house format"
 	@echo "make schema  rewrite docs/scenario.schema.json"
@@ -44,7 +46,25 @@ demo: setup
 	@echo "rehearsal of 8 ranks:    $(abspath $(OUT))/rehearsal.html"
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -rs
+
+# The parsers of Megatron, torchtitan, DeepSpeed, Accelerate, JAX and Kubernetes, without CUDA; Slurm's controller only
+# where apt can install it. About a minute and 2.3 GB.
+interop: $(INTEROP)/.installed
+$(INTEROP)/.installed: pyproject.toml constraints.txt interop.txt interop-alone.txt
+	@test -n "$(PYTHON)" || { echo "mmplan needs Python 3.11 to 3.13 on PATH, found: $$(python3 --version 2>&1)"; exit 2; }
+	@echo "set-up: $(PYTHON) -> $(INTEROP) (about a minute)"
+	@$(PYTHON) -m venv $(INTEROP)
+	@$(INTEROP)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -r interop.txt -e ".[dev]"
+	@$(INTEROP)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
+		--ignore-requires-python -r interop-alone.txt
+	@if ! command -v slurmctld > /dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+		{ apt-get update && apt-get install -y --no-install-recommends slurm-client slurmctld; } > $(INTEROP)/apt.log 2>&1 \
+		|| echo "Slurm's controller could not be installed, see $(INTEROP)/apt.log: its test is left out"; fi
+	@touch $@
+
+test-interop: interop
+	$(INTEROP)/bin/python -m pytest -m interop --interop -rs
 
 check: setup
 	$(BIN)/ruff check .
@@ -60,4 +80,4 @@ schema: setup
 	$(BIN)/mmplan schema > docs/scenario.schema.json
 
 clean:
-	rm -rf $(VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(INTEROP) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
