@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmplan.cost_models.graph import Edge
-from mmplan.cost_models.layout import Layout, Trained
+from mmplan.cost_models.layout import Layout, RecomputeLevel, Trained
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, scenario_hash
 from mmplan.planner.pricing import Prices
@@ -26,19 +26,23 @@ class StepTime:
 
 
 def cut_stages(
-    prices: Prices, configuration: Configuration, stages: Sequence[Sequence[str]]
+    prices: Prices,
+    configuration: Configuration,
+    stages: Sequence[Sequence[str]],
+    levels: Sequence[RecomputeLevel] | None = None,
 ) -> tuple[tuple[StagePlan, ...], StepTime]:
-    """Numbers of every stage and of the step; each stage recomputes no more than its memory demands.
+    """Numbers of every stage and of the step.
 
     Args:
         stages: layer ids of each stage; stages numbered along the edges.
+        levels: what each stage recomputes; None: no more than its memory demands.
     """
     cut = _cut_edges(prices, stages)
     depths = [1] * len(stages)
     for source, target, _ in cut:
         depths[source] = max(depths[source], 1 + depths[target])
     built = tuple(
-        _stage(prices, configuration, index, tuple(ids), depth)
+        _stage(prices, configuration, index, tuple(ids), depth, None if levels is None else levels[index])
         for index, (ids, depth) in enumerate(zip(stages, depths, strict=True))
     )
     work_s = [stage.forward_s + stage.backward_s for stage in built]
@@ -55,13 +59,19 @@ def cut_stages(
     return built, time
 
 
-def _stage(prices: Prices, configuration: Configuration, index: int, ids: tuple[str, ...], depth: int) -> StagePlan:
-    """At the level of recomputation with the least work of those that fit; the leanest where none does."""
+def _stage(
+    prices: Prices,
+    configuration: Configuration,
+    index: int,
+    ids: tuple[str, ...],
+    depth: int,
+    level: RecomputeLevel | None,
+) -> StagePlan:
+    """At the given level, else at that with the least work of those that fit; the leanest where none does."""
     alive = in_flight(configuration.schedule, configuration.microbatches, depth)
     ranks = configuration.layout_of(index, prices.scenario.cluster)
-    options = [
-        _at_level(prices, configuration, ranks.at(level), ids, alive) for level in allowed_levels(prices.scenario)
-    ]
+    levels = allowed_levels(prices.scenario) if level is None else (level,)
+    options = [_at_level(prices, configuration, ranks.at(one), ids, alive) for one in levels]
     fitting = [stage for stage in options if stage.memory_bytes <= stage.capacity_bytes]
     if not fitting:
         return min(options, key=lambda stage: stage.memory_bytes)
@@ -108,9 +118,10 @@ def plan_from_cut(
     bound_s: float,
     status: Status,
     wall_s: float,
+    levels: Sequence[RecomputeLevel] | None = None,
 ) -> Plan:
     """The plan of a cut, certified with what the caller has proved. `bound_s` above the objective counts as equal."""
-    built, time = cut_stages(prices, configuration, stages)
+    built, time = cut_stages(prices, configuration, stages, levels)
     bound_s = min(bound_s, time.objective_s)
     return Plan(
         scenario=prices.scenario,
