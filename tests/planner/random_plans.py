@@ -8,6 +8,7 @@ recomputation of stages occur.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -203,7 +204,4 @@ def _cut(
     if 0.4 < where < 0.55 and pp > 1 and behind and behind not in chosen:
         chosen = sorted([behind, *chosen[1:]])  # encoders on a stage of their own
     ends = [0, *chosen, len(groups)]
-    return [
-        tuple(layer for group in groups[first:last] for layer in group)
-        for first, last in zip(ends, ends[1:], strict=False)
-    ]
+    return [tuple(layer for group in groups[first:last] for layer in group) for first, last in pairwise(ends)]
