@@ -35,26 +35,40 @@ def linear_ops(
 
 
 def attention_ops(
-    shape: Transformer, training: Training, normed: Value, *, rope: bool, window: int | None, context: Value | None
+    shape: Transformer,
+    training: Training,
+    normed: Value,
+    *,
+    rope: bool,
+    window: int | None,
+    context: Value | None,
+    prefix: str = "",
 ) -> tuple[Op, ...]:
-    """Projections, attention, output projection: normed [tokens, hidden] -> value `attn_out`."""
+    """Projections, attention, output projection: normed [tokens, hidden] -> value `attn_out`. Names and values of a
+    second attention in the same block get a prefix."""
     trained = training.mode == "full"
     source, head = context or normed, shape.head_dim
     query_width, key_width = shape.heads * head, shape.kv_heads * head
-    q = Value("q", TOKENS, query_width, sharded=True, unit=head)
-    k, v = (Value(name, source.rows, key_width, sharded=True, unit=head) for name in ("k", "v"))
-    ops: list[Op] = [*linear_ops("q", normed, q, training, bias=shape.qkv_bias, parallel="column")]
-    ops += linear_ops("k", source, k, training, bias=shape.qkv_bias and shape.key_bias, parallel="column")
-    ops += linear_ops("v", source, v, training, bias=shape.qkv_bias, parallel="column")
+    q = Value(f"{prefix}q", TOKENS, query_width, sharded=True, unit=head)
+    k, v = (Value(f"{prefix}{name}", source.rows, key_width, sharded=True, unit=head) for name in ("k", "v"))
+    ops: list[Op] = [*linear_ops(q.name, normed, q, training, bias=shape.qkv_bias, parallel="column")]
+    ops += linear_ops(k.name, source, k, training, bias=shape.qkv_bias and shape.key_bias, parallel="column")
+    if shape.keys_as_values:
+        v = k
+    else:
+        ops += linear_ops(v.name, source, v, training, bias=shape.qkv_bias, parallel="column")
+    gate = replace(q, name=f"{prefix}out_gate")
+    if shape.out_gate:
+        ops += linear_ops(gate.name, normed, gate, training, bias=shape.qkv_bias, parallel="column")
     if shape.qk_norm:
-        q, k, plain_q, plain_k = replace(q, name="q_normed"), replace(k, name="k_normed"), q, k
+        q, k, plain_q, plain_k = replace(q, name=f"{q.name}_normed"), replace(k, name=f"{k.name}_normed"), q, k
         groups = (1, 1) if shape.qk_norm_whole else (shape.heads, shape.kv_heads)
-        ops.append(Norm(name="q_norm", x=plain_q, y=q, kind=shape.norm, trainable=trained, groups=groups[0]))
-        ops.append(Norm(name="k_norm", x=plain_k, y=k, kind=shape.norm, trainable=trained, groups=groups[1]))
+        ops.append(_norm(shape, f"{prefix}q_norm", plain_q, q, trained, groups[0]))
+        ops.append(_norm(shape, f"{prefix}k_norm", plain_k, k, trained, groups[1]))
     if rope and context is None:
-        q, k, plain_q, plain_k = replace(q, name="q_rotated"), replace(k, name="k_rotated"), q, k
+        q, k, plain_q, plain_k = replace(q, name=f"{prefix}q_rotated"), replace(k, name=f"{prefix}k_rotated"), q, k
         ops += [Rope(x=plain_q, y=q, heads=shape.heads), Rope(x=plain_k, y=k, heads=shape.kv_heads)]
-    attended = Value("attended", TOKENS, query_width, sharded=True, unit=head)
+    attended = Value(f"{prefix}attended", TOKENS, query_width, sharded=True, unit=head)
     attention = Attention(
         q=q,
         k=k,
@@ -70,8 +84,16 @@ def attention_ops(
         cross=context is not None,
     )
     ops.append(attention)
-    out = Value("attn_out", TOKENS, shape.hidden)
-    return (*ops, *linear_ops("o", attended, out, training, bias=shape.out_bias, parallel="row"))
+    if shape.out_gate:
+        opened, gated = replace(gate, name=f"{prefix}out_gate_open"), replace(attended, name=f"{prefix}attended_gated")
+        ops += [Activation(kind="sigmoid", x=gate, y=opened), Multiply(a=attended, b=opened, y=gated)]
+        attended = gated
+    out = Value(f"{prefix}attn_out", TOKENS, shape.hidden)
+    return (*ops, *linear_ops(f"{prefix}o", attended, out, training, bias=shape.out_bias, parallel="row"))
+
+
+def _norm(shape: Transformer, name: str, x: Value, y: Value, trained: bool, groups: int) -> Norm:
+    return Norm(name=name, x=x, y=y, kind=shape.norm, trainable=trained, groups=groups, bias=shape.norm_bias)
 
 
 def mlp_body(
@@ -98,7 +120,7 @@ def residual_ops(
     trained = training.mode == "full"
     if shape.post_norms:
         normed = replace(branch, name=f"{part}_out_normed")
-        ops.append(Norm(name=f"{part}_post_norm", x=branch, y=normed, kind=shape.norm, trainable=trained))
+        ops.append(_norm(shape, f"{part}_post_norm", branch, normed, trained, 1))
         branch = normed
     if shape.layer_scale:
         scaled = replace(branch, name=f"{part}_out_scaled")

@@ -13,6 +13,7 @@ from mmplan.cost_models.embeddings import (
     head_ops,
     loss_ops,
     patch_embed_ops,
+    stored_ops,
     text_position_ops,
     token_embed_ops,
 )
@@ -112,6 +113,7 @@ def _module_drafts(model: Model, module: ModelModule) -> list[_Draft]:
     if module.projector is not None:
         producer = _only(module, "input", _feeding(model, module, "input"))
         ops = projector_ops(module.projector, module.training, producer.output_width)
+        ops += stored_ops(module, ops[-1].y)
         layer = next(edge.producer_layer for edge in model.edges if edge.consumer == module.name)
         source = Source(last_layer_id(producer) if layer is None else f"{producer.name}.{layer}", "x")
         return [_Draft(f"{module.name}.0", module, "projector", 0, (source,), ops)]
@@ -128,9 +130,11 @@ def _module_drafts(model: Model, module: ModelModule) -> list[_Draft]:
 def _embed_draft(model: Model, module: ModelModule) -> _Draft:
     shape, layer_id = _transformer(module), f"{module.name}.embed"
     if module.vision is not None:
-        return _Draft(layer_id, module, "patch_embed", 0, (), patch_embed_ops(module.vision, shape, module.training))
+        ops = patch_embed_ops(module.vision, shape, module.training)
+        return _Draft(layer_id, module, "patch_embed", 0, (), ops + stored_ops(module, ops[-1].y))
     if module.audio is not None:
-        return _Draft(layer_id, module, "audio_embed", 0, (), audio_embed_ops(module.audio, shape, module.training))
+        ops = audio_embed_ops(module.audio, shape, module.training)
+        return _Draft(layer_id, module, "audio_embed", 0, (), ops + stored_ops(module, ops[-1].y))
     if module.vocabulary is None:
         raise CostModelError(f"module {module.name} has none of vision, audio and vocabulary: nothing to embed")
     merged, talkers = _feeding(model, module, "merge"), _feeding(model, module, "hidden")
@@ -145,6 +149,7 @@ def _embed_draft(model: Model, module: ModelModule) -> _Draft:
     ops = token_embed_ops(module.vocabulary, shape.hidden, module.training, names, hidden_source)
     if module.text is not None and module.text.positions == "learned":
         ops += text_position_ops(module.text, shape.hidden, module.training, ops[-1].y)
+    ops += stored_ops(module, ops[-1].y)
     sources = tuple(Source(last_layer_id(producer), producer.name) for producer in (*merged, *talkers))
     return _Draft(layer_id, module, "token_embed", 0, sources, ops)
 

@@ -9,6 +9,7 @@ query-key pairs whether causal or not, its backward with recomputed scores (5 pr
 import math
 from dataclasses import replace
 
+from mmplan.cost_models.delta_ops import CHUNK, CausalConv, DeltaRule
 from mmplan.cost_models.expert_ops import Combine, GroupedLinear, Route
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layer import Layer
@@ -26,6 +27,7 @@ from mmplan.cost_models.ops import (
     Op,
     Positions,
     Scale,
+    Stored,
     op_inputs,
     op_trainable,
 )
@@ -43,6 +45,9 @@ def product_flops(op: Op, load: Load, shard: int | Shard = 1) -> float:
             return 2 * op.x.local_rows(load, shard) * op.x.local_width(shard) * op.y.local_width(shard)
         case Conv1d():
             return 2 * op.y.local_rows(load, shard) * op.kernel * op.x.width * op.y.width
+        case DeltaRule():
+            rows = load.chunk_tokens * row_fraction(False, as_shard(shard))
+            return rows * op.gate.local_width(shard) * op.row_flops()
         case Attention():
             pairs = op.pairs.of(load) * row_fraction(False, as_shard(shard))
             return 2 * pairs * (op.q.local_width(shard) // op.head_dim) * op.product_width
@@ -57,12 +62,15 @@ def op_dgrad_flops(layer: Layer, op: Op, load: Load, shard: int | Shard = 1) -> 
     flops = product_flops(op, load, shard)
     if isinstance(op, Attention):  # q k^T again, gradients of q and k; gradients of v and of the weights
         return flops * (2 * op.product_width + op.head_dim) / op.product_width
+    if isinstance(op, DeltaRule):  # the forward again, twice as much for gradients, two products for the solved system
+        rows = load.chunk_tokens * row_fraction(False, as_shard(shard))
+        return 3 * flops + rows * op.gate.local_width(shard) * 4 * CHUNK**2
     return flops
 
 
 def op_wgrad_flops(op: Op, load: Load, shard: int | Shard = 1) -> float:
     """FLOPs of the gradient with respect to the operator's weights; zero when they are frozen."""
-    return product_flops(op, load, shard) if op_trainable(op) else 0.0
+    return product_flops(op, load, shard) if op_trainable(op) and not isinstance(op, DeltaRule) else 0.0
 
 
 def forward_flops(layer: Layer, load: Load, shard: int | Shard = 1) -> float:
@@ -91,7 +99,13 @@ def op_parameters(op: Op, shard: int | Shard = 1) -> int:
             return op.kernel * op.x.width * op.y.width + op.y.width
         case Norm():
             scale = min(op.x.width // op.groups, op.x.local_width(shard))
-            return scale * (2 if op.kind == "layer" else 1)
+            return scale * (2 if op.kind == "layer" and op.bias else 1)
+        case CausalConv():
+            return op.kernel * op.x.local_width(shard)
+        case DeltaRule():
+            return 2 * op.gate.local_width(shard)
+        case Stored():
+            return op.size
         case Embedding():
             return split(op.size, op.unit, as_shard(shard).tp) * op.y.width
         case ClassToken() | Scale():
@@ -122,12 +136,14 @@ def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:
     match op:
         case Linear() | GroupedLinear() | Scale():
             return (op.x,) if op.trainable else ()
-        case Conv1d() | Norm():
+        case Conv1d() | Norm() | CausalConv():
             return (op.x,) if op.trainable or grad else ()
+        case DeltaRule():
+            return (op.q, op.k, op.v, op.gate, op.step) if op.trainable or grad else ()
         case Attention():
             return (op.q, op.k, op.v, op.y) if grad else ()
         case Activation():
-            return (op.x,) if grad else ()
+            return (op.y if op.kind == "sigmoid" else op.x,) if grad else ()
         case Multiply():
             return tuple(kept for kept, other in ((op.a, op.b), (op.b, op.a)) if other.name in grad)
         case Combine():

@@ -1,25 +1,38 @@
 """Which tensor-parallel degrees divide everything that they have to divide."""
 
-from mmplan.scenario.scenario import ModelModule, Scenario
+import math
+
+from mmplan.scenario.scenario import ModelModule, Scenario, Transformer
 
 
 def sharded_widths(module: ModelModule) -> dict[str, int]:
     """Sizes that tensor parallelism splits in a module and that have to divide, by their name."""
     widths: dict[str, int] = {}
     if module.transformer is not None:
-        shape = module.transformer
-        if not shape.pad_heads:
-            widths |= {"heads": shape.heads} | ({} if shape.mla is not None else {"kv_heads": shape.kv_heads})
-        if shape.moe is None or not all(shape.moe.in_layer(index) for index in range(shape.layers)):
-            widths["ffn"] = shape.ffn
-        if shape.moe is not None:
-            widths["expert_ffn"] = shape.moe.expert_ffn
-            widths |= {"shared_ffn": shape.moe.shared_ffn} if shape.moe.shared_ffn else {}
+        for shape in module.transformer.shapes():
+            for name, width in _of_blocks(module.transformer, shape).items():
+                widths[name] = math.gcd(width, widths.get(name, width))
     if module.vocabulary is not None and module.vocabulary.pad_to == 1:
         widths["vocabulary"] = module.vocabulary.size
     if module.projector is not None:
         inner = module.projector.dims[1:-1:2]
         widths |= {f"dims[{2 * position + 1}]": width for position, width in enumerate(inner)}
+    return widths
+
+
+def _of_blocks(whole: Transformer, shape: Transformer) -> dict[str, int]:
+    """The same of the blocks of one shape."""
+    widths: dict[str, int] = {}
+    if shape.delta is not None:
+        widths |= {"key_heads": shape.delta.key_heads, "value_heads": shape.delta.value_heads}
+    elif not shape.pad_heads:
+        widths |= {"heads": shape.heads} | ({} if shape.mla is not None else {"kv_heads": shape.kv_heads})
+    blocks = [index for index in range(whole.layers) if whole.at(index) == shape]
+    if shape.moe is None or not all(shape.moe.in_layer(index) for index in blocks):
+        widths["ffn"] = shape.ffn
+    if shape.moe is not None and any(shape.moe.in_layer(index) for index in blocks):
+        widths["expert_ffn"] = shape.moe.expert_ffn
+        widths |= {"shared_ffn": shape.moe.shared_ffn} if shape.moe.shared_ffn else {}
     return widths
 
 
@@ -39,3 +52,10 @@ def tp_degrees(scenario: Scenario) -> tuple[int, ...]:
         for degree in range(1, min(sizes) + 1)
         if all(size % degree == 0 for size in sizes) and all(divides(module, degree) for module in split)
     )
+
+
+def heads_of(shape: Transformer) -> tuple[tuple[str, int], ...]:
+    """Kinds of heads of a block and how many of each there are."""
+    if shape.delta is not None:
+        return (("key_heads", shape.delta.key_heads), ("value_heads", shape.delta.value_heads))
+    return (("heads", shape.heads), ("kv_heads", shape.kv_heads))

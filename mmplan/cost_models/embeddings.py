@@ -1,5 +1,7 @@
 """The operators of the first and last layers of a module: patches, audio frames, tokens, head and loss."""
 
+from dataclasses import replace
+
 from mmplan.cost_models.blocks import linear_ops
 from mmplan.cost_models.ops import (
     Activation,
@@ -14,9 +16,10 @@ from mmplan.cost_models.ops import (
     Op,
     Pool,
     Positions,
+    Stored,
 )
 from mmplan.cost_models.values import CONTEXT, TOKENS, Rows, Value
-from mmplan.scenario.scenario import AudioInput, TextInput, Training, Transformer, VisionInput, Vocabulary
+from mmplan.scenario.scenario import AudioInput, ModelModule, TextInput, Training, Transformer, VisionInput, Vocabulary
 
 
 def image_patches(vision: VisionInput) -> int | None:
@@ -52,7 +55,7 @@ def patch_embed_ops(vision: VisionInput, shape: Transformer, training: Training)
         value = placed
     if shape.norm_first_extra:
         normed = Value("normed", TOKENS, shape.hidden)
-        ops.append(Norm(name="pre_norm", x=value, y=normed, kind=shape.norm, trainable=trained))
+        ops.append(Norm(name="pre_norm", x=value, y=normed, kind=shape.norm, trainable=trained, bias=shape.norm_bias))
     return tuple(ops)
 
 
@@ -134,8 +137,17 @@ def end_ops(
         ops.append(DropClassToken(x=x, y=value, period=None if patches is None else patches + 1))
     if shape.final_norm:
         normed = Value("final", value.rows, shape.hidden)
-        ops.append(Norm(name="final_norm", x=value, y=normed, kind=shape.norm, trainable=training.mode == "full"))
+        trained, kind = training.mode == "full", shape.norm
+        ops.append(Norm(name="final_norm", x=value, y=normed, kind=kind, trainable=trained, bias=shape.norm_bias))
     return tuple(ops)
+
+
+def stored_ops(module: ModelModule, x: Value) -> tuple[Op, ...]:
+    """Numbers that a module holds beside its products, in its first layer."""
+    if not module.stored:
+        return ()
+    kept, trained = replace(x, name=f"{x.name}_kept"), module.training.mode == "full"
+    return (Stored(name="stored", x=x, y=kept, size=module.stored, trainable=trained),)
 
 
 def head_ops(vocabulary: Vocabulary, hidden: int, training: Training) -> tuple[Op, ...]:

@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 
 from mmplan.cost_models.counts import FP32_BYTES
+from mmplan.cost_models.delta_ops import DeltaRule
 from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.exposed_time import add_cp, add_ep, add_tp
 from mmplan.cost_models.gemm import STREAM_FRACTION
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
-from mmplan.cost_models.op_time import add_attention, add_pointwise, add_product
+from mmplan.cost_models.op_time import add_attention, add_delta, add_pointwise, add_product
 from mmplan.cost_models.ops import (
     Activation,
     Attention,
@@ -19,6 +20,7 @@ from mmplan.cost_models.ops import (
     Linear,
     Multiply,
     Op,
+    Stored,
     op_routed,
 )
 from mmplan.cost_models.shard import Shard
@@ -64,6 +66,10 @@ def op_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard, routed: boo
             case Attention():
                 add_attention(seconds, rules, layer, op, load, shard)
                 add_cp(seconds, rules, op, load, shard)
+            case DeltaRule():
+                add_delta(seconds, rules, layer, op, load, shard)
+            case Stored():
+                launches -= 1
             case _:
                 add_pointwise(seconds, rules, layer, op, load, shard)
         if before is not None:  # the step waits for the rank with the most rows

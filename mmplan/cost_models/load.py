@@ -16,7 +16,8 @@ class Load:
     pairs of full attention); window_pairs: the same within attention windows; context_tokens and context_pairs: tokens
     that cross-attention reads and sum of query length times context length; input_elements: raw input values (pixels,
     mel frames, token ids) the module's first layer reads; targets: tokens with a loss; outputs: tokens that the module
-    hands on (after pooling and without dropped class tokens).
+    hands on (after pooling and without dropped class tokens); chunk_tokens: all tokens with each sequence filled up to
+    whole chunks of linear attention.
 
     A projector's context_tokens are the tokens it reads, a talker's those that its `hidden` edge brings.
     """
@@ -30,6 +31,7 @@ class Load:
     input_elements: float = 0.0
     targets: float = 0.0
     outputs: float = 0.0
+    chunk_tokens: float = 0.0
 
     def __add__(self, other: "Load") -> "Load":
         return Load(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))

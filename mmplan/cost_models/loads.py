@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+from mmplan.cost_models.delta_ops import CHUNK
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.module_order import upstream_first
 from mmplan.scenario.samples import reference_samples
@@ -174,5 +175,6 @@ def _one_sample(model: Model, sample: Sample) -> dict[str, Load]:
             input_elements=_input_elements(model, module, sample),
             targets=max(0, own_tokens(module, sample) - 1) if is_language_model else 0,
             outputs=sum(output_lengths(module, own)),
+            chunk_tokens=sum(-(-length // CHUNK) * CHUNK for length in own),
         )
     return loads

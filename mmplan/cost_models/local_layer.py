@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import TypeGuard, TypeVar
 
 from mmplan.cost_models.counts import FP32_BYTES
+from mmplan.cost_models.delta_ops import DeltaRule
 from mmplan.cost_models.expert_ops import Combine, Dispatch
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
@@ -26,6 +27,7 @@ from mmplan.cost_models.ops import (
     Pool,
     Rope,
     Slice,
+    Stored,
     SumGradients,
     SumParts,
 )
@@ -110,7 +112,7 @@ def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype) ->
 
 def _keeps(op: Op, grad_values: Sequence[str]) -> bool:
     """Whether autograd keeps a tensor of the operator, weights and indices included; sums and means need none."""
-    if isinstance(op, Add | SumParts | SumGradients | Pool):
+    if isinstance(op, Add | SumParts | SumGradients | Pool | Stored):
         return False
     return (op.b if isinstance(op, AddRows) else op.y).name in grad_values
 
@@ -166,6 +168,8 @@ def _local(op: AnyOp, tp: int) -> AnyOp:
             changes["bias"] = False
         case Attention():
             changes |= {"heads": heads(op.heads, op.q), "kv_heads": heads(op.kv_heads, op.k)}
+        case DeltaRule():
+            changes |= {"key_heads": heads(op.key_heads, op.k), "value_heads": heads(op.value_heads, op.v)}
         case Rope():
             changes["heads"] = heads(op.heads, op.x)
         case JoinHeads():

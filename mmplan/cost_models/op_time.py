@@ -5,7 +5,8 @@ costs casts of the inputs of each block product.
 """
 
 from mmplan.cost_models.attention_time import BACKWARD_RATE, fused_attention_s, math_attention_s, score_bytes
-from mmplan.cost_models.counts import op_parameters, product_flops
+from mmplan.cost_models.counts import op_dgrad_flops, op_parameters, product_flops
+from mmplan.cost_models.delta_ops import DeltaRule
 from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear
 from mmplan.cost_models.gemm import alignment, gemm_s
 from mmplan.cost_models.layer import Layer
@@ -114,6 +115,21 @@ def add_attention(seconds: Seconds, rules: Rules, layer: Layer, op: Attention, l
         if with_dgrad:
             again = (2 * op.product_width + op.head_dim) / op.product_width  # five products for the forward two's
             seconds[DGRAD, part] += again * once / BACKWARD_RATE
+
+
+def add_delta(seconds: Seconds, rules: Rules, layer: Layer, op: DeltaRule, load: Load, shard: Shard) -> None:
+    """Linear attention: its products in chunks at the rate of fused attention, or the traffic of its inputs and outputs
+    where that takes longer. No kernel of it has been measured here."""
+    part, device = PART["attention"], rules.device
+    fraction = dict(device.attention).get(rules.technique.attention, device.attention_fraction)
+    rate = rules.peak_flops_per_s * fraction
+    once = product_flops(op, load, shard)
+    moved = forward_bytes(op, load, rules.element_bytes, shard) / rules.pointwise_bytes_per_s
+    seconds[FORWARD, part] += max(once / rate, moved, device.launch_s)
+    if has_dgrad(layer, op):
+        moved = backward_bytes(op, load, rules.element_bytes, shard) / rules.pointwise_bytes_per_s
+        again = op_dgrad_flops(layer, op, load, shard)
+        seconds[DGRAD, part] += max(again / (rate * BACKWARD_RATE), moved, device.launch_s)
 
 
 def add_pointwise(seconds: Seconds, rules: Rules, layer: Layer, op: Op, load: Load, shard: Shard) -> None:

@@ -8,6 +8,7 @@ FLOPs, what autograd keeps of it, the bytes it moves, is one rule per operator i
 from dataclasses import dataclass
 from typing import Literal
 
+from mmplan.cost_models.delta_ops import CausalConv, DeltaRule
 from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear, Route, TopK
 from mmplan.cost_models.values import Parallel, Rows, Value
 
@@ -49,6 +50,7 @@ class Norm:
     kind: Literal["layer", "rms"]
     trainable: bool
     groups: int = 1
+    bias: bool = True  # of a layer norm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +96,7 @@ class Attention:
 class Activation:
     """Element-wise non-linearity."""
 
-    kind: Literal["gelu", "silu"]
+    kind: Literal["gelu", "silu", "sigmoid"]
     x: Value
     y: Value
 
@@ -106,6 +108,17 @@ class Scale:
     name: str
     x: Value
     y: Value
+    trainable: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """Passes rows on and holds `size` numbers whose arithmetic is not counted; their gradient is zero."""
+
+    name: str
+    x: Value
+    y: Value
+    size: int
     trainable: bool
 
 
@@ -290,6 +303,9 @@ Op = (
     | Dispatch
     | GroupedLinear
     | Combine
+    | Stored
+    | CausalConv
+    | DeltaRule
     | SumParts
     | SumGradients
     | CrossEntropy
@@ -307,6 +323,8 @@ def op_inputs(op: Op) -> tuple[Value, ...]:
             return (op.x, op.chosen)
         case Combine():
             return (op.x, op.chosen, op.weights)
+        case DeltaRule():
+            return (op.q, op.k, op.v, op.gate, op.step)
         case Interleave():
             return op.parts
         case Embedding():
@@ -324,6 +342,8 @@ def op_trainable(op: Op) -> bool:
     """Whether the operator has a parameter that is trained."""
     match op:
         case Linear() | GroupedLinear() | Conv1d() | Norm() | Scale() | Embedding() | ClassToken() | Positions():
+            return op.trainable
+        case Stored() | CausalConv() | DeltaRule():
             return op.trainable
         case SumParts():
             return op.bias and op.trainable

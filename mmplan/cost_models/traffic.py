@@ -4,6 +4,7 @@ For matrix products these bytes matter at small row counts only; point-wise oper
 """
 
 from mmplan.cost_models.counts import FP32_BYTES, op_parameters
+from mmplan.cost_models.delta_ops import CausalConv, DeltaRule
 from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.ops import (
@@ -18,6 +19,7 @@ from mmplan.cost_models.ops import (
     Norm,
     Op,
     Slice,
+    Stored,
     op_inputs,
 )
 from mmplan.cost_models.shard import Shard
@@ -30,8 +32,8 @@ def forward_bytes(op: Op, load: Load, dtype_bytes: int, shard: int | Shard = 1) 
     read = sum(value.elements(load, shard) for value in op_inputs(op))
     written = op.y.elements(load, shard)
     match op:
-        case MergeRows():
-            return 0.0  # a view
+        case MergeRows() | Stored():
+            return 0.0  # a view, or numbers too few to count
         case CrossEntropy():
             return read * (dtype_bytes + FP32_BYTES)  # logits in, fp32 log-probabilities out
         case Embedding() | Slice():
@@ -49,15 +51,15 @@ def backward_bytes(op: Op, load: Load, dtype_bytes: int, shard: int | Shard = 1)
     read = sum(value.elements(load, shard) for value in op_inputs(op))
     written = op.y.elements(load, shard)
     match op:
-        case MergeRows():
-            return 0.0  # a view
+        case MergeRows() | Stored():
+            return 0.0
         case CrossEntropy():
             return read * (dtype_bytes + FP32_BYTES)
         case Linear() | GroupedLinear() | Conv1d():
             return (read + written + op_parameters(op, shard)) * dtype_bytes
         case Attention():
             return (2 * read + 2 * written) * dtype_bytes  # q, k, v, output and its gradient in; three gradients out
-        case Activation() | Multiply() | Norm():
+        case Activation() | Multiply() | Norm() | CausalConv() | DeltaRule():
             return (2 * read + written) * dtype_bytes  # saved inputs and output gradient in, input gradients out
         case _:
             return (read + written) * dtype_bytes

@@ -1,6 +1,6 @@
 """Whether parallel degrees are possible for a model, a batch and a cluster: one sentence with the arithmetic if not."""
 
-from mmplan.cost_models.degrees import sharded_widths
+from mmplan.cost_models.degrees import heads_of, sharded_widths
 from mmplan.errors import InputError
 from mmplan.planner.degrees import Degrees
 from mmplan.scenario.scenario import ModelModule, Scenario
@@ -56,7 +56,8 @@ def _check_exchange(module: ModelModule, degrees: Degrees) -> None:
     """Context parallelism by all-to-all deals out the heads that tp leaves (arXiv 2309.14509, section 3.2)."""
     if module.transformer is None:
         return
-    for what, count in (("heads", module.transformer.heads), ("kv_heads", module.transformer.kv_heads)):
+    counts = [pair for shape in module.transformer.shapes() for pair in heads_of(shape)]
+    for what, count in counts:
         if count % (degrees.tp * degrees.cp):
             raise InputError(
                 f"{module.name}: {what} = {count} / (tp {degrees.tp} x cp {degrees.cp}) = "

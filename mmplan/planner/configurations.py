@@ -8,7 +8,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from mmplan.cost_models.degrees import divides, tp_degrees
+from mmplan.cost_models.degrees import divides, heads_of, tp_degrees
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import InfeasibleError
@@ -172,7 +172,8 @@ def context_degrees(scenario: Scenario, tp: int, rows: float) -> list[int]:
     cp = 1
     while cp == 1 or (cp <= MOST_CP and rows >= LEAST_ROWS * cp):
         exchanged = scenario.technique.context_parallel == "all-to-all" and cp > 1
-        heads = [n for m in languages if m.transformer for n in (m.transformer.heads, m.transformer.kv_heads)]
+        shapes = [shape for module in languages if module.transformer for shape in module.transformer.shapes()]
+        heads = [count for shape in shapes for _, count in heads_of(shape)]
         if (not rules.cp or cp in rules.cp) and not (exchanged and any(count % (tp * cp) for count in heads)):
             found.append(cp)
         cp *= 2

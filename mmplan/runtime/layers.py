@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mmplan.cost_models.delta_ops import CausalConv, DeltaRule
 from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear, Route, TopK
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.ops import (
@@ -33,6 +34,7 @@ from mmplan.cost_models.ops import (
     Rope,
     Scale,
     Slice,
+    Stored,
     SumParts,
     op_inputs,
     op_trainable,
@@ -41,6 +43,7 @@ from mmplan.cost_models.values import split
 from mmplan.runtime import experts, rows
 from mmplan.runtime.attention import packed_attention, rotate, window_lengths
 from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.delta_rule import causal_conv, delta_rule
 from mmplan.runtime.norms import GroupedNorm
 
 INITIAL_STD = 0.02  # of class tokens and positions (google-research/vision_transformer, `AddPositionEmbs`)
@@ -86,7 +89,7 @@ class LayerModule(nn.Module):
         return joined(values[self.layer.output.name])
 
     def _run(self, op: Op, inputs: Sequence[Tensor | Blocks], batch: Microbatch) -> Tensor | Blocks:
-        """Result of one operator; linears and sums of blocks stay blocks."""
+        """Result of one operator; linears, sums and products of blocks stay blocks."""
         match op:
             case Linear():
                 x = inputs[0]
@@ -98,6 +101,10 @@ class LayerModule(nn.Module):
                 if isinstance(a, tuple) and isinstance(b, tuple):
                     return tuple(x + y for x, y in zip(a, b, strict=True))
                 return joined(a) + joined(b)
+            case DeltaRule():
+                decay, lengths = self.parts[op.name].get_parameter("weight"), batch.lengths[self.layer.module]
+                q, k, v, gate, step = (joined(value) for value in inputs)
+                return delta_rule(q, k, v, gate, step, decay, lengths, op.key_heads)
             case Attention():
                 q, k, v = (joined(value) for value in inputs)
                 return self._attend(op, q, k, v, batch)
@@ -107,7 +114,11 @@ class LayerModule(nn.Module):
                 parts = [joined(value) for value in inputs]
                 return rows.interleave(parts, op.keys, batch.merge_positions[self.layer.module])
             case Multiply():
-                return joined(inputs[0]) * joined(inputs[1])
+                a, b = inputs
+                if isinstance(a, tuple):
+                    pieces = torch.split(joined(b), [block.shape[0] for block in a])
+                    return tuple(x * y for x, y in zip(a, pieces, strict=True))
+                return a * joined(b)
             case JoinHeads():
                 return rows.join_heads(joined(inputs[0]), joined(inputs[1]), op.heads)
             case AddRows():
@@ -148,7 +159,11 @@ class LayerModule(nn.Module):
             case Norm():
                 return self._run_part(op.name, x)
             case Activation():
-                return F.silu(x) if op.kind == "silu" else F.gelu(x)
+                return torch.sigmoid(x) if op.kind == "sigmoid" else F.silu(x) if op.kind == "silu" else F.gelu(x)
+            case CausalConv():
+                return causal_conv(x, self.parts[op.name].get_parameter("weight"), lengths)
+            case Stored():
+                return x + self.parts[op.name].get_parameter("weight").sum() * 0
             case Rope():
                 return rotate(x, lengths, op.heads, op.dims)
             case Slice():
@@ -227,6 +242,8 @@ def _name(op: Op) -> str:
     match op:
         case Linear() | GroupedLinear() | Conv1d() | Norm() | Scale() | Embedding() | ClassToken() | Positions():
             return op.name
+        case Stored() | CausalConv() | DeltaRule():
+            return op.name
         case SumParts():
             return op.name if op.bias else ""
         case _:
@@ -244,7 +261,13 @@ def _part(op: Op) -> nn.Module | None:
         case Conv1d():
             return nn.Conv1d(op.x.width, op.y.width, op.kernel, op.stride, padding=(op.kernel - 1) // 2)
         case Norm():
-            return GroupedNorm(op.x.width, op.kind, op.groups)
+            return GroupedNorm(op.x.width, op.kind, op.groups, op.bias)
+        case CausalConv():
+            return Table(op.x.width, op.kernel)
+        case DeltaRule():
+            return Table(2, op.value_heads)
+        case Stored():
+            return Table(op.size)
         case Embedding():
             return nn.Embedding(split(op.size, op.unit, 1), op.y.width)
         case GroupedLinear():

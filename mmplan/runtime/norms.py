@@ -21,11 +21,11 @@ class GroupedNorm(nn.Module):
         width: of a row; the scale has width / groups elements.
     """
 
-    def __init__(self, width: int, kind: Literal["layer", "rms"], groups: int) -> None:
+    def __init__(self, width: int, kind: Literal["layer", "rms"], groups: int, bias: bool = True) -> None:
         super().__init__()
         self.groups, self.size, self.kind = groups, width // groups, kind
         self.weight = nn.Parameter(torch.ones(self.size))
-        self.bias = nn.Parameter(torch.zeros(self.size)) if kind == "layer" else None
+        self.bias = nn.Parameter(torch.zeros(self.size)) if kind == "layer" and bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         parts = x.view(x.shape[0], self.groups, self.size) if self.groups > 1 else x

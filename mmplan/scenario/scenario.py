@@ -63,8 +63,33 @@ class Mla:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GatedDelta:
+    """Linear attention by the gated delta rule (arXiv 2412.06464, section 3.3): a state [key_dim, value_dim] per value
+    head, one gate and one step size per token and value head; `conv`: kernel of the causal convolutions on queries,
+    keys and values."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """Blocks of a stack (0-based) that differ from its others in more than windows; `shape.layers` has no meaning."""
+
+    layers: tuple[int, ...]
+    shape: "Transformer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Transformer:
-    """A stack of `layers` identical blocks, apart from window and cross-attention positions (0-based)."""
+    """A stack of `layers` identical blocks, apart from window and cross-attention positions (0-based) and `variants`.
+
+    `stored`: numbers that each block holds beside its products (gates, scales, further norms). They are trained and
+    kept like all others; their arithmetic is not counted.
+    """
 
     layers: int
     hidden: int
@@ -94,6 +119,23 @@ class Transformer:
     moe: Moe | None = None
     mla: Mla | None = None  # then head_dim and kv_heads have no meaning
     pad_heads: bool = False  # heads are filled up to a multiple of tp, key-value heads repeated
+    norm_bias: bool = True  # with `norm: layer`: shifts beside the scales (Cohere has none)
+    pre_norms: bool = True  # norms in front of attention and MLP; False with `post_norms`: OLMo 2
+    parallel: bool = False  # attention and MLP read one norm and are added together (Cohere)
+    out_gate: bool = False  # what attention gives times the sigmoid of a further projection (Qwen3-Next)
+    keys_as_values: bool = False  # no value projection: values are the projected keys (Gemma 4)
+    cross_also: bool = False  # cross layers attend to their own tokens first (Whisper's decoder)
+    delta: GatedDelta | None = None  # in place of attention
+    stored: int = 0
+    variants: tuple[Variant, ...] = ()
+
+    def at(self, index: int) -> "Transformer":
+        """The shape of block `index`."""
+        return next((variant.shape for variant in self.variants if index in variant.layers), self)
+
+    def shapes(self) -> "tuple[Transformer, ...]":
+        """The unlike shapes among the blocks."""
+        return tuple(dict.fromkeys(self.at(index) for index in range(self.layers)))
 
     @property
     def mlp_activation(self) -> Literal["gelu", "silu"]:
@@ -179,6 +221,7 @@ class ModelModule:
     projector: Projector | None = None
     training: Training = field(default_factory=Training)
     source: str = ""
+    stored: int = 0  # numbers beside its products, as `Transformer.stored` but in the module's first layer
     whole: bool = False  # tensor parallelism may not split it: a zone forbids tensor_sharding
     time_factor: float = 1.0  # seconds of its layers, as a run measured them, over those of the cost model
 

@@ -1,0 +1,51 @@
+"""Linear attention by the gated delta rule in place of a block's attention, as in Qwen3-Next and Qwen3.5.
+
+Projections of queries, keys, values, an output gate and two numbers per value head; a causal convolution and SiLU on
+the first three; the rule itself; a norm of each head, times the SiLU of the gate; the output projection.
+"""
+
+from dataclasses import replace
+
+from mmplan.cost_models.blocks import linear_ops
+from mmplan.cost_models.delta_ops import CausalConv, DeltaRule
+from mmplan.cost_models.ops import Activation, Multiply, Norm, Op
+from mmplan.cost_models.values import TOKENS, Value
+from mmplan.scenario.scenario import GatedDelta, Training, Transformer
+
+
+def delta_ops(shape: Transformer, delta: GatedDelta, training: Training, x: Value) -> tuple[Op, ...]:
+    """x [tokens, hidden], normed -> value `attn_out`, without the residual."""
+    trained = training.mode == "full"
+    key, value = delta.key_heads * delta.key_dim, delta.value_heads * delta.value_dim
+    q, k = (Value(name, TOKENS, key, sharded=True, unit=delta.key_dim) for name in ("q", "k"))
+    v, z = (Value(name, TOKENS, value, sharded=True, unit=delta.value_dim) for name in ("v", "z"))
+    gate, step = (Value(name, TOKENS, delta.value_heads, sharded=True) for name in ("gate_in", "step_in"))
+    ops: list[Op] = []
+    for projected in (q, k, v, z, gate, step):
+        ops += linear_ops(projected.name, x, projected, training, bias=False, parallel="column")
+    mixed = [replace(part, name=f"{part.name}_mixed") for part in (q, k, v)]
+    active = [replace(part, name=f"{part.name}_active") for part in (q, k, v)]
+    for part, conv, result in zip((q, k, v), mixed, active, strict=True):
+        ops.append(CausalConv(name=f"{part.name}_conv", x=part, y=conv, kernel=delta.conv, trainable=trained))
+        ops.append(Activation(kind="silu", x=conv, y=result))
+    ruled, normed, opened, gated = (
+        replace(v, name=name) for name in ("ruled", "ruled_normed", "z_open", "ruled_gated")
+    )
+    ops.append(
+        DeltaRule(
+            name="rule",
+            q=active[0],
+            k=active[1],
+            v=active[2],
+            gate=gate,
+            step=step,
+            y=ruled,
+            key_heads=delta.key_heads,
+            value_heads=delta.value_heads,
+            trainable=trained,
+        )
+    )
+    ops.append(Norm(name="rule_norm", x=ruled, y=normed, kind="rms", trainable=trained, groups=delta.value_heads))
+    ops += [Activation(kind="silu", x=z, y=opened), Multiply(a=normed, b=opened, y=gated)]
+    out = Value("attn_out", TOKENS, shape.hidden)
+    return (*ops, *linear_ops("o", gated, out, training, bias=False, parallel="row"))
