@@ -16,6 +16,7 @@ import typer
 
 from mmplan.commands.explore import pareto, replan, sweep
 from mmplan.commands.formats import export, import_
+from mmplan.commands.launch import launch
 from mmplan.commands.lists import hardware, schema
 from mmplan.commands.options import json_path
 from mmplan.commands.plans import check, compare, data, fit, optimize, simulate
@@ -34,7 +35,7 @@ app = typer.Typer(
 
 COMMANDS = (
     *(optimize, simulate, compare, check, execute, validate),
-    *(sweep, pareto, replan, fit, data, backtest, calibrate, import_, export, schema, hardware),
+    *(sweep, pareto, replan, fit, data, backtest, calibrate, import_, export, launch, schema, hardware),
 )
 
 for command in COMMANDS:  # in the order of --help

@@ -181,10 +181,15 @@ def plan_document(plan: Plan) -> dict[str, object]:
     return document
 
 
+def plan_text(plan: Plan) -> str:
+    """plan.json as text."""
+    short = replace(plan, stages=tuple(replace(s, layers=shorten_ids(s.layers)) for s in plan.stages))
+    return _PLAN.dump_json(short, indent=1).decode() + "\n"
+
+
 def save_plan(plan: Plan, path: Path) -> None:
     """Write plan.json; the file appears whole or not at all."""
-    short = replace(plan, stages=tuple(replace(s, layers=shorten_ids(s.layers)) for s in plan.stages))
-    write_file(path, _PLAN.dump_json(short, indent=1) + b"\n")
+    write_file(path, plan_text(plan))
 
 
 def load_plan(path: Path) -> Plan:

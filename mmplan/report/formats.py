@@ -10,6 +10,7 @@ from rich.text import Text
 
 from mmplan.files import make_folder, write_file
 from mmplan.planner.formats.exported import Exported
+from mmplan.runtime.formats.job import LaunchJob
 from mmplan.scenario.formats.reading import Reading
 from mmplan.units import format_seconds
 
@@ -64,6 +65,13 @@ def export_document(made: Exported, written: tuple[Path, ...]) -> dict[str, obje
         "losses": [{"sentence": loss.sentence, "step_s": loss.step_s} for loss in made.losses],
         "notes": list(made.notes),
     }
+
+
+def launch_document(job: LaunchJob, made: Exported, written: tuple[Path, ...]) -> dict[str, object]:
+    """`mmplan.launch/1`: the files as of an export, and how many processes run on which nodes."""
+    groups = [{"nodes": g.nodes, "processes": g.processes, "device": g.device} for g in job.groups]
+    counts = {"processes": job.processes, "nodes": job.nodes, "groups": groups}
+    return {**export_document(made, written), "schema": "mmplan.launch/1", **counts}
 
 
 def export_parts(made: Exported, written: tuple[Path, ...]) -> list[RenderableType]:

@@ -45,6 +45,33 @@ def read_hosts(paths: Sequence[Path]) -> Reading:
         InputError: a line that names no host, brackets that do not pair, a range that runs backwards, more hosts than a
             cluster has, two numbers of slots for one host, or counts that disagree with the list.
     """
+    named, variables, ignored = _mentions(paths)
+    slots, times = _slots_of(named)
+    warnings: list[str] = []
+    cluster = _cluster(slots, _devices(variables, ignored), paths[0], warnings)
+    if len(slots) > MOST_HOSTS:
+        raise InputError(f"{len(slots):,} hosts; a cluster has at most {MOST_HOSTS:,} nodes", file=paths[0])
+    _check_count(variables, len(slots))
+    _warn(slots, times, warnings)
+    told = f"{counted(len(slots), 'node')}: {_shortened(list(slots))}"
+    return Reading(
+        kind="hosts", fragment={"cluster": cluster}, read=(told,), ignored=tuple(ignored), warnings=tuple(warnings)
+    )
+
+
+def listed_hosts(path: Path) -> dict[str, int | None]:
+    """The hosts of a file in their order, with the devices of each, None where the file does not say.
+
+    Raises:
+        InputError: as `read_hosts`.
+    """
+    named, variables, ignored = _mentions([path])
+    devices = _devices(variables, ignored)
+    return {host: devices if count is None else count for host, count in _slots_of(named)[0].items()}
+
+
+def _mentions(paths: Sequence[Path]) -> tuple[list[NamedHosts], list[Variable], list[str]]:
+    """Hosts as the lines name them, the variables, and what was ignored."""
     named: list[NamedHosts] = []
     variables: list[Variable] = []
     mentions = 0
@@ -61,24 +88,14 @@ def read_hosts(paths: Sequence[Path]) -> Reading:
                 variables += found
             elif found is not None:
                 others.append((path, number))
-    ignored: list[str] = [f"{counted(len(others), 'line')} of other variables"] if others else []
+    ignored = [f"{counted(len(others), 'line')} of other variables"] if others else []
     if others and not variables:
         message = f"expected a host or a variable such as {LISTS[0]}=node[1-4]"
         raise InputError(message, file=others[0][0], line=others[0][1])
     named += _listed_hosts(variables, ignored)
     if not named:
         raise InputError("expected host names, found none", file=paths[0])
-    slots, times = _slots_of(named)
-    warnings: list[str] = []
-    cluster = _cluster(slots, _devices(variables, ignored), paths[0], warnings)
-    if len(slots) > MOST_HOSTS:
-        raise InputError(f"{len(slots):,} hosts; a cluster has at most {MOST_HOSTS:,} nodes", file=paths[0])
-    _check_count(variables, len(slots))
-    _warn(slots, times, warnings)
-    told = f"{counted(len(slots), 'node')}: {_shortened(list(slots))}"
-    return Reading(
-        kind="hosts", fragment={"cluster": cluster}, read=(told,), ignored=tuple(ignored), warnings=tuple(warnings)
-    )
+    return named, variables, ignored
 
 
 def _listed_hosts(variables: Sequence[Variable], ignored: list[str]) -> list[NamedHosts]:
