@@ -14,9 +14,14 @@ node, and a gather inside; `Link.bytes_per_s` is one device's share of its node'
 in a node has r shares, and groups in one node share it fairly. The network is taken to be rail-optimised: equal ranks
 of all nodes hang on one switch, and what is for another rail changes it inside the node first (NCCL 2.12, PXN), so
 rings and all-to-alls stay on their rail; `Link.oversubscription` is for networks that are not.
+
+With `Link.pipelined` on the network the levels stream at the same time, as in NCCL's rings and trees through all nodes:
+latencies add up, of the streams the slower one counts, and NVLS may add inside the nodes (NCCL 2.18, NVLSTree). With
+`Link.direct_peers` p on the node link a group of n ranks reaches (n - 1) / p of the rate.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmplan.scenario.cluster import Link
@@ -50,9 +55,9 @@ def gather_s(full_bytes: float, group: Group, node_link: Link, network_link: Lin
     """All-gather to, or reduce-scatter of, a tensor of `full_bytes` on every rank: the same volume each way."""
     if group.ranks == 1 or full_bytes <= 0:
         return 0.0
-    inside, nodes = group.per_node, group.nodes
-    across = _half_ring_s(full_bytes / inside, nodes, network_link)
-    return _half_ring_s(full_bytes, inside, node_link) + across
+    inside = _half_ring(full_bytes, group.per_node, node_link)
+    across = _half_ring(full_bytes / group.per_node, group.nodes, network_link)
+    return _both_levels_s([inside], [across], network_link)
 
 
 def all_reduce_s(full_bytes: float, group: Group, node_link: Link, network_link: Link) -> float:
@@ -61,38 +66,71 @@ def all_reduce_s(full_bytes: float, group: Group, node_link: Link, network_link:
         return 0.0
     inside, nodes = group.per_node, group.nodes
     if nodes == 1:
-        return _one_level_s(full_bytes, inside, node_link)
-    return 2 * _half_ring_s(full_bytes, inside, node_link) + _one_level_s(full_bytes / inside, nodes, network_link)
+        return min(map(_total_s, _one_level(full_bytes, inside, node_link)))
+    rings = [_ring(full_bytes, inside, node_link)]
+    if node_link.nvls and network_link.pipelined and inside > 1:
+        rings.append(_switched(full_bytes, node_link))
+    return _both_levels_s(rings, _one_level(full_bytes / inside, nodes, network_link), network_link)
 
 
 def all_to_all_s(rank_bytes: float, group: Group, node_link: Link, network_link: Link) -> float:
     """Each rank sends `rank_bytes` in equal parts to all ranks, itself included; levels work at the same time."""
     if group.ranks == 1 or rank_bytes <= 0:
         return 0.0
-    inside = rank_bytes * (group.per_node - 1) / group.ranks
-    across = rank_bytes * (group.ranks - group.per_node) / group.ranks
-    return max(message_s(inside, node_link), message_s(across, network_link))
+    near, far = group.per_node - 1, group.ranks - group.per_node
+    inside = _spread_s(rank_bytes * near / group.ranks, near, node_link)
+    return max(inside, _spread_s(rank_bytes * far / group.ranks, far, network_link))
 
 
 def message_s(bytes_sent: float, link: Link) -> float:
     """latency + bytes / bandwidth (the alpha-beta model, same paper, section 3)."""
-    return link.latency_s + bytes_sent / link.reached_bytes_per_s if bytes_sent > 0 else 0.0
+    return link.latency_s + bytes_sent / link.group_bytes_per_s(2) if bytes_sent > 0 else 0.0
 
 
-def _half_ring_s(full_bytes: float, ranks: int, link: Link) -> float:
+def _spread_s(bytes_sent: float, peers: int, link: Link) -> float:
+    """Messages to `peers` other ranks at a time."""
+    return link.latency_s + bytes_sent / link.group_bytes_per_s(peers + 1) if bytes_sent > 0 else 0.0
+
+
+_Cost = tuple[float, float]  # of one level: seconds of latency, seconds of streaming
+
+
+def _total_s(cost: _Cost) -> float:
+    return cost[0] + cost[1]
+
+
+def _both_levels_s(inside: Sequence[_Cost], across: Sequence[_Cost], network_link: Link) -> float:
+    """One level after the other, or both at a time."""
+    if not network_link.pipelined:
+        return min(map(_total_s, inside)) + min(map(_total_s, across))
+    return min(near[0] + far[0] + max(near[1], far[1]) for near in inside for far in across)
+
+
+def _half_ring(full_bytes: float, ranks: int, link: Link) -> _Cost:
     """Gather or reduce-scatter over one level."""
-    return (ranks - 1) * (link.latency_s + full_bytes / ranks / link.reached_bytes_per_s)
-
-
-def _one_level_s(full_bytes: float, ranks: int, link: Link) -> float:
-    """All-reduce over one level by the fastest algorithm of its link."""
     if ranks == 1:
-        return 0.0
-    stream = full_bytes / link.reached_bytes_per_s
-    found = [2 * _half_ring_s(full_bytes, ranks, link)]
-    found.append(2 * math.ceil(math.log2(ranks)) * link.latency_s + 2 * stream / TREE_RATE)
+        return 0.0, 0.0
+    return (ranks - 1) * link.latency_s, (ranks - 1) * (full_bytes / ranks / link.group_bytes_per_s(ranks))
+
+
+def _ring(full_bytes: float, ranks: int, link: Link) -> _Cost:
+    latency_s, stream_s = _half_ring(full_bytes, ranks, link)
+    return 2 * latency_s, 2 * stream_s
+
+
+def _switched(full_bytes: float, link: Link) -> _Cost:
+    return NVLS_LATENCY_S, full_bytes / link.reached_bytes_per_s / NVLS_RATE
+
+
+def _one_level(full_bytes: float, ranks: int, link: Link) -> list[_Cost]:
+    """All-reduce over one level by each algorithm of its link."""
+    if ranks == 1:
+        return [(0.0, 0.0)]
+    stream_s = full_bytes / link.group_bytes_per_s(ranks)
+    found = [_ring(full_bytes, ranks, link)]
+    found.append((2 * math.ceil(math.log2(ranks)) * link.latency_s, 2 * stream_s / TREE_RATE))
     if link.nvls:
-        found.append(NVLS_LATENCY_S + stream / NVLS_RATE)
+        found.append(_switched(full_bytes, link))
     if link.sharp:
-        found.append(SHARP_LATENCY_S + stream / SHARP_RATE)
-    return min(found)
+        found.append((SHARP_LATENCY_S, stream_s / SHARP_RATE))
+    return found

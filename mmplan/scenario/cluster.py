@@ -54,6 +54,8 @@ class Link:
     `nvls`: switches inside a node add what passes through them (NVLink SHARP). `sharp`: those between nodes do.
     `oversubscription`: ports of a switch towards devices over ports towards the other switches; when all devices talk
     at a time, messages between switches get so much less. 1: non-blocking, or rail-optimised.
+    `direct_peers`: without a switch the bandwidth is spread over links to so many other devices; 1: with one.
+    `pipelined`: collectives over nodes use the network and the links inside nodes at the same time.
     """
 
     bytes_per_s: float
@@ -64,11 +66,18 @@ class Link:
     nvls: bool = False
     sharp: bool = False
     oversubscription: float = 1.0
+    direct_peers: int = 1
+    pipelined: bool = False
 
     @property
     def reached_bytes_per_s(self) -> float:
         """What large messages reach."""
         return self.bytes_per_s * self.fraction / self.oversubscription
+
+    def group_bytes_per_s(self, ranks: int) -> float:
+        """What large messages of each of `ranks` devices (two at least) reach among themselves."""
+        rate = self.bytes_per_s * self.fraction / self.oversubscription
+        return rate if ranks > self.direct_peers else rate * (ranks - 1) / self.direct_peers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -145,6 +145,9 @@ def _own_link(at: KeyPath, spec: LinkSpec, document: Document) -> Link:
         nvls=base.nvls if spec.nvls is None else spec.nvls,
         sharp=base.sharp if spec.sharp is None else spec.sharp,
         oversubscription=spec.oversubscription,
+        direct_peers=base.direct_peers if spec.direct_peers is None else spec.direct_peers,
+        pipelined=base.pipelined if spec.pipelined is None else spec.pipelined,
+        source=spec.source or base.source,
         origins=_kept_origins(base, spec),
     )
 

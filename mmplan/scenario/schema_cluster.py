@@ -22,6 +22,17 @@ class LinkSpec(Strict):
     oversubscription: Annotated[float, Field(ge=1, le=1000)] = Field(
         default=1.0, description="ports of a switch towards devices over ports towards other switches"
     )
+    direct_peers: Annotated[int, Field(ge=1, le=1023)] | None = Field(
+        default=None,
+        description="over how many other devices the bandwidth is spread by direct links: n devices reach (n - 1) of "
+        "these shares; 1: a switch gives any pair all of it",
+    )
+    pipelined: bool | None = Field(
+        default=None,
+        description="of a network: collectives over nodes use it and the links inside nodes at a time, as NCCL's rings "
+        "do with large messages; without it one after the other",
+    )
+    source: Annotated[str, Field(max_length=500)] = Field(default="", description="where the numbers come from")
 
 
 NamedLink = Annotated[Annotated[str, Tag("name")] | Annotated[LinkSpec, Tag("mapping")], NAME_OR_MAPPING]

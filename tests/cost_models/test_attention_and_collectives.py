@@ -6,7 +6,7 @@ import pytest
 from small_models import DEVICE, NETWORK_LINK, NODE_LINK
 
 from mmplan.cost_models.attention_time import fused_attention_s, score_bytes
-from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, gather_s, group_of
+from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, gather_s, group_of, message_s
 from mmplan.cost_models.stragglers import straggler_share
 
 FAST, SLOW = (replace(NODE_LINK, latency_s=0.0), replace(NETWORK_LINK, latency_s=0.0))  # 50 and 5 GB/s reached
@@ -87,3 +87,28 @@ def test_all_to_all_waits_for_the_slower_level() -> None:
     """8 ranks, 4 in a node: half of each rank's bytes cross nodes."""
     assert all_to_all_s(8e9, Group(8, 4), FAST, SLOW) == pytest.approx(8e9 * 4 / 8 / 5e9)
     assert all_to_all_s(8e9, Group(1, 1), FAST, SLOW) == 0.0
+
+
+def test_direct_links_give_a_group_its_share() -> None:
+    """Three peers: two devices have a third of the rate, four all of it; each of four sends to three at a time."""
+    mesh = replace(FAST, direct_peers=3)
+    assert gather_s(6e9, Group(2, 2), mesh, SLOW) == pytest.approx(3 * gather_s(6e9, Group(2, 2), FAST, SLOW))
+    assert gather_s(6e9, Group(4, 4), mesh, SLOW) == pytest.approx(gather_s(6e9, Group(4, 4), FAST, SLOW))
+    assert message_s(6e9, mesh) == pytest.approx(3 * message_s(6e9, FAST))
+    assert all_to_all_s(6e9, Group(4, 4), mesh, SLOW) == pytest.approx(6e9 * 3 / 4 / 50e9)
+
+
+def test_levels_that_work_at_a_time_take_as_long_as_the_slower_one() -> None:
+    """16 ranks, 4 in a node: 3/4 of the bytes inside, 3/4 of a quarter of them across."""
+    both = replace(SLOW, pipelined=True)
+    assert gather_s(80e9, Group(16, 4), FAST, both) == pytest.approx(max(3 / 4 * 80e9 / 50e9, 3 / 4 * 20e9 / 5e9))
+    assert gather_s(80e9, Group(16, 1), FAST, both) == gather_s(80e9, Group(16, 1), FAST, SLOW)
+    assert gather_s(1.0, Group(16, 4), NODE_LINK, replace(NETWORK_LINK, pipelined=True)) == pytest.approx(
+        3 * 2e-6 + 3 * 10e-6, rel=1e-3
+    )
+
+
+def test_switches_inside_add_beside_a_network_that_works_at_the_same_time() -> None:
+    quick = replace(SLOW, bytes_per_s=1e15, pipelined=True)
+    nvls_s = 25e-6 + 80e9 * 6 / 5 / 50e9
+    assert all_reduce_s(80e9, Group(16, 8), replace(FAST, nvls=True), quick) == pytest.approx(nvls_s, rel=1e-3)
