@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from mmplan.errors import InputError
+from mmplan.errors import CheckError, InputError
 from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.torch_pipelining import export_torch_pipelining
 from mmplan.planner.plan import Plan
@@ -25,4 +25,7 @@ def exported(plan: Plan, target: str) -> Exported:
     """
     if target not in TARGETS:
         raise InputError(f"unknown target '{target}'{did_you_mean(target, TARGETS)}; known: {listed(TARGETS, 40)}")
+    if plan.meshes:
+        apart = " and ".join(plan.meshes[0].modules)
+        raise CheckError(f"{target} runs all modules on one mesh, the plan has {apart} on {plan.meshes[0]}")
     return TARGETS[target](plan)

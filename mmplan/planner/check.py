@@ -11,15 +11,17 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.degrees import divides, tp_degrees
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import base_of
-from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import CheckError
+from mmplan.planner.check_meshes import check_meshes
 from mmplan.planner.check_numbers import check_numbers
 from mmplan.planner.check_program import check_program
 from mmplan.planner.check_schedule import check_orders, check_placement, check_schedule_certificate
 from mmplan.planner.finding import Finding
 from mmplan.planner.lower import lower
+from mmplan.planner.mesh import partners
 from mmplan.planner.plan import Plan, scenario_hash
 from mmplan.planner.program import Program
+from mmplan.planner.step_loads import mean_step_loads
 
 
 def check_plan(plan: Plan) -> tuple[Finding, ...]:
@@ -28,9 +30,8 @@ def check_plan(plan: Plan) -> tuple[Finding, ...]:
     if findings:
         return findings
     graph = build_graph(plan.scenario)
-    loads = mean_loads(plan.scenario, plan.microbatch_size)
-    findings = check_numbers(plan, graph, AnalyticCostModel(plan.scenario), loads)
-    program = lower(plan, graph, [[loads] * plan.microbatches])
+    findings = check_numbers(plan, graph, AnalyticCostModel(plan.scenario))
+    program = lower(plan, graph, mean_step_loads(plan))
     findings = (*findings, *check_schedule_certificate(plan), *check_program(program))
     return (*findings, *check_tensors(plan, graph, program))
 
@@ -54,9 +55,9 @@ def check_structure(plan: Plan) -> tuple[Finding, ...]:
     if changed:
         return changed
     graph = build_graph(plan.scenario)
-    placed = tuple(check_placement(plan, graph))
-    if placed:
-        return placed
+    for rule in (check_placement, check_meshes):
+        if placed := tuple(rule(plan, graph)):
+            return placed
     rules = (_layers, _degrees, _tensor_parallel, _experts, _batch, _allowed, check_orders)
     findings = [finding for rule in rules for finding in rule(plan, graph)]
     if not any(finding.rule == "layers" for finding in findings):
@@ -103,7 +104,7 @@ def _degrees(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         yield Finding(rule="degrees", message=message)
         return
     devices = plan.scenario.cluster.device_count
-    if plan.rank_count > devices:
+    if not plan.meshes and plan.rank_count > devices:
         cp = f" x cp={plan.cp}" if plan.cp > 1 else ""
         product = f"pp={plan.pp} x dp={plan.dp}{cp} x tp={plan.tp} = {plan.rank_count}"
         yield Finding(rule="degrees", message=f"{product} devices, cluster {plan.scenario.cluster.name} has {devices}")
@@ -139,16 +140,17 @@ def _tensor_parallel(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         message = f"tp={plan.tp} does not divide the heads, widths and nodes of this scenario; possible: {names}"
         yield Finding(rule="tensor parallel", message=message)
     model = plan.scenario.model
+    apart = {*plan.spread, *(name for mesh in plan.meshes for name in mesh.modules)}
     for module in model.modules:
-        if module.name not in plan.spread and module.kind != "language_model" and not divides(module, plan.tp):
+        if module.name not in apart and module.kind != "language_model" and not divides(module, plan.tp):
             message = f"tp={plan.tp} does not divide the widths of {module.name}, which is not spread"
             yield Finding(rule="tensor parallel", message=message)
     for name in plan.spread:
         if name not in [module.name for module in model.modules if module.kind != "language_model"]:
             yield Finding(rule="tensor parallel", message=f"{name} is spread, and is no module that can be")
     cluster = plan.scenario.cluster
-    if all(pool.devices_per_node % plan.tp == 0 for pool in cluster.pools):
-        return  # groups start at multiples of tp and so do nodes
+    if plan.meshes or all(pool.devices_per_node % plan.tp == 0 for pool in cluster.pools):
+        return  # said by the meshes, or groups start at multiples of tp and so do nodes
     for first in range(0, min(plan.rank_count, cluster.device_count), plan.tp):
         last = min(first + plan.tp, cluster.device_count) - 1
         if cluster.node_of(first) != cluster.node_of(last):
@@ -248,7 +250,8 @@ def _zones(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
 
 
 def check_tensors(plan: Plan, graph: ComputationGraph, program: Program) -> tuple[Finding, ...]:
-    """Every stage gets each tensor it reads, and each gradient that flows back, once per microbatch."""
+    """Every stage gets each tensor it reads, and each gradient that flows back, once per microbatch: from the replica
+    that has its samples, or a part from each that has some."""
     stage_of = plan.stage_of_layer()
     activations: set[tuple[int, int, str]] = set()  # source stage, target stage, producing layer
     gradients: set[tuple[int, int, str]] = set()
@@ -261,17 +264,18 @@ def check_tensors(plan: Plan, graph: ComputationGraph, program: Program) -> tupl
     findings = []
     for rank in program.ranks:
         expected = sorted(
-            (source, layer, mark, microbatch, target)
+            (source, layer, mark, microbatch, target, plan.rank(source, partner))
             for mark, needs in ((">", activations), ("<", gradients))
             for source, target, layer in needs
             if plan.row(target) == plan.row(rank.stage) != plan.row(source)
+            for partner in partners(rank.replica, plan.mesh(target), plan.mesh(source))
             for microbatch in range(program.microbatches)
         )
         received = [action for action in rank.actions if action.kind == "RECV"]
-        got = sorted((*_named(a.tensor, stage_of), a.microbatch, a.stage) for a in received)
+        got = sorted((*_named(a.tensor, stage_of), a.microbatch, a.stage, a.peer) for a in received)
         lost = sorted(set(expected) - set(got)) or sorted(set(got) - set(expected))
         if lost or len(got) != len(set(got)):
-            source, layer, mark, microbatch, target = lost[0] if lost else got[0]
+            source, layer, mark, microbatch, target, _ = lost[0] if lost else got[0]
             what = "output" if mark == ">" else "gradient of the output"
             verb = "does not receive" if set(expected) - set(got) else "receives without need or twice"
             message = f"rank {rank.rank} (stage {target}) {verb} the {what} of {layer} from stage {source}"

@@ -34,6 +34,9 @@ def check_hangs(plan: Plan, runtime: RuntimeName = "mmplan") -> tuple[Finding, .
     """Every way in which a batch makes ranks diverge, with the two ranks and the fix; empty when none does."""
     if runtime == "mmplan":
         return _own(plan)
+    if plan.meshes:
+        apart = " and ".join(plan.meshes[0].modules)
+        raise InputError(f"the plan has {apart} on ranks of their own, which {runtime} does not run")
     if runtime == "megatron-pp":
         return _fixed_pipeline(plan)
     return _data_parallel(plan, runtime)
@@ -56,14 +59,14 @@ def _own(plan: Plan) -> tuple[Finding, ...]:
 
 
 def _layouts(plan: Plan, whole: Loads, lacking: Loads) -> list[tuple[str, list[list[Loads]]]]:
-    """Steps in which some microbatches lack something: [replica][microbatch]."""
+    """Steps in which some microbatches lack something: [part][microbatch]."""
     m = plan.microbatches
-    others = [[whole] * m for _ in range(plan.dp - 1)]
+    others = [[whole] * m for _ in range(plan.parts - 1)]
     return [
         ("in microbatch 0 of replica 0", [[lacking, *[whole] * (m - 1)], *others]),
         ("in all microbatches of replica 0", [[lacking] * m, *others]),
-        ("in every other microbatch", [[(lacking, whole)[k % 2] for k in range(m)] for _ in range(plan.dp)]),
-        ("in the whole batch", [[lacking] * m for _ in range(plan.dp)]),
+        ("in every other microbatch", [[(lacking, whole)[k % 2] for k in range(m)] for _ in range(plan.parts)]),
+        ("in the whole batch", [[lacking] * m for _ in range(plan.parts)]),
     ]
 
 
@@ -71,7 +74,8 @@ def _shortened(plan: Plan) -> Plan:
     """The plan with as few replicas and microbatches as show every order of transfers: in 1F1B and GPipe the rest
     repeats."""
     repeats = plan.schedule in ("1f1b", "gpipe")
-    dp, m = min(plan.dp, 2), min(plan.microbatches, 2 * plan.pp + 2) if repeats else plan.microbatches
+    dp = plan.dp if plan.meshes else min(plan.dp, 2)
+    m = min(plan.microbatches, 2 * plan.pp + 2) if repeats else plan.microbatches
     scenario = replace(plan.scenario, global_batch=dp * m * plan.microbatch_size)
     return replace(plan, scenario=scenario, dp=dp, microbatches=m)
 

@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.counts import edge_bytes
+from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
 from mmplan.cost_models.load import Loads
+from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.peak_loads import peak_loads
 from mmplan.cost_models.planned_memory import (
     loss_working_bytes,
@@ -24,6 +26,7 @@ from mmplan.cost_models.planned_memory import (
 )
 from mmplan.planner.check_schedule import held_microbatches
 from mmplan.planner.finding import Finding
+from mmplan.planner.mesh import Mesh, message_bytes, messages
 from mmplan.planner.plan import Plan
 from mmplan.units import format_bytes, format_seconds
 
@@ -31,8 +34,11 @@ from mmplan.units import format_bytes, format_seconds
 _RELATIVE_TOLERANCE = 1e-6
 
 
-def check_numbers(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> tuple[Finding, ...]:
-    """Recorded times, memory, objective and bound of a plan whose structure is sound; `loads` of a mean microbatch."""
+def check_numbers(plan: Plan, graph: ComputationGraph, costs: CostModel) -> tuple[Finding, ...]:
+    """Recorded times, memory, objective and bound of a plan whose structure is sound, for mean microbatches."""
+    sizes = [plan.samples(stage) for stage in range(len(plan.stages))]
+    means = {size: mean_loads(plan.scenario, size) for size in set(sizes)}
+    loads = [means[size] for size in sizes]
     return (
         *_stage_times(plan, graph, costs, loads),
         *_stage_memory(plan, graph, loads),
@@ -57,14 +63,14 @@ def _stage_depths(plan: Plan, graph: ComputationGraph) -> list[int]:
     return depths
 
 
-def _stage_times(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> Iterator[Finding]:
+def _stage_times(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Sequence[Loads]) -> Iterator[Finding]:
     """Seconds of each stage."""
     finish_s = _finish_s(plan, graph, costs)
     for index, stage in enumerate(plan.stages):
         layers, layout = [graph.layer(layer) for layer in stage.layers], plan.layout(index)
         for name, recorded_s, computed_s in (
-            ("forward", stage.forward_s, sum(costs.forward_s(x, loads[x.module], layout) for x in layers)),
-            ("backward", stage.backward_s, sum(costs.backward_s(x, loads[x.module], layout) for x in layers)),
+            ("forward", stage.forward_s, sum(costs.forward_s(x, loads[index][x.module], layout) for x in layers)),
+            ("backward", stage.backward_s, sum(costs.backward_s(x, loads[index][x.module], layout) for x in layers)),
             ("finish", stage.finish_s, finish_s[index]),
         ):
             if _differs(recorded_s, computed_s):
@@ -72,13 +78,13 @@ def _stage_times(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: L
                 yield Finding(rule="stage times", message=message + format_seconds(computed_s))
 
 
-def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator[Finding]:
+def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Sequence[Loads]) -> Iterator[Finding]:
     """Microbatches in flight, capacity and memory of each stage."""
     if plan.orders:
         yield from _memory_of_orders(plan, graph, loads)
         return
     scenario, depths = plan.scenario, _stage_depths(plan, graph)
-    known: dict[Layout, int] = {}
+    known: dict[tuple[Mesh, Layout], int] = {}
     for index, stage in enumerate(plan.stages):
         alive = plan.microbatches if plan.schedule == "gpipe" else min(plan.microbatches, depths[index])
         if stage.in_flight != alive:
@@ -89,7 +95,7 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator
         usable_bytes, reserved_bytes = _room(plan, index)
         reserved_bytes += _at_work_bytes(plan, graph, loads, (index,), known)
         held_bytes = sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
-        each_bytes = sum(planned_kept_bytes(layer, loads[layer.module], scenario, layout) for layer in layers)
+        each_bytes = sum(planned_kept_bytes(layer, loads[index][layer.module], scenario, layout) for layer in layers)
         needed_bytes = reserved_bytes + held_bytes + alive * each_bytes
         yield from _recorded_memory(plan, index, usable_bytes, needed_bytes, "its layers need")
         if needed_bytes > usable_bytes:
@@ -99,12 +105,12 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator
             yield Finding(rule="memory", message=message)
 
 
-def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Loads) -> Iterator[Finding]:
+def _memory_of_orders(plan: Plan, graph: ComputationGraph, loads: Sequence[Loads]) -> Iterator[Finding]:
     """The same where the plan holds its orders: a pipeline rank's stages share its memory."""
-    scenario, known = plan.scenario, dict[Layout, int]()
+    scenario, known = plan.scenario, dict[tuple[Mesh, Layout], int]()
     layers = [[graph.layer(layer) for layer in stage.layers] for stage in plan.stages]
     each_bytes = [
-        sum(planned_kept_bytes(layer, loads[layer.module], scenario, plan.layout(stage)) for layer in own)
+        sum(planned_kept_bytes(layer, loads[stage][layer.module], scenario, plan.layout(stage)) for layer in own)
         for stage, own in enumerate(layers)
     ]
     for row in range(plan.pp):
@@ -146,62 +152,98 @@ def _recorded_memory(plan: Plan, stage: int, usable_bytes: int, needed_bytes: in
 
 
 def _at_work_bytes(
-    plan: Plan, graph: ComputationGraph, mean: Loads, stages: Sequence[int], known: dict[Layout, int]
+    plan: Plan,
+    graph: ComputationGraph,
+    mean: Sequence[Loads],
+    stages: Sequence[int],
+    known: dict[tuple[Mesh, Layout], int],
 ) -> int:
-    """In a microbatch at the 99th percentile: of the model's layers what the one at work needs most (`known` has it),
-    what losses here need beyond, and what layers here keep beyond a mean microbatch."""
-    total, loads = [0], peak_loads(plan.scenario, plan.microbatch_size)
+    """In a microbatch at the 99th percentile: of the layers that have the same mesh what the one at work needs most
+    (`known` has it), what losses here need beyond, and what layers here keep beyond a mean microbatch."""
+    total = [0]
     for stage in stages:
-        layout = plan.layout(stage)
-        if layout not in known:
-            known[layout] = planned_working_bytes(graph.layers(), loads, plan.scenario, layout)
-        most = known[layout]
+        layout, loads = plan.layout(stage), peak_loads(plan.scenario, plan.samples(stage))
+        key = (plan.mesh(stage), layout)
+        if key not in known:
+            beside = [layer for layer in graph.layers() if layer.module in plan.beside(stage)]
+            known[key] = planned_working_bytes(beside, loads, plan.scenario, layout)
+        most = known[key]
         total[0] = max(total[0], most)
         layers = [graph.layer(name) for name in plan.stages[stage].layers]
         total += [loss_working_bytes(x, loads[x.module], plan.scenario, layout, most) for x in layers]
-        total += [planned_excess_bytes(x, mean[x.module], loads[x.module], plan.scenario, layout) for x in layers]
+        total += [
+            planned_excess_bytes(x, mean[stage][x.module], loads[x.module], plan.scenario, layout) for x in layers
+        ]
     return sum(total)
 
 
 def _finish_s(plan: Plan, graph: ComputationGraph, costs: CostModel) -> list[float]:
     """Per stage: sum of gradients over the ranks with the same weights, then the update of one rank's parameters."""
-    together = min(_most_in_one_node(plan, stage) for stage in range(len(plan.stages)))
+    together: dict[Mesh, int] = {}
+    for index in range(len(plan.stages)):
+        near = _most_in_one_node(plan, index)
+        together[plan.mesh(index)] = min(near, together.get(plan.mesh(index), near))
     result_s = []
     for index, stage in enumerate(plan.stages):
         layout = plan.layout(index)
         trained = sum((trained_on_rank(graph.layer(layer), layout) for layer in stage.layers), Trained())
-        finish_s = costs.reduce_s(trained, layout, together) + costs.update_s(trained, layout)
+        finish_s = costs.reduce_s(trained, layout, together[plan.mesh(index)]) + costs.update_s(trained, layout)
         result_s.append(finish_s if trained.total else 0.0)
     return result_s
 
 
 def _most_in_one_node(plan: Plan, stage: int) -> int:
     """Ranks of a stage with the same weights that share a node, where most of them do."""
-    nodes = Counter(plan.scenario.cluster.node_of(rank) for rank in plan.stage_ranks(stage)[:: plan.tp])
+    nodes = Counter(plan.scenario.cluster.node_of(rank) for rank in plan.stage_ranks(stage)[:: plan.mesh(stage).tp])
     return max(nodes.values())
 
 
-def _objective_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> float:
+def _objective_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Sequence[Loads]) -> float:
     """The closed form of the module's docstring, from recomputed seconds."""
     stage_of = plan.stage_of_layer()
-    near = plan.rank_count <= min(pool.devices_per_node for pool in plan.scenario.cluster.pools)
-    busy_s = [0.0] * plan.pp
+    near = plan.world <= min(pool.devices_per_node for pool in plan.scenario.cluster.pools)
+    busy_s, known = [0.0] * plan.pp, dict[tuple[Mesh, Mesh], int]()
     for layer in graph.layers():
-        load, layout = loads[layer.module], plan.layout(stage_of[layer.id])
-        busy_s[stage_of[layer.id]] += costs.forward_s(layer, load, layout) + costs.backward_s(layer, load, layout)
+        stage = stage_of[layer.id]
+        load, layout = loads[stage][layer.module], plan.layout(stage)
+        busy_s[stage] += costs.forward_s(layer, load, layout) + costs.backward_s(layer, load, layout)
     tail_s = list(busy_s)
     for source in reversed(range(plan.pp)):
         for edge in graph.edges():
             target = stage_of[edge.consumer]
             if stage_of[edge.producer] == source and target != source:
-                sent_bytes = plan.layout(source).sent_bytes(edge, loads, plan.scenario.precision)
-                one_way_s = costs.transfer_s(sent_bytes, near)
-                lag_s = one_way_s * (2 if edge.carries_grad else 1)
+                lag_s = _lag_s(plan, costs, edge, (source, target), loads, near, known)
                 tail_s[source] = max(tail_s[source], busy_s[source] + lag_s + tail_s[target])
     return (plan.microbatches - 1) * max(busy_s) + max(tail_s) + max(_finish_s(plan, graph, costs))
 
 
-def _certificate(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Loads) -> Iterator[Finding]:
+def _lag_s(
+    plan: Plan,
+    costs: CostModel,
+    edge: Edge,
+    ends: tuple[int, int],
+    loads: Sequence[Loads],
+    near: bool,
+    known: dict[tuple[Mesh, Mesh], int],
+) -> float:
+    """Seconds of a tensor and its gradient between two stages: the busiest rank's messages, one after another."""
+    source, target = (plan.mesh(end) for end in ends)
+    part = loads[ends[0] if source.dp >= target.dp else ends[1]]
+    one_s = costs.transfer_s(message_bytes(edge_bytes(edge, part, plan.scenario.precision), source, target), near)
+    return one_s * sum(_busiest(pair, known) for pair in ((source, target), (target, source))[: 1 + edge.carries_grad])
+
+
+def _busiest(pair: tuple[Mesh, Mesh], known: dict[tuple[Mesh, Mesh], int]) -> int:
+    """Most messages that one rank sends or gets, counted over all ranks; inside a mesh each has its like."""
+    if pair[0] == pair[1]:
+        return 1
+    if pair not in known:
+        ends = list(messages(*pair))
+        known[pair] = max(*Counter(sent for sent, _ in ends).values(), *Counter(got for _, got in ends).values())
+    return known[pair]
+
+
+def _certificate(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Sequence[Loads]) -> Iterator[Finding]:
     """Objective, bound and gap."""
     certificate = plan.certificate
     if plan.placement:  # the closed form is one of stages with a rank each

@@ -7,6 +7,7 @@ from math import isqrt
 import numpy as np
 
 from mmplan.cost_models.layout import Layout
+from mmplan.planner.mesh import Mesh
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.schedule_names import ScheduleName
@@ -18,7 +19,12 @@ MOST_FORWARDS = 524_288
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Configuration:
-    """Everything about a plan but the cut; `microbatches` per replica and step."""
+    """Everything about a plan but the cut; `microbatches` per replica and step.
+
+    `meshes`: modules with ranks of their own, whose stages come first, `mesh_stages` of each; `pp` counts all stages,
+    the other degrees are those of all other modules. `first_rank`: where its ranks begin; `world`: where those of the
+    whole plan end, 0 if it is the whole plan.
+    """
 
     tp: int
     dp: int
@@ -31,10 +37,51 @@ class Configuration:
     etp: int = 1
     sharding: Sharding = "none"
     spread: tuple[str, ...] = ()
+    meshes: tuple[Mesh, ...] = ()
+    mesh_stages: tuple[int, ...] = ()
+    first_rank: int = 0
+    world: int = 0
 
     @property
     def ranks(self) -> int:
-        return self.tp * self.cp * self.dp * self.pp
+        """Ranks that work."""
+        beside = sum(mesh.ranks * stages for mesh, stages in zip(self.meshes, self.mesh_stages, strict=True))
+        return self.tp * self.cp * self.dp * self.base_stages + beside
+
+    @property
+    def base_stages(self) -> int:
+        """Stages of modules without a mesh of their own."""
+        return self.pp - sum(self.mesh_stages)
+
+    @property
+    def last_rank(self) -> int:
+        """Of the whole plan."""
+        ends = [
+            mesh.first_rank + mesh.ranks * stages for mesh, stages in zip(self.meshes, self.mesh_stages, strict=True)
+        ]
+        return max(self.world, self.first_rank + self.tp * self.cp * self.dp * self.base_stages, *ends) - 1
+
+    @property
+    def mesh(self) -> Mesh:
+        """That of modules without one of their own."""
+        return Mesh(modules=(), tp=self.tp, cp=self.cp, dp=self.dp, first_rank=self.first_rank)
+
+    def side(self, mesh: Mesh) -> "Configuration":
+        """The ranks of one of the meshes, or of all other modules, as a configuration of their own."""
+        world = self.last_rank + 1
+        if mesh not in self.meshes:
+            return replace(self, pp=self.base_stages, meshes=(), mesh_stages=(), world=world)
+        return Configuration(
+            tp=mesh.tp,
+            dp=mesh.dp,
+            pp=self.mesh_stages[self.meshes.index(mesh)],
+            microbatch_size=self.microbatch_size * self.dp // mesh.dp,
+            microbatches=self.microbatches,
+            schedule=self.schedule,
+            sharding=self.sharding,
+            first_rank=mesh.first_rank,
+            world=world,
+        )
 
     @property
     def layout(self) -> Layout:
@@ -48,15 +95,18 @@ class Configuration:
         if len(cluster.pools) == 1:
             return self.layout
         count = self.tp * self.cp * self.dp
-        return replace(self.layout, pools=cluster.pools_of(stage * count, (stage + 1) * count - 1))
+        first = self.first_rank + stage * count
+        return replace(self.layout, pools=cluster.pools_of(first, first + count - 1))
 
     def __str__(self) -> str:
         cp = f" x cp={self.cp}" if self.cp > 1 else ""
         experts = f", ep={self.ep} (etp={self.etp})" if self.ep > 1 else ""
         sharding = f", {self.sharding} sharded" if self.sharding != "none" else ""
         spread = f", {' and '.join(self.spread)} spread" if self.spread else ""
+        for mesh, stages in zip(self.meshes, self.mesh_stages, strict=True):
+            spread += f", {' and '.join(mesh.modules)} on pp={stages} x {mesh}"
         return (
-            f"pp={self.pp} x dp={self.dp}{cp} x tp={self.tp}{experts}{sharding}{spread}, {self.microbatches} "
+            f"pp={self.base_stages} x dp={self.dp}{cp} x tp={self.tp}{experts}{sharding}{spread}, {self.microbatches} "
             f"microbatches of {self.microbatch_size}, {self.schedule}"
         )
 
@@ -105,9 +155,10 @@ def replicas_per_node(configuration: Configuration, cluster: Cluster) -> int:
     """
     replicas, tp, pp = configuration.dp * configuration.cp, configuration.tp, configuration.pp
     sizes = {pool.devices_per_node for pool in cluster.pools}
-    if len(sizes) == 1:
+    if len(sizes) == 1 and not configuration.first_rank:
         return _least_in_equal_nodes(replicas, max(1, sizes.pop() // tp), pp)
-    return _least_in_nodes(tuple((pool.nodes, pool.devices_per_node) for pool in cluster.pools), replicas, tp, pp)
+    nodes = tuple((pool.nodes, pool.devices_per_node) for pool in cluster.pools)
+    return _least_in_nodes(nodes, replicas, tp, pp, configuration.first_rank)
 
 
 def _least_in_equal_nodes(replicas: int, slots: int, stages: int) -> int:
@@ -120,8 +171,9 @@ def _least_in_equal_nodes(replicas: int, slots: int, stages: int) -> int:
 
 
 @cache
-def _least_in_nodes(pools: tuple[tuple[int, int], ...], replicas: int, tp: int, stages: int) -> int:
+def _least_in_nodes(pools: tuple[tuple[int, int], ...], replicas: int, tp: int, stages: int, start: int) -> int:
     """Counted over the first ranks of all tensor-parallel groups; `pools` as (nodes, devices in each)."""
     node_ends = np.cumsum(np.concatenate([np.full(nodes, devices) for nodes, devices in pools]))
-    node_of = np.searchsorted(node_ends, np.arange(stages * replicas) * tp, side="right").reshape(stages, replicas)
+    ranks = start + np.arange(stages * replicas) * tp
+    node_of = np.searchsorted(node_ends, ranks, side="right").reshape(stages, replicas)
     return min(int(np.bincount(nodes - nodes[0]).max()) for nodes in node_of)

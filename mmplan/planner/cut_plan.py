@@ -10,6 +10,7 @@ from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, scenario_h
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import allowed_levels, finish_s, lag_s, machine_of
 from mmplan.planner.schedules.in_flight import in_flight
+from mmplan.planner.sides import Side, side_index, sides_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,15 +42,17 @@ def cut_stages(
     depths = [1] * len(stages)
     for source, target, _ in cut:
         depths[source] = max(depths[source], 1 + depths[target])
+    sides = sides_of(prices, configuration)
+    which = [side_index(sides, ids) for ids in stages]
+    wanted: Sequence[RecomputeLevel | None] = [None] * len(stages) if levels is None else levels
     built = tuple(
-        _stage(prices, configuration, index, tuple(ids), depth, None if levels is None else levels[index])
-        for index, (ids, depth) in enumerate(zip(stages, depths, strict=True))
+        _stage(sides[side], which[:index].count(side), tuple(ids), depth, level)
+        for index, (side, ids, depth, level) in enumerate(zip(which, stages, depths, wanted, strict=True))
     )
     work_s = [stage.forward_s + stage.backward_s for stage in built]
-    loads, precision, tails_s = prices.loads(configuration.microbatch_size), prices.scenario.precision, list(work_s)
+    tails_s = list(work_s)
     for source, target, edge in cut:
-        sent_bytes = configuration.layout.sent_bytes(edge, loads, precision)
-        way_s = lag_s(prices, configuration, sent_bytes, edge.carries_grad)
+        way_s = lag_s(prices, configuration, edge, sides[which[source]].mesh, sides[which[target]].mesh)
         tails_s[source] = max(tails_s[source], work_s[source] + way_s + tails_s[target])
     time = StepTime(
         repeat_s=(configuration.microbatches - 1) * max(work_s),
@@ -59,15 +62,9 @@ def cut_stages(
     return built, time
 
 
-def _stage(
-    prices: Prices,
-    configuration: Configuration,
-    index: int,
-    ids: tuple[str, ...],
-    depth: int,
-    level: RecomputeLevel | None,
-) -> StagePlan:
+def _stage(side: Side, index: int, ids: tuple[str, ...], depth: int, level: RecomputeLevel | None) -> StagePlan:
     """At the given level, else at that with the least work of those that fit; the leanest where none does."""
+    prices, configuration = side.prices, side.configuration
     alive = in_flight(configuration.schedule, configuration.microbatches, depth)
     ranks = configuration.layout_of(index, prices.scenario.cluster)
     levels = allowed_levels(prices.scenario) if level is None else (level,)
@@ -137,6 +134,7 @@ def plan_from_cut(
         microbatches=configuration.microbatches,
         schedule=configuration.schedule,
         stages=built,
+        meshes=configuration.meshes,
         certificate=Certificate(
             objective_s=time.objective_s,
             bound_s=bound_s,

@@ -1,26 +1,31 @@
 """Seconds of every action of a program: by a cost model, or as measured."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Trained
 from mmplan.cost_models.load import Loads
 from mmplan.planner.lower import stage_trained
+from mmplan.planner.mesh import most_messages
 from mmplan.planner.plan import Plan
-from mmplan.planner.program import Action, Program, RankProgram
+from mmplan.planner.program import Action, Program, RankProgram, target_layer
+from mmplan.planner.step_loads import StageLoads, StepLoads
 from mmplan.planner.timing import Seconds
 
 
 def predicted_durations(
-    plan: Plan, graph: ComputationGraph, costs: CostModel, program: Program, loads: Sequence[Sequence[Loads]]
+    plan: Plan, graph: ComputationGraph, costs: CostModel, program: Program, loads: StepLoads
 ) -> Seconds:
     """Seconds of each action of the program by the cost model."""
     layers = [[graph.layer(layer) for layer in stage.layers] for stage in plan.stages]
     layouts = [plan.layout(stage) for stage in range(len(plan.stages))]
     trained = [stage_trained(plan, graph, stage) for stage in range(len(plan.stages))]
+    seen, meshes = StageLoads(plan, loads), [plan.mesh(stage) for stage in range(len(plan.stages))]
     priced: dict[tuple[int, str, int], float] = {}  # equal loads are the same object in a mean step
+
+    stage_of = plan.stage_of_layer()
 
     def compute_s(stage: int, kind: str, load: Loads) -> float:
         key = (stage, kind, id(load))
@@ -41,7 +46,10 @@ def predicted_durations(
     def action_s(rank: RankProgram, action: Action) -> float:
         if action.kind == "SEND":
             cluster = plan.scenario.cluster
-            return costs.transfer_s(action.bytes, cluster.node_of(rank.rank) == cluster.node_of(action.peer))
+            near = cluster.node_of(rank.rank) == cluster.node_of(action.peer)
+            # parts of a tensor share the links of the busiest rank, so each arrives when all have
+            ends = (action.stage, stage_of[target_layer(action.tensor)]) if plan.meshes else (0, 0)
+            return costs.transfer_s(action.bytes, near) * most_messages(meshes[ends[0]], meshes[ends[1]])
         if action.kind == "REDUCE":
             stage = action.stage
             whole_s = costs.reduce_s(trained[stage], layouts[stage], replicas_per_node(plan, stage))
@@ -52,14 +60,14 @@ def predicted_durations(
             return update_s + sum(gather_s(stage) for stage in held)
         if action.kind == "RECV":
             return 0.0
-        return compute_s(action.stage, action.kind, loads[rank.replica][action.microbatch])
+        return compute_s(action.stage, action.kind, seen.of_stage(action.stage)[rank.replica][action.microbatch])
 
     return tuple(tuple(action_s(rank, action) for action in rank.actions) for rank in program.ranks)
 
 
 def replicas_per_node(plan: Plan, stage: int) -> int:
     """Most of a stage's dp * cp ranks with the same weights that share one node."""
-    nodes = Counter(plan.scenario.cluster.node_of(rank) for rank in plan.stage_ranks(stage)[:: plan.tp])
+    nodes = Counter(plan.scenario.cluster.node_of(rank) for rank in plan.stage_ranks(stage)[:: plan.mesh(stage).tp])
     return max(nodes.values())
 
 

@@ -106,6 +106,7 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
     """The interval of a plan's simulated step, by the closed form of its stages."""
     scenario = plan.scenario
     prices = Prices(scenario, build_graph(scenario), AnalyticCostModel(scenario))
+    stages = range(len(plan.stages))
     configuration = Configuration(
         tp=plan.tp,
         cp=plan.cp,
@@ -117,13 +118,14 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
         pp=plan.pp,
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
+        meshes=plan.meshes,
+        mesh_stages=tuple(len({plan.row(s) for s in stages if plan.mesh(s) == mesh}) for mesh in plan.meshes),
         schedule="1f1b",  # others move the same seconds about; only relative changes count here
     )
-    stages = [stage.layers for stage in plan.stages]
 
     def seconds(*rules: Rules) -> float:
         moved = prices.with_costs(AnalyticCostModel(scenario, rules))
-        return cut_stages(moved, configuration, stages)[1].objective_s
+        return cut_stages(moved, configuration, [stage.layers for stage in plan.stages])[1].objective_s
 
     return step_interval(step_s, pool_rules(scenario), seconds)
 

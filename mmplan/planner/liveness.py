@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.cost_models.load import Loads
 from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import Program
+from mmplan.planner.step_loads import StageLoads, StepLoads
 from mmplan.planner.working import working_bytes
 
 
@@ -23,9 +23,9 @@ class Footprint:
     kept_bytes: tuple[Mapping[tuple[int, int], int], ...]
 
 
-def footprint(plan: Plan, graph: ComputationGraph, program: Program, loads: Sequence[Sequence[Loads]]) -> Footprint:
+def footprint(plan: Plan, graph: ComputationGraph, program: Program, loads: StepLoads) -> Footprint:
     """Memory of each listed rank; kept bytes follow the load of each microbatch."""
-    scenario = plan.scenario
+    scenario, seen = plan.scenario, StageLoads(plan, loads)
     layouts, at_work = [plan.layout(stage) for stage in range(len(plan.stages))], working_bytes(plan, graph)
     static: list[int] = []
     kept: list[dict[tuple[int, int], int]] = []
@@ -37,7 +37,7 @@ def footprint(plan: Plan, graph: ComputationGraph, program: Program, loads: Sequ
             layers, layout = [graph.layer(layer) for layer in plan.stages[stage].layers], layouts[stage]
             static[-1] += sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
             known: dict[int, int] = {}
-            for microbatch, load in enumerate(loads[rank.replica]):
+            for microbatch, load in enumerate(seen.of_stage(stage)[rank.replica]):
                 if id(load) not in known:
                     known[id(load)] = sum(
                         planned_kept_bytes(layer, load[layer.module], scenario, layout) for layer in layers

@@ -6,30 +6,33 @@ when a send waits for its receive, and all transfers between two ranks stand in 
 before the first compute that ends later than its producer, so that its buffer is posted before the tensor arrives.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
+from numpy.typing import NDArray
 
+from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Trained, trained_on_rank
-from mmplan.cost_models.load import Loads
 from mmplan.planner.columns import program_of
 from mmplan.planner.dry_run import schedule_columns
+from mmplan.planner.mesh import message_bytes
 from mmplan.planner.place import Lowered, Pipeline, Transfer, place
+from mmplan.planner.place_meshed import place_meshed
 from mmplan.planner.plan import Plan
 from mmplan.planner.plan_schedule import plan_schedule
 from mmplan.planner.program import Program
 from mmplan.planner.schedule import Schedule
 from mmplan.planner.shared_bytes import SharedBytes, shared_bytes
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
+from mmplan.planner.step_loads import StageLoads, StepLoads
 from mmplan.scenario.scenario import DTYPE_BYTES
 
 
-def lower(plan: Plan, graph: ComputationGraph, loads: Sequence[Sequence[Loads]]) -> Program:
+def lower(plan: Plan, graph: ComputationGraph, loads: StepLoads) -> Program:
     """The program of every rank with tp and cp index 0.
 
     Args:
-        loads: [replica][microbatch]. One replica stands for all when they do the same; else all `plan.dp` are given.
+        loads: [part][microbatch], see `step_loads.py`. Those of one unit (a replica) stand for all when they do the
+            same; else all `plan.parts` are given.
 
     Raises:
         CheckError: the cut is not acyclic or leaves a layer out, or the schedule makes ranks wait for each other.
@@ -38,13 +41,12 @@ def lower(plan: Plan, graph: ComputationGraph, loads: Sequence[Sequence[Loads]])
     return program_of(lower_columns(plan, graph, loads).columns)
 
 
-def lower_columns(plan: Plan, graph: ComputationGraph, loads: Sequence[Sequence[Loads]]) -> Lowered:
+def lower_columns(plan: Plan, graph: ComputationGraph, loads: StepLoads) -> Lowered:
     """The same as columns, with the level of each action; see `lower`."""
-    if len(loads) not in (1, plan.dp) or any(len(row) != plan.microbatches for row in loads):
-        shape = f"{len(loads)} x {sorted({len(row) for row in loads})}"
-        raise ValueError(f"loads are {shape}, the plan has {plan.dp} replicas x {plan.microbatches} microbatches")
+    seen = StageLoads(plan, loads)
     stages = build_stage_graph([stage.layers for stage in plan.stages], graph)
-    return place(plan_pipeline(plan, graph), _tensor_bytes(plan, stages, loads))
+    pipeline, sizes = plan_pipeline(plan, graph), _tensor_bytes(plan, stages, seen)
+    return place_meshed(pipeline, sizes, seen.units) if pipeline.meshes else place(pipeline, sizes)
 
 
 def plan_pipeline(plan: Plan, graph: ComputationGraph) -> Pipeline:
@@ -59,11 +61,13 @@ def plan_pipeline(plan: Plan, graph: ComputationGraph) -> Pipeline:
 
 def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedule: Schedule) -> Pipeline:
     """The same with any schedule of these stages."""
+    leading = [plan.stages_of(row)[0] for row in range(len(schedule))]
     return Pipeline(
         schedule=schedule_columns(schedule, len(plan.stages), plan.microbatches),
         ranks=tuple(
-            tuple((row * plan.dp + replica) * plan.width for row in range(len(schedule))) for replica in range(plan.dp)
+            tuple(plan.rank(stage, replica) for stage in leading) for replica in range(1 if plan.meshes else plan.dp)
         ),
+        meshes=tuple(map(plan.mesh, leading)) if plan.meshes else (),
         transfers=tuple(
             Transfer(
                 source=cut.source,
@@ -111,13 +115,18 @@ def _shared_bytes(plan: Plan, graph: ComputationGraph) -> tuple[SharedBytes, ...
     )
 
 
-def _tensor_bytes(plan: Plan, stages: StageGraph, loads: Sequence[Sequence[Loads]]) -> np.ndarray:
-    """`[replica, microbatch, cut]`; loads that are the same object are priced once."""
-    known: dict[int, list[int]] = {}
-    for row in loads:
-        for load in row:
-            if id(load) not in known:
-                layout, precision = plan.layout(0), plan.scenario.precision
-                known[id(load)] = [layout.sent_bytes(cut.edge, load, precision) for cut in stages.cuts]
-    sizes = [[known[id(load)] for load in row] for row in loads]
-    return np.array(sizes, dtype=np.int64).reshape(len(loads), plan.microbatches, len(stages.cuts))
+def _tensor_bytes(plan: Plan, stages: StageGraph, seen: StageLoads) -> NDArray[np.int64]:
+    """`[replica, microbatch, cut]`, of each cut by the replicas of the end that has more; loads that are the same
+    object are priced once."""
+    precision = plan.scenario.precision
+    most = max(len(seen.of_stage(stage)) for stage in range(len(plan.stages)))
+    sizes = np.zeros((most, plan.microbatches, len(stages.cuts)), dtype=np.int64)
+    for index, cut in enumerate(stages.cuts):
+        source, target = plan.mesh(cut.source), plan.mesh(cut.target)
+        known: dict[int, int] = {}
+        for replica, row in enumerate(seen.of_replicas(max(source.dp, target.dp))):
+            for load in row:
+                if id(load) not in known:
+                    known[id(load)] = message_bytes(edge_bytes(cut.edge, load, precision), source, target)
+            sizes[replica, :, index] = [known[id(load)] for load in row]
+    return sizes

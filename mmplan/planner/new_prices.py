@@ -52,10 +52,9 @@ def weights_doubt(plan: Plan, path: Path) -> str:
 def forward_s(plan: Plan, modules: tuple[str, ...]) -> float:
     """Seconds in which the plan's ranks run these modules forward for a mean microbatch, stage after stage."""
     graph, costs = build_graph(plan.scenario), AnalyticCostModel(plan.scenario)
-    loads = mean_loads(plan.scenario, plan.microbatch_size)
     total_s = 0.0
     for index, stage in enumerate(plan.stages):
-        layout = plan.layout(index)
+        layout, loads = plan.layout(index), mean_loads(plan.scenario, plan.samples(index))
         for layer in map(graph.layer, stage.layers):
             if layer.module in modules:
                 total_s += costs.forward_s(layer, loads[layer.module], layout)

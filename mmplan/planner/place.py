@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mmplan.planner.columns import KINDS, RECV, REDUCE, SEND, STEP, B, F, I, Integers, ProgramColumns
 from mmplan.planner.dry_run import GlobalOrder, ScheduleColumns, dry_run
+from mmplan.planner.mesh import Mesh
 from mmplan.planner.shared_bytes import SharedBytes
 
 _SHORT_KEYS = 1 << 16  # numpy sorts 16-bit integers by radix, in linear time
@@ -29,7 +30,8 @@ class Transfer:
 class Pipeline:
     """A schedule and everything about its stages that decides which actions ranks have.
 
-    ranks: `[replica][pipeline rank]` -> rank. seconds: `[stage][F, B, I, W]` of the dry run. reduce_bytes: gradient
+    ranks: `[replica][pipeline rank]` -> rank. meshes: of each pipeline rank, where these are not all alike; `ranks` is
+    then that of replica 0 alone. seconds: `[stage][F, B, I, W]` of the dry run. reduce_bytes: gradient
     buffer of each stage, 0 where no other rank holds the same weights. shared_bytes: what each stage hands to
     collectives; empty: the gradient buffer in REDUCE.
     """
@@ -40,6 +42,7 @@ class Pipeline:
     seconds: tuple[tuple[float, float, float, float], ...]
     reduce_bytes: tuple[int, ...]
     shared_bytes: tuple[SharedBytes, ...] = ()
+    meshes: tuple[Mesh, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,7 +59,7 @@ class Lowered:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
+class Rows:
     """Actions of one replica, rank by rank; `row` is the pipeline rank, `other` that of the peer, `match` as in
     `Lowered`."""
 
@@ -93,19 +96,27 @@ def place(pipeline: Pipeline, tensor_bytes: NDArray[np.int64]) -> Lowered:
     Raises:
         CheckError: the schedule makes ranks wait for each other.
     """
+    rows = replica_rows(pipeline)
+    parts = [_of_replica(pipeline, rows, replica, size) for replica, size in enumerate(tensor_bytes)]
+    return _joined(pipeline, parts)
+
+
+def replica_rows(pipeline: Pipeline) -> Rows:
+    """The actions of one replica.
+
+    Raises:
+        CheckError: the schedule makes ranks wait for each other.
+    """
     forward: list[list[int]] = [[] for _ in pipeline.seconds]
     backward: list[list[int]] = [[] for _ in pipeline.seconds]
     for transfer in pipeline.transfers:
         forward[transfer.target].append(transfer.source)
         if transfer.gradient:
             backward[transfer.source].append(transfer.target)
-    order = dry_run(pipeline.schedule, forward, backward, pipeline.seconds)
-    rows = _actions(pipeline, order)
-    parts = [_of_replica(pipeline, rows, replica, size) for replica, size in enumerate(tensor_bytes)]
-    return _joined(pipeline, parts)
+    return _actions(pipeline, dry_run(pipeline.schedule, forward, backward, pipeline.seconds))
 
 
-def _names(pipeline: Pipeline) -> tuple[str, ...]:
+def tensor_names(pipeline: Pipeline) -> tuple[str, ...]:
     """Tensor names: activation and gradient of transfer t at 2 t and 2 t + 1."""
     return tuple(name for transfer in pipeline.transfers for name in (transfer.activation, transfer.gradient))
 
@@ -125,7 +136,7 @@ def _ways(pipeline: Pipeline, owner: Integers) -> _Ways:
     return _Ways(target=target, tensor=tensor, first=np.cumsum(count) - count, count=count)
 
 
-def _actions(pipeline: Pipeline, order: GlobalOrder) -> _Rows:
+def _actions(pipeline: Pipeline, order: GlobalOrder) -> Rows:
     """Computes and both ends of all transfers of a replica, rank by rank in the global order, then its end."""
     schedule = pipeline.schedule
     owner = schedule.rank_of_stage()
@@ -144,7 +155,7 @@ def _actions(pipeline: Pipeline, order: GlobalOrder) -> _Rows:
     maker, slot, way, is_receive = maker[by_rank], slot[by_rank], way[by_rank], is_receive[by_rank]
     place_ = np.empty_like(by_rank)
     place_[by_rank] = np.arange(len(by_rank))
-    rows = _Rows(
+    rows = Rows(
         row=row[by_rank],
         kind=np.where(slot == 0, kind[maker], np.where(is_receive, RECV, SEND)),
         stage=np.where(is_receive, ways.target[way], stage[maker]),
@@ -157,7 +168,7 @@ def _actions(pipeline: Pipeline, order: GlobalOrder) -> _Rows:
     return _with_finish(pipeline, rows, owner, int(order.level.max(initial=0)) + 2)
 
 
-def _with_finish(pipeline: Pipeline, rows: _Rows, owner: Integers, level: int) -> _Rows:
+def _with_finish(pipeline: Pipeline, rows: Rows, owner: Integers, level: int) -> Rows:
     """Behind each rank's actions the reductions of its stages and one update."""
     ranks = len(pipeline.schedule.first) - 1
     finish: list[tuple[int, int, int, int]] = []  # pipeline rank, kind, stage, level
@@ -172,32 +183,32 @@ def _with_finish(pipeline: Pipeline, rows: _Rows, owner: Integers, level: int) -
     shift = np.arange(len(rows.row)) + np.searchsorted(at, np.arange(len(rows.row)), side="right")
     own = at + np.arange(len(at))
     parts = (added[0], added[1], added[2], none, none, none, added[3], own)
-    fields = (*_fields(rows)[:-1], shift[rows.match])
-    return _Rows(*(np.insert(field, at, part) for field, part in zip(fields, parts, strict=True)))
+    fields = (*columns_of_rows(rows)[:-1], shift[rows.match])
+    return Rows(*(np.insert(field, at, part) for field, part in zip(fields, parts, strict=True)))
 
 
-def _fields(rows: _Rows) -> tuple[Integers, ...]:
+def columns_of_rows(rows: Rows) -> tuple[Integers, ...]:
     return (rows.row, rows.kind, rows.stage, rows.microbatch, rows.other, rows.tensor, rows.level, rows.match)
 
 
 def _of_replica(
-    pipeline: Pipeline, rows: _Rows, replica: int, tensor_bytes: NDArray[np.int64]
-) -> tuple[int, _Rows, NDArray[np.int64]]:
+    pipeline: Pipeline, rows: Rows, replica: int, tensor_bytes: NDArray[np.int64]
+) -> tuple[int, Rows, NDArray[np.int64]]:
     """The replica's actions and their bytes, empty transfers left out."""
     sizes = np.zeros(len(rows.row), dtype=np.int64)
     (transfers,) = np.nonzero(rows.tensor >= 0)
     sizes[transfers] = tensor_bytes[rows.microbatch[transfers], rows.tensor[transfers] // 2]
     others = rows.tensor < 0
-    sizes[others] = _shared_sizes(pipeline)[rows.stage[others], rows.kind[others]]
+    sizes[others] = shared_sizes(pipeline)[rows.stage[others], rows.kind[others]]
     kept = others | (sizes > 0)
     if kept.all():
         return replica, rows, sizes
-    fields = [field[kept] for field in _fields(rows)]
+    fields = [field[kept] for field in columns_of_rows(rows)]
     fields[-1] = (np.cumsum(kept) - 1)[fields[-1]]
-    return replica, _Rows(*fields), sizes[kept]
+    return replica, Rows(*fields), sizes[kept]
 
 
-def _shared_sizes(pipeline: Pipeline) -> NDArray[np.int64]:
+def shared_sizes(pipeline: Pipeline) -> NDArray[np.int64]:
     """`[stage, kind]`: bytes among ranks with the same weights; the update of a rank stands at its first stage."""
     shared = pipeline.shared_bytes or tuple(SharedBytes(reduce=size) for size in pipeline.reduce_bytes)
     sizes = np.zeros((len(shared), len(KINDS)), dtype=np.int64)
@@ -209,7 +220,7 @@ def _shared_sizes(pipeline: Pipeline) -> NDArray[np.int64]:
     return sizes
 
 
-def _joined(pipeline: Pipeline, parts: list[tuple[int, _Rows, NDArray[np.int64]]]) -> Lowered:
+def _joined(pipeline: Pipeline, parts: list[tuple[int, Rows, NDArray[np.int64]]]) -> Lowered:
     """All replicas, ordered by rank."""
     count = len(pipeline.schedule.first) - 1
     numbers = np.array([pipeline.ranks[replica] for replica, _, _ in parts], dtype=np.int64)  # [listed, pipeline rank]
@@ -246,7 +257,7 @@ def _joined(pipeline: Pipeline, parts: list[tuple[int, _Rows, NDArray[np.int64]]
         peer=np.where(other >= 0, numbers[owner, other], -1),
         tensor=column("tensor"),
         bytes=np.concatenate([sizes for _, _, sizes in parts])[take],
-        tensors=_names(pipeline),
+        tensors=tensor_names(pipeline),
         microbatches=pipeline.schedule.microbatches,
         replica_count=len(parts),
     )

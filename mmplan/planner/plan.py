@@ -3,7 +3,8 @@
 plan.json is small and complete: it holds the resolved scenario, so it can be simulated, checked and executed on another
 machine. Ranks are laid out stage-major, then replica, then cp, then tp: stage `s` of replica `d` owns the `cp * tp`
 ranks from `(s * dp + d) * cp * tp` on, which keeps a tensor-parallel group inside a node when `tp` divides the node.
-Experts are spread over neighbouring ranks of a stage, those of one expert (etp) first.
+Experts are spread over neighbouring ranks of a stage, those of one expert (etp) first. Modules with a mesh of their own
+have their ranks behind one another from its `first_rank` on, in the same order with their own degrees.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from mmplan.cost_models.layout import Layout, RecomputeLevel
 from mmplan.errors import InputError
 from mmplan.files import write_file
+from mmplan.planner.mesh import Mesh
 from mmplan.scenario.document import read_text, shown
 from mmplan.scenario.layer_ids import expand_ids, shorten_ids
 from mmplan.scenario.scenario import Scenario
@@ -86,6 +88,7 @@ class Plan:
         placement: pipeline rank of each stage where ranks hold several; empty: stage `s` on pipeline rank `s`.
         orders: one line per pipeline rank of actions such as `3F0`. Empty for 1F1B and GPipe, which follow from the
             stages alone; every other schedule is kept as it is.
+        meshes: modules with ranks of their own; `tp`, `cp`, `dp` and `microbatch_size` are those of all others.
     """
 
     scenario: Scenario
@@ -106,6 +109,7 @@ class Plan:
     placement: tuple[int, ...] = ()
     orders: tuple[str, ...] = ()
     schedule_certificate: ScheduleCertificate | None = None
+    meshes: tuple[Mesh, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -115,12 +119,55 @@ class Plan:
 
     @property
     def rank_count(self) -> int:
-        return self.pp * self.dp * self.width
+        """Ranks that work; with meshes, some before the last one may have no work."""
+        if not self.meshes:
+            return self.pp * self.dp * self.width
+        return sum(self.mesh(self.stages_of(row)[0]).ranks for row in range(self.pp))
+
+    @property
+    def world(self) -> int:
+        """One more than the last rank."""
+        if not self.meshes:
+            return self.rank_count
+        return max(self.first_rank(stage) + self.mesh(stage).ranks for stage in range(len(self.stages)))
 
     @property
     def width(self) -> int:
-        """Ranks of a stage in one replica."""
+        """Ranks of a stage in one replica, of modules without a mesh of their own."""
         return self.cp * self.tp
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the smallest replicas split a microbatch."""
+        return max([self.dp, *(mesh.dp for mesh in self.meshes)])
+
+    @property
+    def units(self) -> int:
+        """Sets of replicas that do alike and hand nothing to each other: each has one of the largest replicas, and all
+        that work with it."""
+        return min([self.dp, *(mesh.dp for mesh in self.meshes)])
+
+    def mesh(self, stage: int) -> Mesh:
+        """The mesh of the stage's modules."""
+        for mesh in self.meshes:
+            if any(module_of(layer) in mesh.modules for layer in self.stages[stage].layers[:1]):
+                return mesh
+        return self.base
+
+    @property
+    def base(self) -> Mesh:
+        """The mesh of all modules without one of their own."""
+        return Mesh(modules=(), tp=self.tp, cp=self.cp, dp=self.dp, first_rank=0)
+
+    def beside(self, stage: int) -> frozenset[str]:
+        """Modules on the mesh of the stage."""
+        own, apart = self.mesh(stage).modules, {name for mesh in self.meshes for name in mesh.modules}
+        names = (module.name for module in self.scenario.model.modules)
+        return frozenset(own or (name for name in names if name not in apart))
+
+    def samples(self, stage: int) -> int:
+        """Of a microbatch in one replica of the stage."""
+        return self.microbatch_size * self.dp // self.mesh(stage).dp if self.meshes else self.microbatch_size
 
     @property
     def ranks_per_expert(self) -> int:
@@ -131,22 +178,32 @@ class Plan:
 
     def layout(self, stage: int) -> Layout:
         """How the ranks of a stage share its layers."""
-        ranks = self.stage_ranks(stage)
+        mesh, first = self.mesh(stage), self.first_rank(stage)
+        own = mesh.modules != ()
         return Layout(
-            pools=self.scenario.cluster.pools_of(ranks[0], ranks[-1]) or (0,),
-            tp=self.tp,
-            cp=self.cp,
-            ep=self.ep,
-            etp=self.etp,
-            dp=self.dp,
+            pools=self.scenario.cluster.pools_of(first, first + mesh.ranks - 1) or (0,),
+            tp=mesh.tp,
+            cp=mesh.cp,
+            ep=1 if own else self.ep,
+            etp=1 if own else self.etp,
+            dp=mesh.dp,
             sharding=self.sharding,
-            spread=self.spread,
+            spread=() if own else self.spread,
             recompute=self.stages[stage].recompute,
         )
 
     def rank(self, stage: int, replica: int, shard: int = 0) -> int:
         """The process that runs shard `shard` (cp index * tp + tp index) of `stage` in `replica`."""
-        return (self.row(stage) * self.dp + replica) * self.width + shard
+        return self.first_rank(stage) + replica * self.mesh(stage).width + shard
+
+    def first_rank(self, stage: int) -> int:
+        """The first rank of a stage."""
+        row = self.row(stage)
+        if not self.meshes:
+            return row * self.dp * self.width
+        mesh = self.mesh(stage)
+        same = {self.row(other) for other in range(len(self.stages)) if self.mesh(other) == mesh}
+        return mesh.first_rank + sum(other < row for other in same) * mesh.ranks
 
     def row(self, stage: int) -> int:
         """The pipeline rank of a stage."""
@@ -158,11 +215,16 @@ class Plan:
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
         """All ranks of a stage, replica by replica."""
-        count = self.dp * self.width
-        return tuple(range(self.row(stage) * count, (self.row(stage) + 1) * count))
+        first = self.first_rank(stage)
+        return tuple(range(first, first + self.mesh(stage).ranks))
 
     def stage_of_layer(self) -> dict[str, int]:
         return {layer: index for index, stage in enumerate(self.stages) for layer in stage.layers}
+
+
+def module_of(layer: str) -> str:
+    """The module of a layer id."""
+    return layer.rpartition(".")[0]
 
 
 _PLAN = TypeAdapter(Plan)

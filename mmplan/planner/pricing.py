@@ -73,6 +73,7 @@ class Prices:
         self._losses: dict[tuple[int, Layout, int], LayerPrice] = {}
         self._members: dict[int, tuple[GroupGraph, Counts]] = {}  # by id; the groups are held so that it stays theirs
         self._lags: dict[Hashable, tuple[float, ...]] = {}
+        self._among: dict[frozenset[str], Prices] = {}
         first: dict[object, int] = {}
         known: dict[object, int] = {}
         kinds: list[Layer] = []
@@ -115,16 +116,31 @@ class Prices:
 
         return _once(self._lags, (edges, layout.cp, microbatch_size, near), ask)
 
+    def among(self, modules: frozenset[str]) -> "Prices":
+        """The same of a part of the model: kinds of layers of other modules, and what these need at work, left out."""
+        if modules not in self._among:
+            other = copy(self)
+            kept = [kind for kind, layer in enumerate(self.kinds) if layer.module in modules]
+            turn = {kind: place for place, kind in enumerate(kept)}
+            other.kinds, other.alike = tuple(self.kinds[kind] for kind in kept), [self.alike[kind] for kind in kept]
+            other.kind_of = {layer: turn[kind] for layer, kind in self.kind_of.items() if kind in turn}
+            other._first = {like: other.alike.index(like) for like in dict.fromkeys(other.alike)}
+            other._bytes, other._priced, other._losses, other._members = {}, {}, {}, {}
+            other._among = {}
+            self._among[modules] = other
+        return self._among[modules]
+
     def with_costs(self, costs: CostModel) -> "Prices":
         """The same scenario, graph and loads under another cost model."""
         other = copy(self)
         other.costs, other._times, other._priced, other._losses, other._lags = costs, {}, {}, {}, {}
+        other._among = {}
         return other
 
     def under(self, scenario: Scenario, costs: CostModel) -> "Prices":
         """Another cluster, batch or constraints for the same model, data and device: layers keep their prices."""
         other = copy(self)
-        other.scenario, other.costs, other._lags = scenario, costs, {}
+        other.scenario, other.costs, other._lags, other._among = scenario, costs, {}, {}
         return other
 
     def loads(self, microbatch_size: int) -> dict[str, Load]:

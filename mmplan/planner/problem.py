@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mmplan.cost_models.counts import edge_bytes
+from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, RecomputeLevel, Trained, base_of
 from mmplan.errors import InputError
 from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_problem import CutEdge, CutProblem, Level, StageKind
+from mmplan.planner.mesh import Mesh, message_bytes, most_messages
 from mmplan.planner.pricing import Counts, Prices
 from mmplan.planner.quantise import floor_bytes, floor_ns, seconds
 from mmplan.scenario.cluster import Cluster
@@ -255,13 +258,17 @@ def _refuse_uncountable(problem: CutProblem, scenario: Scenario) -> None:
 
 def one_node(configuration: Configuration, cluster: Cluster) -> bool:
     """The closed form's one rule for all links of a configuration."""
-    return configuration.ranks <= devices_per_node(cluster)
+    return configuration.last_rank < devices_per_node(cluster)
 
 
-def lag_s(prices: Prices, configuration: Configuration, sent_bytes: float, carries_grad: bool) -> float:
-    """Seconds a cut tensor is on its way, its gradient included where one flows back."""
-    near = one_node(configuration, prices.scenario.cluster)
-    return prices.costs.transfer_s(sent_bytes, near) * (2 if carries_grad else 1)
+def lag_s(prices: Prices, configuration: Configuration, edge: Edge, source: Mesh, target: Mesh) -> float:
+    """Seconds a cut tensor is on its way, its gradient included where one flows back: between unlike meshes what the
+    busiest rank sends or gets, one message after another."""
+    near, scenario = one_node(configuration, prices.scenario.cluster), prices.scenario
+    part = configuration.microbatch_size * configuration.dp // max(source.dp, target.dp)
+    sent_bytes = message_bytes(edge_bytes(edge, prices.loads(part), scenario.precision), source, target)
+    count = most_messages(source, target) + (most_messages(target, source) if edge.carries_grad else 0)
+    return prices.costs.transfer_s(sent_bytes, near) * count
 
 
 def _cut_edges(prices: Prices, groups: GroupGraph, configuration: Configuration) -> tuple[CutEdge, ...]:

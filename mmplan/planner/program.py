@@ -35,6 +35,13 @@ class Action:
         return f"{self.stage}{self.kind}{self.microbatch}" if self.microbatch >= 0 else f"{self.stage}{self.kind}"
 
 
+def target_layer(tensor: str) -> str:
+    """The layer that a tensor of this name is sent to."""
+    mark = ">" if ">" in tensor else "<"
+    producer, consumer = tensor.split(mark)
+    return consumer if mark == ">" else producer
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankProgram:
     rank: int

@@ -128,17 +128,18 @@ def _change(module: ModelModule, plan: Plan, here: Plan, new: Plan) -> ModuleCha
 def strategy_of(plan: Plan, module: ModelModule) -> str:
     """`TP 4 + EP 8 + FSDP over 16`: how a plan splits a module."""
     parts = []
+    mesh = next((one for one in plan.meshes if module.name in one.modules), None)
+    tp, replicas, dp = (mesh.tp, mesh.dp, mesh.dp) if mesh else (plan.tp, plan.dp * plan.cp, plan.dp)
     if module.name in plan.spread:
         parts.append(f"samples over {plan.width}")
-    elif plan.tp > 1:
-        parts.append(f"TP {plan.tp}")
+    elif tp > 1:
+        parts.append(f"TP {tp}")
     if plan.cp > 1 and module.kind == "language_model":
         parts.append(f"CP {plan.cp}")
     if plan.ep > 1 and module.transformer is not None and module.transformer.moe is not None:
         parts.append(f"EP {plan.ep}")
-    replicas = plan.dp * plan.cp
     if replicas > 1:
-        parts.append(f"{_ZERO[plan.sharding]} over {replicas}" if plan.sharding != "none" else f"DP {plan.dp}")
+        parts.append(f"{_ZERO[plan.sharding]} over {replicas}" if plan.sharding != "none" else f"DP {dp}")
     stages = {plan.row(s) for s, stage in enumerate(plan.stages) if any(_of(name, module) for name in stage.layers)}
     if len(stages) > 1:
         parts.append(f"{len(stages)} stages")

@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.load import Loads
-from mmplan.cost_models.loads import mean_loads, sample_loads
-from mmplan.planner.composition import plan_step
 from mmplan.planner.durations import predicted_durations
 from mmplan.planner.liveness import Footprint, footprint, memory_steps, peak_buffer_bytes
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, RankPrediction, TimedAction
 from mmplan.planner.program import Program, RankProgram
+from mmplan.planner.step_loads import mean_step_loads
 from mmplan.planner.timing import time_program
 
 
@@ -26,7 +25,7 @@ def simulate(
     """One optimizer step of the plan.
 
     Args:
-        loads: [replica][microbatch]; None gives every microbatch the mean load of the data.
+        loads: [part][microbatch], see `step_loads.py`; None gives every microbatch the mean load of the data.
 
     Raises:
         CheckError: the plan's stages wait for each other or leave a layer out.
@@ -35,18 +34,6 @@ def simulate(
     program = lower(plan, graph, loads)
     durations = predicted_durations(plan, graph, costs, program, loads)
     return replay(program, durations, footprint(plan, graph, program, loads))
-
-
-def mean_step_loads(plan: Plan) -> tuple[tuple[Loads, ...], ...]:
-    """Loads of a step in which all microbatches are mean: one replica stands for all."""
-    mean = mean_loads(plan.scenario, plan.microbatch_size)
-    return ((mean,) * plan.microbatches,)
-
-
-def drawn_step_loads(plan: Plan, step: int) -> tuple[tuple[Loads, ...], ...]:
-    """Loads of the samples that optimizer step `step` draws from the data, [replica][microbatch]."""
-    drawn = plan_step(plan, step).samples
-    return tuple(tuple(sample_loads(plan.scenario, samples) for samples in replica) for replica in drawn)
 
 
 def replay(program: Program, durations: Sequence[Sequence[float]], memory: Footprint) -> Prediction:

@@ -33,7 +33,7 @@ def busiest_parts(plan: Plan) -> dict[str, float]:
     index = max(range(len(plan.stages)), key=lambda stage: plan.stages[stage].forward_s + plan.stages[stage].backward_s)
     stage, layout = plan.stages[index], plan.layout(index)
     graph, rules = build_graph(plan.scenario), scenario_rules(plan.scenario)
-    loads = mean_loads(plan.scenario, plan.microbatch_size)
+    loads = mean_loads(plan.scenario, plan.samples(index))
     parts = dict.fromkeys([*NAMES.values(), AGAIN], 0.0)
     for name in stage.layers:
         layer = graph.layer(name)

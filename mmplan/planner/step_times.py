@@ -23,7 +23,10 @@ from mmplan.planner.lower import plan_pipeline, stage_trained
 from mmplan.planner.memory_over_time import memory_events, peak_bytes
 from mmplan.planner.place import place
 from mmplan.planner.plan import Composition, Plan
+from mmplan.planner.prediction import Prediction
+from mmplan.planner.simulate import simulate
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
+from mmplan.planner.step_loads import split_samples
 from mmplan.planner.waves import Waves, gated_waves, node_ends
 from mmplan.planner.working import working_bytes
 from mmplan.scenario.scenario import Sample
@@ -62,7 +65,8 @@ def step_times(
     plan: Plan, graph: ComputationGraph, costs: CostModel, *, steps: int, compositions: Sequence[Composition]
 ) -> tuple[StepTimes, ...]:
     """Steps 0 to `steps` - 1 of the data under each composition."""
-    clock, times = _StepClock(plan, graph, costs), SampleTimes(plan, graph, costs)
+    clock = _SimulatedSteps(plan, graph, costs) if plan.meshes else _StepClock(plan, graph, costs)
+    times = SampleTimes(plan, graph, costs)
     results = []
     for composition in compositions:
         drawn = [step_composition(plan, step, composition, times) for step in range(steps)]
@@ -82,6 +86,32 @@ def step_times(
             )
         )
     return tuple(results)
+
+
+class _SimulatedSteps:
+    """The steps of a plan with meshes of their own, simulated one by one."""
+
+    def __init__(self, plan: Plan, graph: ComputationGraph, costs: CostModel) -> None:
+        self._plan, self._graph, self._costs = plan, graph, costs
+        self._known: dict[int, tuple[StepComposition, Prediction]] = {}  # by id; the step is held so that it stays its
+        self.capacity_bytes = np.zeros(0, dtype=np.int64)
+
+    def seconds(self, drawn: Sequence[StepComposition]) -> Floats:
+        """`[steps]`."""
+        return np.array([self._simulated(one).step_time_s for one in drawn])
+
+    def peak_bytes(self, drawn: Sequence[StepComposition]) -> NDArray[np.int64]:
+        """`[steps, ranks]`, as `simulate` counts it."""
+        steps = [self._simulated(one) for one in drawn]
+        self.capacity_bytes = np.array([self._plan.stages[rank.stage].capacity_bytes for rank in steps[0].ranks])
+        return np.array([[rank.peak_memory_bytes for rank in step.ranks] for step in steps])
+
+    def _simulated(self, one: StepComposition) -> Prediction:
+        if id(one) not in self._known:
+            parts = split_samples(self._plan, one.samples)
+            loads = [[sample_loads(self._plan.scenario, samples) for samples in part] for part in parts]
+            self._known[id(one)] = one, simulate(self._plan, self._graph, self._costs, loads)
+        return self._known[id(one)][1]
 
 
 class _StepClock:

@@ -44,7 +44,7 @@ class _Held:
 def switch_cost(old: Plan, new: Plan, restart_s: float = 0.0) -> SwitchCost:
     """From the layers and ranks of both plans, which are of one model. Where the order of unlike pools changes, nothing
     is taken to stay where it is."""
-    ranks = max(old.rank_count, new.rank_count)
+    ranks = max(old.world, new.world)
     received, sent = np.zeros(ranks), np.zeros(ranks)
     moved_pools = [p.device.name for p in old.scenario.cluster.pools] != [
         p.device.name for p in new.scenario.cluster.pools
@@ -87,7 +87,7 @@ def _held(plan: Plan, layer: Layer, ranks: int, *, expert: bool, optimizer: bool
     """Which part each rank holds."""
     stage = plan.stage_of_layer()[layer.id]
     layout, start, end = plan.layout(stage), np.zeros(ranks), np.zeros(ranks)
-    inside = np.arange(plan.dp * plan.width)  # ranks of the stage: replica, then cp, then tp
+    inside = np.arange(plan.mesh(stage).ranks)  # ranks of the stage: replica, then cp, then tp
     parts, part, replicas, replica = (_expert_parts if expert and layout.ep > 1 else _dense_parts)(
         layout, layer, inside
     )

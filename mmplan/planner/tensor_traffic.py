@@ -1,31 +1,28 @@
 """Bytes that the ranks of a tensor-parallel group sum in a step: what validation holds a run to."""
 
-from collections.abc import Sequence
-
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout
-from mmplan.cost_models.load import Load, Loads
+from mmplan.cost_models.load import Load
 from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes, recomputed_sum_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Program
+from mmplan.planner.step_loads import StageLoads, StepLoads
 from mmplan.scenario.scenario import Dtype
 
 
-def tensor_bytes(
-    plan: Plan, graph: ComputationGraph, program: Program, loads: Sequence[Sequence[Loads]]
-) -> tuple[int, ...]:
-    """Of each listed rank. Args: loads: `[replica][microbatch]`."""
-    precision = plan.scenario.precision
+def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: StepLoads) -> tuple[int, ...]:
+    """Of each listed rank. Args: loads: [part][microbatch]."""
+    precision, seen = plan.scenario.precision, StageLoads(plan, loads)
     totals = []
     for rank in program.ranks:
         stages = plan.stages_of(plan.row(rank.stage))
-        layers = [(graph.layer(layer), plan.layout(stage)) for stage in stages for layer in plan.stages[stage].layers]
         totals.append(
             sum(
-                _layer_bytes(layer, layout, microbatch[layer.module], precision)
-                for layer, layout in layers
-                for microbatch in loads[rank.replica]
+                _layer_bytes(layer, plan.layout(stage), microbatch[layer.module], precision)
+                for stage in stages
+                for layer in map(graph.layer, plan.stages[stage].layers)
+                for microbatch in seen.of_stage(stage)[rank.replica]
             )
         )
     return tuple(totals)

@@ -11,31 +11,35 @@ from mmplan.planner.plan import Plan
 def working_bytes(plan: Plan, graph: ComputationGraph) -> tuple[int, ...]:
     """Bytes of each pipeline rank at work in a microbatch at the 99th percentile: of its stage that needs most, and of
     its losses what they need beyond."""
-    scenario, loads = plan.scenario, peak_loads(plan.scenario, plan.microbatch_size)
-    known: dict[Layout, int] = {}
-    for stage in range(len(plan.stages)):
-        layout = plan.layout(stage)
-        if layout not in known:
-            known[layout] = planned_working_bytes(graph.layers(), loads, scenario, layout)
+    scenario = plan.scenario
+    peaks = [peak_loads(scenario, plan.samples(stage)) for stage in range(len(plan.stages))]
+    known: dict[tuple[frozenset[str], Layout], int] = {}
+    at_work = []
+    for stage, loads in enumerate(peaks):
+        layout, modules = plan.layout(stage), plan.beside(stage)
+        if (modules, layout) not in known:
+            beside = [layer for layer in graph.layers() if layer.module in modules]
+            known[modules, layout] = planned_working_bytes(beside, loads, scenario, layout)
+        at_work.append(known[modules, layout])
     found = []
     for row in range(plan.pp):
         own = plan.stages_of(row)
         beyond = sum(
-            loss_working_bytes(graph.layer(x), loads[graph.layer(x).module], scenario, layout, known[layout])
+            loss_working_bytes(layer, peaks[stage][layer.module], scenario, plan.layout(stage), at_work[stage])
             for stage in own
-            for layout in (plan.layout(stage),)
-            for x in plan.stages[stage].layers
+            for layer in map(graph.layer, plan.stages[stage].layers)
+            if layer.kind == "loss"
         )
-        found.append(max(known[plan.layout(stage)] for stage in own) + beyond)
+        found.append(max(at_work[stage] for stage in own) + beyond)
     return tuple(found)
 
 
 def excess_bytes(plan: Plan, graph: ComputationGraph) -> tuple[int, ...]:
     """Bytes of each pipeline rank that a microbatch at the 99th percentile keeps beyond a mean one."""
-    mean, peak = (of(plan.scenario, plan.microbatch_size) for of in (mean_loads, peak_loads))
     found = [0] * plan.pp
     for index, stage in enumerate(plan.stages):
         layout = plan.layout(index)
+        mean, peak = (of(plan.scenario, plan.samples(index)) for of in (mean_loads, peak_loads))
         for layer in map(graph.layer, stage.layers):
             pair = mean[layer.module], peak[layer.module]
             found[plan.row(index)] += planned_excess_bytes(layer, *pair, plan.scenario, layout)

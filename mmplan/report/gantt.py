@@ -98,6 +98,8 @@ def _draw_rows(axes: Axes, plan: Plan, prediction: Prediction, modalities: Seque
     axes.tick_params(axis="y", labelsize=8 if rows <= 24 else 5, length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     shape = f"{plan.schedule}, pp {plan.pp} x dp {plan.dp} x tp {plan.tp}, {plan.microbatches} microbatches"
+    for mesh in plan.meshes:
+        shape += f", {' and '.join(mesh.modules)} on {mesh}"
     if len(plan.stages) > plan.pp:
         shape += f", {len(plan.stages) // plan.pp} chunks per rank, later ones with a dark foot"
     axes.set_title(shape, fontsize=9, loc="left", color="#555555")
@@ -118,7 +120,8 @@ def _chunk(plan: Plan, stage: int) -> float:
 
 
 def _row_name(plan: Plan, rank: int, stage: int) -> str:
-    ranks = f"rank {rank}" if plan.tp == 1 else f"ranks {rank}-{rank + plan.tp - 1}"
+    tp = plan.mesh(stage).tp
+    ranks = f"rank {rank}" if tp == 1 else f"ranks {rank}-{rank + tp - 1}"
     return f"{ranks}  {' | '.join(_ends(plan.stages[chunk].layers) for chunk in plan.stages_of(plan.row(stage)))}"
 
 

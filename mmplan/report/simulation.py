@@ -7,7 +7,8 @@ from mmplan.cost_models.build import build_graph
 from mmplan.planner.check import require_structure
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction
-from mmplan.planner.simulate import drawn_step_loads, simulate
+from mmplan.planner.simulate import simulate
+from mmplan.planner.step_loads import drawn_step_loads
 from mmplan.report.summary import PlanSummary, summarise
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import InputError
 from mmplan.planner.interval import StepInterval, plan_interval
+from mmplan.planner.mesh import Mesh
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, TimedAction
 
@@ -23,6 +24,7 @@ class PlanSummary:
     `overlap_rate`: time in which a rank computes and communicates at once, over the time it communicates (1 when it
     never communicates). `recompute` is that of each stage; `schedule_gap`: by what part of its makespan a searched
     schedule can be longer than the best of this cut; for `sharding` and `spread` see `Layout`.
+    `meshes` has a text for each where these are not all alike; `dp`, `tp` and `cp` are then those of the last.
     """
 
     name: str
@@ -44,6 +46,7 @@ class PlanSummary:
     etp: int
     sharding: str
     spread: tuple[str, ...]
+    meshes: tuple[str, ...]
     recompute: tuple[str, ...]
     microbatch_size: int
     microbatches: int
@@ -64,9 +67,9 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
     language_models = [m.name for m in plan.scenario.model.modules if m.kind == "language_model"]
     loads = mean_loads(plan.scenario, 1)
     tokens = batch * sum(loads[module].tokens for module in language_models or loads)
-    alike = plan.rank_count // len(
-        prediction.ranks
-    )  # replicas and tensor-parallel ranks that one listed rank stands for
+    listed = sum(plan.mesh(rank.stage).width for rank in prediction.ranks)
+    units = plan.rank_count // listed  # a listed rank stands for these and for those of its tensor-parallel group
+    alike = {rank.rank: units * plan.mesh(rank.stage).width for rank in prediction.ranks}
     worst = max(plan.stages, key=lambda stage: stage.memory_bytes / stage.capacity_bytes)
     interval = interval or plan_interval(plan, prediction.step_time_s)
     return PlanSummary(
@@ -89,6 +92,7 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         etp=plan.etp,
         sharding=plan.sharding,
         spread=plan.spread,
+        meshes=_mesh_texts(plan),
         recompute=tuple(stage.recompute for stage in plan.stages),
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
@@ -97,9 +101,9 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         devices=plan.rank_count,
         worst_memory_bytes=worst.memory_bytes,
         capacity_bytes=worst.capacity_bytes,
-        stage_bytes=alike * sum(rank.sent_bytes for rank in prediction.ranks),
-        gradient_stage_bytes=alike * gradient_stage_bytes(prediction),
-        reduce_bytes=alike * sum(rank.reduce_bytes for rank in prediction.ranks),
+        stage_bytes=sum(alike[rank.rank] * rank.received_bytes for rank in prediction.ranks),
+        gradient_stage_bytes=sum(alike[t.rank] * t.action.bytes for t in received_gradients(prediction)),
+        reduce_bytes=sum(alike[rank.rank] * rank.reduce_bytes for rank in prediction.ranks),
         overlap_rate=overlap_rate(prediction.timeline),
     )
 
@@ -132,9 +136,22 @@ def names_of(files: Sequence[Path]) -> tuple[str, ...]:
     return tuple(stem if stems.count(stem) == 1 else str(file) for stem, file in zip(stems, files, strict=True))
 
 
-def gradient_stage_bytes(prediction: Prediction) -> int:
-    """Bytes of gradients that the listed ranks send between stages in one step."""
-    return sum(t.action.bytes for t in prediction.timeline if t.action.kind == "SEND" and "<" in t.action.tensor)
+def _mesh_texts(plan: Plan) -> tuple[str, ...]:
+    """`vision and projector 1 x 8 x 1 x 1` for each mesh; nothing where all modules share one."""
+    if not plan.meshes:
+        return ()
+    stages: dict[Mesh, set[int]] = {}
+    for stage in range(len(plan.stages)):
+        stages.setdefault(plan.mesh(stage), set()).add(plan.row(stage))
+    return tuple(
+        f"{' and '.join(mesh.modules) or 'others'} {len(rows)} x {mesh.dp} x {mesh.cp} x {mesh.tp}"
+        for mesh, rows in sorted(stages.items(), key=lambda item: item[0] == plan.base)
+    )
+
+
+def received_gradients(prediction: Prediction) -> list[TimedAction]:
+    """Gradients that the listed ranks get from other stages in one step."""
+    return [t for t in prediction.timeline if t.action.kind == "RECV" and "<" in t.action.tensor]
 
 
 def overlap_rate(timeline: Sequence[TimedAction]) -> float:

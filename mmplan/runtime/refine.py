@@ -18,7 +18,7 @@ from mmplan.cost_models.time_rules import Rules, scenario_rules
 from mmplan.errors import InputError
 from mmplan.planner.lower import stage_trained
 from mmplan.planner.plan import Plan, load_plan
-from mmplan.planner.simulate import drawn_step_loads
+from mmplan.planner.step_loads import drawn_step_loads
 from mmplan.runtime.measurement import Measurement, load_run, plan_hash
 from mmplan.runtime.run_check import require_consistent
 from mmplan.scenario.catalogue import device_names

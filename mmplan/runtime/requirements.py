@@ -28,6 +28,12 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
         InputError: the plan is to be run for real, and splits heads or a tied vocabulary, recomputes in a way or was
             made for a technique that the runtime does not do.
     """
+    if plan.meshes:
+        mesh = plan.meshes[0]
+        raise InputError(
+            f"the plan has {' and '.join(mesh.modules)} on ranks of their own ({mesh}), and this release executes "
+            "plans whose modules share one mesh: set `constraints.modules: {}` in the scenario and optimize again"
+        )
     if rehearse:
         return plan.pp * plan.dp
     require_executable(plan.scenario)

@@ -18,7 +18,8 @@ from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, RankPrediction
 from mmplan.planner.program import Action, Program
-from mmplan.planner.simulate import drawn_step_loads, replay
+from mmplan.planner.simulate import replay
+from mmplan.planner.step_loads import drawn_step_loads
 from mmplan.planner.tensor_traffic import tensor_bytes
 from mmplan.planner.timing import Seconds
 from mmplan.planner.working import working_bytes

@@ -17,7 +17,7 @@ from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan, StagePlan, scenario_hash
 from mmplan.planner.pricing import Prices
-from mmplan.planner.simulate import mean_step_loads
+from mmplan.planner.step_loads import mean_step_loads
 from mmplan.planner.working import working_bytes
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Constraints, Scenario

@@ -13,7 +13,8 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.loads import sample_loads
 from mmplan.planner.composition import COMPOSITIONS, SampleTimes, compose, imbalance, ramp, step_composition
 from mmplan.planner.plan import Composition, Plan
-from mmplan.planner.simulate import drawn_step_loads, simulate
+from mmplan.planner.simulate import simulate
+from mmplan.planner.step_loads import drawn_step_loads
 from mmplan.planner.step_times import step_times
 from mmplan.scenario.samples import microbatch_samples
 from mmplan.scenario.scenario import Distribution

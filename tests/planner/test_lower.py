@@ -17,8 +17,8 @@ from mmplan.planner.check import check_tensors
 from mmplan.planner.check_program import check_program
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
-from mmplan.planner.simulate import mean_step_loads
 from mmplan.planner.stage_graph import build_stage_graph
+from mmplan.planner.step_loads import mean_step_loads
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.samples import microbatch_samples
 from mmplan.scenario.scenario import Sample

@@ -13,7 +13,8 @@ from mmplan.planner.liveness import footprint
 from mmplan.planner.lower import lower
 from mmplan.planner.memory_over_time import held_bytes, memory_events, memory_over_time, peak_bytes
 from mmplan.planner.program import Action, Program, RankProgram
-from mmplan.planner.simulate import drawn_step_loads, replay
+from mmplan.planner.simulate import replay
+from mmplan.planner.step_loads import drawn_step_loads
 from mmplan.planner.timing import time_program
 from mmplan.scenario.scenario import Distribution
 

@@ -23,7 +23,8 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.plan_technique import require_executable
 from mmplan.planner.pricing import Prices
 from mmplan.planner.search import optimize
-from mmplan.planner.simulate import mean_step_loads, simulate
+from mmplan.planner.simulate import simulate
+from mmplan.planner.step_loads import mean_step_loads
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.stacks import technique_of
 

@@ -17,7 +17,8 @@ from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.program import Action
-from mmplan.planner.simulate import mean_step_loads, replay, simulate
+from mmplan.planner.simulate import replay, simulate
+from mmplan.planner.step_loads import mean_step_loads
 from mmplan.planner.working import working_bytes
 from mmplan.scenario.samples import microbatch_samples
 from mmplan.scenario.scenario import Sample

@@ -23,6 +23,8 @@ def chunked_plan(
     plan: Plan, graph: ComputationGraph, costs: CostModel, chunks: int, *, v_shaped: bool
 ) -> Plan | NotApplicable:
     """The plan with `chunks` stages per rank; memory and in-flight numbers are those of a schedule to come."""
+    if plan.meshes:
+        return NotApplicable("modules of the plan have ranks of their own, and chunks go round the ranks of all")
     groups = contract(graph, plan.scenario.constraints.no_split).groups
     count, p = plan.pp * chunks, plan.pp
     if len(groups) < count:

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 from mmplan.cost_models.cost_model import CostModel
+from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.planner.mesh import message_bytes, most_messages
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedule import Compute, Schedule
 from mmplan.planner.schedules.problem import Role, ScheduleProblem, StageEdge, StageWork
@@ -26,12 +28,13 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
         CheckError: the cut is not acyclic or leaves a layer out.
     """
     stages = build_stage_graph([stage.layers for stage in plan.stages], graph)
-    loads, m, scenario = mean_loads(plan.scenario, plan.microbatch_size), plan.microbatches, plan.scenario
+    m, scenario = plan.microbatches, plan.scenario
     work = []
     rows = zip(working_bytes(plan, graph), excess_bytes(plan, graph), strict=True)
     static_bytes = [at_work + excess for at_work, excess in rows]
     for index, stage in enumerate(plan.stages):
         layers, layout = [graph.layer(layer) for layer in stage.layers], plan.layout(index)
+        loads = mean_loads(scenario, plan.samples(index))
         input_s = sum(costs.dgrad_s(layer, loads[layer.module], layout) for layer in layers)
         weight_s = sum(costs.wgrad_s(layer, loads[layer.module], layout) for layer in layers)
         held = sum(planned_kept_bytes(layer, loads[layer.module], scenario, layout) for layer in layers)
@@ -56,9 +59,12 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
         forward_s, backward_s = lags.get((cut.source, cut.target), (0.0, 0.0))
         if plan.row(cut.source) != plan.row(cut.target):
             near = cluster.node_of(plan.rank(cut.source, 0)) == cluster.node_of(plan.rank(cut.target, 0))
-            size = plan.layout(cut.source).sent_bytes(cut.edge, loads, scenario.precision)
+            ends = plan.mesh(cut.source), plan.mesh(cut.target)
+            part = mean_loads(scenario, min(plan.samples(cut.source), plan.samples(cut.target)))
+            size = message_bytes(edge_bytes(cut.edge, part, scenario.precision), *ends)
             way_s = costs.transfer_s(size, near) if size else 0.0
-            forward_s, backward_s = forward_s + way_s, backward_s + (way_s if cut.carries_grad else 0.0)
+            forward_s += way_s * most_messages(*ends)
+            backward_s += way_s * most_messages(*reversed(ends)) if cut.carries_grad else 0.0
         lags[cut.source, cut.target] = forward_s, backward_s
     carrying = {(cut.source, cut.target) for cut in stages.cuts if cut.carries_grad}
     return ScheduleProblem(

@@ -1,0 +1,92 @@
+"""Loads of a step's microbatches as every stage of a plan sees them.
+
+A step's loads are listed by part: the smallest replicas of a plan (`Plan.parts` of them) each have one, and larger ones
+several in a row. Without meshes of their own all replicas are alike and a part is a replica.
+"""
+
+from collections.abc import Sequence
+
+from mmplan.cost_models.load import Loads
+from mmplan.cost_models.loads import mean_loads, sample_loads
+from mmplan.planner.composition import plan_step
+from mmplan.planner.plan import Plan
+from mmplan.scenario.scenario import Sample
+
+StepLoads = Sequence[Sequence[Loads]]  # [part or replica][microbatch]
+
+
+def mean_step_loads(plan: Plan) -> tuple[tuple[Loads, ...], ...]:
+    """Loads of a step in which all microbatches are mean: the parts of one unit (see `Plan.units`) stand for all."""
+    mean = mean_loads(plan.scenario, plan.microbatch_size * plan.dp // plan.parts)
+    return ((mean,) * plan.microbatches,) * (plan.parts // plan.units)
+
+
+def drawn_step_loads(plan: Plan, step: int) -> tuple[tuple[Loads, ...], ...]:
+    """Loads of the samples that optimizer step `step` draws from the data, [part][microbatch]."""
+    drawn = split_samples(plan, plan_step(plan, step).samples)
+    return tuple(tuple(sample_loads(plan.scenario, samples) for samples in part) for part in drawn)
+
+
+def split_samples(
+    plan: Plan, samples: Sequence[Sequence[tuple[Sample, ...]]]
+) -> Sequence[Sequence[tuple[Sample, ...]]]:
+    """Samples by replica of the plan's own mesh, [replica][microbatch], as samples by part."""
+    each = plan.parts // plan.dp
+    if each == 1:
+        return samples
+    size = plan.microbatch_size // each
+    return [
+        [group[part * size : (part + 1) * size] for group in replica] for replica in samples for part in range(each)
+    ]
+
+
+class StageLoads:
+    """Loads of a step by stage and replica; those of one part for all where no stage has a mesh of its own.
+
+    Args:
+        loads: [part][microbatch], those of one unit when they stand for all.
+
+    Raises:
+        ValueError: `loads` has another shape than the plan.
+    """
+
+    def __init__(self, plan: Plan, loads: StepLoads) -> None:
+        if len(loads) not in (plan.parts // plan.units, plan.parts) or any(len(r) != plan.microbatches for r in loads):
+            shape, what = (
+                f"{len(loads)} x {sorted({len(row) for row in loads})}",
+                "parts" if plan.meshes else "replicas",
+            )
+            raise ValueError(f"loads are {shape}, the plan has {plan.parts} {what} x {plan.microbatches} microbatches")
+        self._plan, self._loads = plan, loads
+        self._together: dict[tuple[int, ...], Loads] = {}
+        self._of_dp: dict[int, StepLoads] = {plan.parts: loads}
+
+    @property
+    def units(self) -> int:
+        """Units that are listed: one, or all."""
+        return len(self._loads) * self._plan.units // self._plan.parts
+
+    def of_replicas(self, dp: int) -> StepLoads:
+        """[replica][microbatch] of a mesh with so many replicas; equal microbatches are the same object."""
+        if dp not in self._of_dp:
+            each = self._plan.parts // dp
+            starts = range(0, len(self._loads), each)
+            self._of_dp[dp] = [
+                [self._joined(parts) for parts in zip(*self._loads[start : start + each], strict=True)]
+                for start in starts
+            ]
+        return self._of_dp[dp]
+
+    def of_stage(self, stage: int) -> StepLoads:
+        """[replica][microbatch] of a stage."""
+        return self.of_replicas(self._plan.mesh(stage).dp)
+
+    def _joined(self, parts: tuple[Loads, ...]) -> Loads:
+        key = tuple(map(id, parts))  # of objects that `self._loads` holds
+        if key not in self._together:
+            alike = all(part is parts[0] for part in parts)
+            self._together[key] = {
+                module: load.scaled(len(parts)) if alike else sum((p[module] for p in parts[1:]), load)
+                for module, load in parts[0].items()
+            }
+        return self._together[key]

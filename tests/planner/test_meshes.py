@@ -1,0 +1,196 @@
+"""Plans whose modules have meshes of different width: ranks, transfers, memory and what the checker refuses."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from meshed_toys import LLM, VISION, job, meshed
+from pipeline_toys import plan
+
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.counts import edge_bytes
+from mmplan.cost_models.loads import mean_loads, sample_loads
+from mmplan.planner.check import check_plan
+from mmplan.planner.check_program import check_program
+from mmplan.planner.interval import plan_interval
+from mmplan.planner.lower import lower, lower_columns
+from mmplan.planner.mesh import Mesh, messages, most_messages
+from mmplan.planner.plan import Plan, load_plan, save_plan
+from mmplan.planner.simulate import simulate
+from mmplan.planner.step_loads import drawn_step_loads, mean_step_loads, split_samples
+from mmplan.planner.waves import lowered_waves, price, waves_of
+from mmplan.scenario.scenario import Sample
+
+WIDE = {"vision": (1, 8), "llm": (2, 2), "microbatch": 4}
+NARROW = {"vision": (2, 1), "llm": (1, 4), "microbatch": 2}
+SHAPES = [WIDE, NARROW, {**WIDE, "vision": (1, 2)}, {**WIDE, "vision": (2, 4), "cut_vision": True}]
+
+
+def made(shape: dict[str, object], devices: int = 24) -> Plan:
+    return meshed(job(devices=devices), **shape)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_plan_with_unlike_meshes_is_sound_and_can_be_simulated(shape: dict[str, object]) -> None:
+    one = made(shape)
+    assert check_plan(one) == ()
+    prediction = simulate(one, build_graph(one.scenario), AnalyticCostModel(one.scenario))
+    assert prediction.step_time_s > 0
+    assert plan_interval(one, prediction.step_time_s).p90_s > prediction.step_time_s
+    for rank in prediction.ranks:
+        assert rank.peak_memory_bytes <= one.stages[rank.stage].memory_bytes
+
+
+def test_every_rank_has_one_stage() -> None:
+    one = made(WIDE)
+    assert [one.stage_ranks(stage) for stage in range(3)] == [tuple(range(8, 16)), (0, 1, 2, 3), (4, 5, 6, 7)]
+    assert one.rank(0, 3) == 11
+    assert one.rank(2, 1, 1) == 7
+    assert (one.rank_count, one.world, one.parts, one.units) == (16, 16, 8, 2)
+    assert [one.samples(stage) for stage in range(3)] == [1, 4, 4]
+
+
+def test_a_plan_with_meshes_is_read_back_and_one_without_keeps_reading(tmp_path: Path) -> None:
+    one = made(WIDE)
+    save_plan(one, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == one
+    old = plan(job(), [VISION, *LLM])
+    save_plan(old, tmp_path / "old.json")
+    text = (tmp_path / "old.json").read_text().replace(' "meshes": [],\n', "")
+    assert "meshes" not in text
+    (tmp_path / "old.json").write_text(text)
+    assert load_plan(tmp_path / "old.json") == old
+
+
+def test_parts_go_to_the_replicas_that_hold_their_samples() -> None:
+    one = made(WIDE)
+    program = lower(one, build_graph(one.scenario), mean_step_loads(one) * 2)
+    assert check_program(program) == ()
+    sends = Counter(
+        (rank.rank, action.peer) for rank in program.ranks for action in rank.actions if action.kind == "SEND"
+    )
+    m = one.microbatches
+    # replicas 0 to 3 of the tower hold a quarter each of what language replica 0 reads, in its first stage: rank 0
+    expected = {(8 + v, 2 * (v // 4)): m for v in range(8)} | {(2 * (v // 4), 8 + v): m for v in range(8)}
+    expected |= {(0, 4): m, (2, 6): m, (4, 0): m, (6, 2): m}
+    assert sends == expected
+
+
+def test_bytes_of_the_parts_are_those_of_the_whole_tensor() -> None:
+    one, graph = made(WIDE), build_graph(job())
+    (edge,) = (edge for edge in graph.edges() if edge.producer == "vision_projector.0")
+    whole = edge_bytes(edge, mean_loads(one.scenario, one.microbatch_size), one.scenario.precision)
+    program = lower(one, graph, mean_step_loads(one))
+    by_direction = {
+        mark: {action.bytes for rank in program.ranks for action in rank.actions if action.tensor.startswith(name)}
+        for mark, name in ((">", "vision_projector.0>"), ("<", "vision_projector.0<"))
+    }
+    assert by_direction == {">": {whole // 4}, "<": {whole // 4}}
+    first = program.ranks[0]
+    parts = [a for a in first.actions if a.kind == "RECV" and a.tensor.startswith("vision_projector.0>")]
+    assert Counter(action.microbatch for action in parts) == dict.fromkeys(range(one.microbatches), 4)
+    assert {action.bytes for action in parts} == {whole // 4}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_unit_stands_for_all_and_waves_agree_with_the_clock(shape: dict[str, object]) -> None:
+    one = made(shape)
+    graph, costs = build_graph(one.scenario), AnalyticCostModel(one.scenario)
+    alone = simulate(one, graph, costs)
+    everyone = simulate(one, graph, costs, mean_step_loads(one) * one.units)
+    assert everyone.step_time_s == pytest.approx(alone.step_time_s)
+    assert len(everyone.ranks) == one.units * len(alone.ranks)
+    lowered = lower_columns(one, graph, mean_step_loads(one) * one.units)
+    program = lower(one, graph, mean_step_loads(one) * one.units)
+    ones = [1.0] * lowered.columns.size
+    known, found = (price(waves, np.array(ones)) for waves in (lowered_waves(lowered), waves_of(program)))
+    assert (known[1] == found[1]).all()
+
+
+def test_drawn_samples_are_dealt_out_in_order() -> None:
+    manifest = tuple(
+        Sample(text_tokens=5 + i, images=((8, 8),) * (i % 3), audio_s=(), speech_tokens=0) for i in range(32)
+    )
+    one = meshed(job(manifest=manifest), **WIDE)  # type: ignore[arg-type]
+    graph = build_graph(one.scenario)
+    loads = drawn_step_loads(one, 0)
+    assert len(loads) == 8
+    samples = [[manifest[8 * r + 4 * k : 8 * r + 4 * k + 4] for k in range(4)] for r in range(2)]
+    assert split_samples(one, samples)[5][1] == (manifest[8 + 4 + 1],)
+    program = lower(one, graph, loads)
+    assert check_program(program) == ()
+    # a part without an image is not sent at all
+    images = sum(load["vision"].sequences > 0 for row in loads for load in row)
+    first = [
+        a for rank in program.ranks for a in rank.actions if a.kind == "SEND" and a.tensor.startswith("vision_proj")
+    ]
+    assert len([a for a in first if ">" in a.tensor]) == images
+    assert simulate(one, graph, AnalyticCostModel(one.scenario), loads).step_time_s > 0
+    total = sum(sample_loads(one.scenario, (sample,))["vision"].tokens for sample in manifest)
+    assert total == sum(load["vision"].tokens for row in loads for load in row)
+
+
+def test_the_busiest_rank_is_counted_over_all_messages() -> None:
+    meshes = [
+        Mesh(modules=(), tp=tp, cp=cp, dp=dp, first_rank=0) for tp in (1, 2, 4) for cp in (1, 2) for dp in (1, 2, 4, 8)
+    ]
+    for source in meshes:
+        for target in meshes:
+            if source == target or (source.cp > 1 and target.cp > 1):
+                continue
+            ends = list(messages(source, target))
+            sent = Counter(giver for giver, _ in ends)
+            got = Counter(taker for _, taker in ends)
+            assert most_messages(source, target) == max(*sent.values(), *got.values())
+            assert len(got) == target.ranks  # every rank gets its rows
+            rows = max(source.dp, target.dp) * max(source.cp, target.cp)
+            each = Counter(got.values())
+            assert each == {rows // target.dp // target.cp: target.ranks}
+
+
+BROKEN = [
+    ({"first_rank": 4}, r"rank 4 is in pipeline ranks \d \(ranks 4 to \d+\) and \d"),
+    ({"first_rank": 20}, "would have ranks 20 to 27, cluster toy has 24 devices"),
+    ({"tp": 2, "dp": 3}, "the meshes have 2, 3 replicas: of two one has to divide the other"),
+    ({"dp": 16}, r"a replica of vision, vision_projector would get dp=2 x 4 samples / dp=16 = 0.5 samples"),
+    ({"tp": 3, "dp": 2}, "tp=3 does not divide vision: "),
+    ({"cp": 2, "dp": 4}, "cp=2 in the mesh of vision, vision_projector: only language models split their rows"),
+    ({"modules": ("vision",)}, "stage 0 holds vision and vision_projector, which have unlike meshes"),
+    ({"modules": ("vision", "sound")}, "sound is no module of this model"),
+    ({"modules": ("llm",)}, "llm is a language model"),
+    ({"modules": ()}, "of no module has tp=1 x dp=8 from rank 8: degrees start at 1"),
+    ({"dp": 0}, "degrees start at 1"),
+    ({"first_rank": -1}, "ranks at 0"),
+    ({"tp": 2, "dp": 2, "first_rank": 11}, "tp=2 puts ranks 11 to 12 of one group on nodes 2 and 3"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN)
+def test_a_mesh_that_cannot_work_is_refused_by_name(change: dict[str, object], message: str) -> None:
+    one = made(WIDE)
+    (mesh,) = one.meshes
+    broken = replace(one, meshes=(replace(mesh, **change),))  # type: ignore[arg-type]
+    findings = [finding for finding in check_plan(broken) if finding.rule == "meshes"]
+    assert findings
+    assert re.search(message, findings[0].message), findings[0].message
+
+
+def test_two_meshes_of_one_module_and_an_empty_mesh_are_refused() -> None:
+    one = made(WIDE)
+    (mesh,) = one.meshes
+    twice = replace(one, meshes=(mesh, replace(mesh, first_rank=0)))
+    assert "vision has two meshes" in [finding.message for finding in check_plan(twice)]
+    spread = replace(one, spread=("vision",))
+    assert "is spread over that of others" in check_plan(spread)[0].message
+
+
+def test_wrong_numbers_of_a_meshed_plan_are_found() -> None:
+    one = made(WIDE)
+    slower = replace(one, stages=(replace(one.stages[0], forward_s=1.0), *one.stages[1:]))
+    assert {finding.rule for finding in check_plan(slower)} == {"stage times"}
+    shorter = replace(one, certificate=replace(one.certificate, objective_s=one.certificate.objective_s / 2))
+    assert {finding.rule for finding in check_plan(shorter)} == {"objective"}
