@@ -10,19 +10,27 @@ import pytest
 from meshed_toys import LLM, VISION, job, meshed
 from pipeline_toys import plan
 
+from mmplan.commands.export_targets import exported
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.loads import mean_loads, sample_loads
+from mmplan.errors import CheckError, InputError
 from mmplan.planner.check import check_plan
+from mmplan.planner.check_hangs import check_hangs
 from mmplan.planner.check_program import check_program
 from mmplan.planner.interval import plan_interval
 from mmplan.planner.lower import lower, lower_columns
 from mmplan.planner.mesh import Mesh, messages, most_messages
 from mmplan.planner.plan import Plan, load_plan, save_plan
+from mmplan.planner.replan import strategy_of
+from mmplan.planner.schedules.reschedule import compare_families
 from mmplan.planner.simulate import simulate
 from mmplan.planner.step_loads import drawn_step_loads, mean_step_loads, split_samples
+from mmplan.planner.step_times import step_times
+from mmplan.planner.switch_cost import switch_cost
 from mmplan.planner.waves import lowered_waves, price, waves_of
+from mmplan.runtime.requirements import process_count
 from mmplan.scenario.scenario import Sample
 
 WIDE = {"vision": (1, 8), "llm": (2, 2), "microbatch": 4}
@@ -194,3 +202,35 @@ def test_wrong_numbers_of_a_meshed_plan_are_found() -> None:
     assert {finding.rule for finding in check_plan(slower)} == {"stage times"}
     shorter = replace(one, certificate=replace(one.certificate, objective_s=one.certificate.objective_s / 2))
     assert {finding.rule for finding in check_plan(shorter)} == {"objective"}
+
+
+def test_what_reads_plans_knows_meshes() -> None:
+    images_of = ((), ((8, 8),), ((8, 8),) * 2)
+    manifest = tuple(Sample(text_tokens=5 + i, images=images_of[i % 3]) for i in range(32))
+    one = meshed(job(manifest=manifest), **WIDE)  # type: ignore[arg-type]
+    graph, costs = build_graph(one.scenario), AnalyticCostModel(one.scenario)
+    assert check_hangs(one) == ()
+    (times,) = step_times(one, graph, costs, steps=2, compositions=("in order",))
+    assert times.step_s[0] == simulate(one, graph, costs, drawn_step_loads(one, 0)).step_time_s
+    families = {choice.name: choice for choice in compare_families(one, ("1f1b", "zb-h1", "interleaved"), graph, costs)}
+    assert families["interleaved"].plan is None
+    zero_bubble = families["zb-h1"].plan
+    assert zero_bubble is not None
+    assert check_plan(zero_bubble) == ()
+    assert simulate(zero_bubble, graph, costs).step_time_s > 0
+    same = plan(one.scenario, [VISION, *LLM], dp=2, microbatch_size=4)
+    assert switch_cost(same, one).moved_bytes > 0
+    assert strategy_of(one, one.scenario.model.module("vision")) == "DP 8"
+
+
+@pytest.mark.parametrize("rehearse", [False, True])
+def test_a_run_of_a_meshed_plan_is_refused_in_one_sentence(rehearse: bool) -> None:
+    with pytest.raises(InputError, match="vision and vision_projector on ranks of their own"):
+        process_count(made(WIDE), rehearse=rehearse)
+
+
+def test_other_frameworks_are_told_what_they_cannot_run() -> None:
+    with pytest.raises(CheckError, match="on one mesh, the plan has vision and vision_projector on tp=1"):
+        exported(made(WIDE), "torch-pipelining")
+    with pytest.raises(InputError, match="on ranks of their own, which megatron-pp does not run"):
+        check_hangs(made(WIDE), "megatron-pp")
