@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
 from mmplan.files import write_file
 
@@ -38,8 +39,8 @@ def emit(json_file: str | None, document: Mapping[str, Any], *parts: RenderableT
             sys.stdout.write(json.dumps(document, indent=1) + "\n")
         else:
             console = _Stdout(width=None if sys.stdout.isatty() else 120)
-            for part in parts:
-                console.print(part)
+            for part in parts:  # a text that must not be wrapped, such as the content of a file, is printed as it is
+                console.print(part, soft_wrap=isinstance(part, Text) and part.no_wrap is True)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or closing stdout fails again at exit

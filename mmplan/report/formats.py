@@ -47,7 +47,7 @@ def reading_document(reading: Reading) -> dict[str, object]:
 def reading_parts(reading: Reading, target: Path | None) -> list[RenderableType]:
     """What was read, ignored and warned of; the whole text where it goes to no file."""
     if target is None:
-        return [Text(fragment_text(reading).rstrip())]
+        return [Text(fragment_text(reading).rstrip(), no_wrap=True)]
     grid = Table.grid(padding=(0, 2))
     for word, sentence in _told(reading):
         grid.add_row(word, Text(sentence))
@@ -79,7 +79,8 @@ def export_parts(made: Exported, written: tuple[Path, ...]) -> list[RenderableTy
     parts: list[RenderableType] = []
     if not written:
         parts += [
-            Text(content if len(made.files) == 1 else f"# {name}\n{content}") for name, content in made.files.items()
+            Text(content if len(made.files) == 1 else f"# {name}\n{content}", no_wrap=True)
+            for name, content in made.files.items()
         ]
     grid = Table.grid(padding=(0, 2))
     for loss in made.losses:
