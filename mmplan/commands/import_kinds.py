@@ -8,6 +8,7 @@ from mmplan.errors import InputError
 from mmplan.scenario.document import did_you_mean, listed
 from mmplan.scenario.formats.hf_reading import looks_like_hf_config, read_hf_configs
 from mmplan.scenario.formats.hostfile import looks_like_hosts, read_hosts
+from mmplan.scenario.formats.nvidia_topo import looks_like_nvidia_topo, read_nvidia_topo
 from mmplan.scenario.formats.reading import Head, Reading, read_head
 
 
@@ -23,6 +24,9 @@ class Kind:
 # The first kind that recognises a file reads it, so those with the surest marks stand first.
 KINDS: dict[str, Kind] = {
     "hf": Kind(what="config.json of a Hugging Face model", looks_like=looks_like_hf_config, read=read_hf_configs),
+    "nvidia-topo": Kind(
+        what="nvidia-smi topo -m, also of several hosts", looks_like=looks_like_nvidia_topo, read=read_nvidia_topo
+    ),
     "hosts": Kind(what="Slurm host list or hostfile", looks_like=looks_like_hosts, read=read_hosts),
 }
 

@@ -195,12 +195,9 @@ def _check_names(names: Sequence[str], file: Path, line: int) -> None:
         found = [name for name in names if re.fullmatch(rf"{kind}\d+", name)]
         expected = [f"{kind}{index}" for index in range(len(found))]
         if found != expected:
-            lost = [name for name in expected if name not in found][:1]
-            raise InputError(
-                f"the columns {_shortened(found)} do not count from {kind}0: {listed(lost)} is missing",
-                file=file,
-                line=line,
-            )
+            lost = [name for name in expected if name not in found]
+            what = f"{lost[0]} is missing" if lost else "they are not in order"
+            raise InputError(f"the columns {_shortened(found)} do not count from {kind}0: {what}", file=file, line=line)
     odd = [name for name in names if not re.fullmatch(r"[A-Za-z][\w.:-]{0,63}", name)]
     if odd:
         raise InputError(f"expected the name of a GPU or a NIC, found {shown(odd[0])}", file=file, line=line)
