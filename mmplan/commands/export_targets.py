@@ -4,12 +4,14 @@ from collections.abc import Callable
 
 from mmplan.errors import CheckError, InputError
 from mmplan.planner.formats.exported import Exported
+from mmplan.planner.formats.megatron import export_megatron
 from mmplan.planner.formats.torch_pipelining import export_torch_pipelining
 from mmplan.planner.plan import Plan
 from mmplan.runtime.formats.launch_files import export_kubernetes, export_slurm
 from mmplan.scenario.document import did_you_mean, listed
 
 TARGETS: dict[str, Callable[[Plan], Exported]] = {
+    "megatron": export_megatron,
     "torch-pipelining": export_torch_pipelining,
     "slurm": export_slurm,
     "kubernetes": export_kubernetes,

@@ -38,7 +38,7 @@ def chunked_plan(
         forward_s = sum(costs.forward_s(layer, loads[layer.module], layout) for layer in known)
         return forward_s, sum(costs.backward_s(layer, loads[layer.module], layout) for layer in known)
 
-    ends = _balanced([sum(seconds(group)) for group in groups], count)
+    ends = balanced_ends([sum(seconds(group)) for group in groups], count)
     order = {layer.id: place for place, layer in enumerate(graph.layers())}
     places = [index % p if not v_shaped or index // p % 2 == 0 else p - 1 - index % p for index in range(count)]
     stages: list[StagePlan] = []
@@ -66,7 +66,7 @@ def _stage_of_row(plan: Plan, row: int) -> StagePlan:
     return plan.stages[plan.stages_of(row)[0]]
 
 
-def _balanced(seconds: list[float], parts: int) -> list[int]:
+def balanced_ends(seconds: list[float], parts: int) -> list[int]:
     """Ends of `parts` contiguous parts whose slowest is least."""
     count = len(seconds)
     total = [0.0]
