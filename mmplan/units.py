@@ -63,6 +63,16 @@ def seconds_of_milliseconds(milliseconds: float) -> float:
     return milliseconds * _SECONDS["ms"]
 
 
+def nanoseconds_of_microseconds(microseconds: float) -> int:
+    """Whole nanoseconds; exact for integers."""
+    return microseconds * 1000 if isinstance(microseconds, int) else round(microseconds * 1000)
+
+
+def seconds_of_nanoseconds(nanoseconds: float) -> float:
+    """From profilers, which count in nanoseconds."""
+    return nanoseconds * _SECONDS["ns"]
+
+
 def gibibytes(size_bytes: float) -> float:
     """For the axes of charts."""
     return size_bytes / _PREFIX["Gi"]
