@@ -1,0 +1,49 @@
+"""Which part of a multimodal model a range of a trace belongs to, by the words of its name.
+
+Names come from the modules themselves (`nn.Module: SiglipVisionModel_0`, with the profiler's `with_stack=True` and
+`with_modules=True`) or from ranges that people set (NVTX, `record_function("vision_tower")`).
+"""
+
+import re
+
+VISION, AUDIO, TEXT, PROJECTOR = "vision", "audio", "text", "projector"
+
+_WORDS = {
+    PROJECTOR: "projector merger connector resampler qformer mmprojector multimodalprojector",
+    TEXT: "text language llm lm",
+    VISION: "vision visual vit siglip siglip2 clip image eva dino dinov2 intern_vit internvit sam pixtral video",
+    AUDIO: "audio whisper speech wav2vec hubert sound usm conformer",
+}
+_PART_OF = {word: part for part, words in _WORDS.items() for word in words.split()}
+# A model that holds all parts, and the whole step, belong to none.
+_WHOLE = {"vl", "vlm", "omni", "multimodal", "conditional", "generation", "step", "loss", "dataloader"}
+_BACKBONES = re.compile(
+    r"^(llama|qwen|qwen2|qwen3|mistral|mixtral|gemma|gemma2|gemma3|phi|phi3|vicuna|opt|gpt|gpt2|bloom|deepseek|glm|olmo)$"
+)
+_PIECES = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+\d*|[A-Z]+\d*|\d+")
+_MOST_NAME = 200
+
+
+def part_of(name: str) -> str | None:
+    """`vision`, `audio`, `text`, `projector`, or None; a text model of CLIP is text, a multimodal projector one of
+    these.
+    """
+    words = [piece.lower() for piece in _PIECES.findall(name[:_MOST_NAME].removeprefix("nn.Module: "))]
+    found = {_PART_OF[word] for word in words if word in _PART_OF}
+    for part in (PROJECTOR, TEXT, AUDIO, VISION):  # the more special word wins
+        if part in found:
+            return part
+    if _WHOLE & set(words):
+        return None
+    if words and _BACKBONES.match(words[0]) and {"model", "causal"} & set(words):
+        return TEXT
+    return None
+
+
+def hierarchy_part(hierarchy: str) -> str | None:
+    """The part in a 'Module Hierarchy' (`TOP(Llava)::forward.SELF(Llava)::x.vision_tower(Siglip)::forward`)."""
+    for piece in hierarchy[:2_000].split("."):
+        part = part_of(piece.split("(", 1)[0])
+        if part is not None:
+            return part
+    return None
