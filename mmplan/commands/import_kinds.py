@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmplan.cost_models.formats.trace_reading import looks_like_kineto, read_kineto
 from mmplan.errors import InputError
 from mmplan.scenario.document import did_you_mean, listed
 from mmplan.scenario.formats.hf_reading import looks_like_hf_config, read_hf_configs
@@ -23,6 +24,9 @@ class Kind:
 
 # The first kind that recognises a file reads it, so those with the surest marks stand first.
 KINDS: dict[str, Kind] = {
+    "kineto": Kind(
+        what="trace of the PyTorch profiler, one file per rank", looks_like=looks_like_kineto, read=read_kineto
+    ),
     "hf": Kind(what="config.json of a Hugging Face model", looks_like=looks_like_hf_config, read=read_hf_configs),
     "nvidia-topo": Kind(
         what="nvidia-smi topo -m, also of several hosts", looks_like=looks_like_nvidia_topo, read=read_nvidia_topo

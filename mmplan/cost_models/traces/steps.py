@@ -1,0 +1,100 @@
+"""Where the steps of a recording begin and end: the profiler's own marks, or ranges that repeat.
+
+Device work lags behind the host, so a step lasts from the beginning of one mark to that of the next; the last one ends
+with its mark or with the last work on the device, whichever is later.
+"""
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from mmplan.cost_models.traces.recording import MARK, Recording
+
+_PROFILER = re.compile(r"^ProfilerStep\s?[#*]?\s?(\d+)")
+_STEP_WORDS = re.compile(
+    r"(^|[^a-z])(train(ing)?_?)?(step|iter|iteration|minibatch|global_batch)([^a-z]|$)", re.IGNORECASE
+)
+_NOT_STEPS = re.compile(r"optimizer|scheduler|data|load|profiler|wait|zero_grad|lr_|nccl|gloo", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"^Optimizer\.step#")
+_MOST_NAME = 200
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """[begin, end) on the file's clock; `name` as marked."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steps:
+    """`marked_by` is empty where nothing repeats; then there are no steps."""
+
+    marked_by: str
+    steps: tuple[Step, ...]
+
+
+def steps_of(recording: Recording) -> Steps:
+    """By the first of: ProfilerStep#, ranges whose name says step or iteration, the ends of optimizer steps."""
+    names = recording.names
+    profiler = {i: int(match[1][:18]) for i, name in enumerate(names) if (match := _PROFILER.match(name))}
+    if profiler:
+        marks = _marks(recording, set(profiler))
+        if marks:
+            return Steps(marked_by="ProfilerStep#", steps=_stretched(recording, marks, profiler))
+    by_pattern: dict[str, set[int]] = {}
+    for i, name in enumerate(names):
+        if _STEP_WORDS.search(name[:_MOST_NAME]) and not _NOT_STEPS.search(name[:_MOST_NAME]):
+            by_pattern.setdefault(_DIGITS.sub("#", name[:_MOST_NAME]), set()).add(i)
+    choices = [(pattern, _marks(recording, rows)) for pattern, rows in by_pattern.items()]
+    apart = [(pattern, marks) for pattern, marks in choices if len(marks) >= 2 and _are_apart(marks)]
+    if apart:
+        pattern, marks = max(apart, key=lambda choice: sum(end - begin for _, begin, end in choice[1]))
+        return Steps(marked_by=pattern, steps=_stretched(recording, marks, {}))
+    ends = _marks(recording, {i for i, name in enumerate(names) if _OPTIMIZER.match(name)})
+    if len(ends) >= 2 and _are_apart(ends):
+        steps = tuple(
+            Step(name=f"step {i + 1}", begin_ns=before[2], end_ns=after[2])
+            for i, (before, after) in enumerate(pairwise(ends))
+        )
+        return Steps(marked_by="ends of Optimizer.step", steps=steps)
+    return Steps(marked_by="", steps=())
+
+
+def _marks(recording: Recording, names: set[int]) -> list[tuple[int, int, int]]:
+    """(name, begin, end) of the host ranges with these names on the thread that has most of them, by begin."""
+    host = recording.host
+    rows = np.flatnonzero(np.isin(host.name, list(names)) & (host.kind == MARK))
+    if len(rows) == 0:
+        return []
+    threads, counts = np.unique(host.thread[rows], return_counts=True)
+    rows = rows[host.thread[rows] == threads[counts.argmax()]]
+    columns = (host.name[rows], host.start_ns[rows], host.end_ns[rows])
+    return sorted(set(zip(*(column.tolist() for column in columns), strict=True)), key=lambda mark: mark[1:])
+
+
+def _are_apart(marks: list[tuple[int, int, int]]) -> bool:
+    return all(after[1] >= before[2] for before, after in pairwise(marks))
+
+
+def _stretched(recording: Recording, marks: list[tuple[int, int, int]], numbers: dict[int, int]) -> tuple[Step, ...]:
+    """Each mark up to the next, unless numbers are left out between them."""
+    work = recording.work
+    device_end_ns = int(work.end_ns.max()) if len(work) else 0
+    steps = []
+    for i, (name, begin_ns, end_ns) in enumerate(marks):
+        follows = i + 1 < len(marks) and numbers.get(marks[i + 1][0], 1) - numbers.get(name, 0) == 1
+        if follows or (i + 1 < len(marks) and not numbers):
+            end_ns = marks[i + 1][1]
+        elif i + 1 == len(marks):
+            end_ns = max(end_ns, device_end_ns)
+        if recording.span_ns is not None and begin_ns < recording.span_ns[1] < end_ns:
+            end_ns = max(recording.span_ns[1], device_end_ns)  # the profiler stopped before the mark ended
+        if end_ns > begin_ns:
+            steps.append(Step(name=recording.names[name], begin_ns=begin_ns, end_ns=end_ns))
+    return tuple(steps)

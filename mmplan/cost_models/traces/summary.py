@@ -1,0 +1,264 @@
+"""From a recording to its measured seconds: classes, communication hidden and exposed, streams, operators, findings."""
+
+from collections import defaultdict
+
+import numpy as np
+
+from mmplan.cost_models.traces.attribution import BACKWARD, FORWARD, PHASES, Attribution
+from mmplan.cost_models.traces.findings import covered_seconds, gaps_of, lock_clusters
+from mmplan.cost_models.traces.intervals import Flags, Ints, Spans, common, empty, union, without
+from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, CLASS_NAMES, COMMUNICATION, MEMCPY, MEMSET, short_name
+from mmplan.cost_models.traces.record import (
+    ClassTime,
+    CopyTime,
+    DeviceTime,
+    Gap,
+    MessageTime,
+    OperatorTime,
+    PartTime,
+    RankTrace,
+    StreamTime,
+)
+from mmplan.cost_models.traces.recording import MARK, OPERATOR, Recording
+from mmplan.cost_models.traces.steps import Steps
+from mmplan.units import seconds_of_nanoseconds
+
+MOST_ROWS = 40  # operators, kernels, messages that are told, by time
+
+
+def rank_trace(recording: Recording, attribution: Attribution, steps: Steps) -> tuple[RankTrace, int]:
+    """The numbers of one process, and how many waits of at least 5 ms it has."""
+    window = window_of(recording, steps)
+    work = recording.work
+    inside = (work.end_ns > _first(window)) & (work.start_ns < _last(window))
+    devices = np.array([stream.device for stream in recording.streams], np.int64)
+    device_of = devices[work.stream] if len(work) else np.zeros(0, np.int64)
+    times, gaps, waits = [], list[Gap](), 0
+    for device in sorted(set(device_of[inside].tolist())):
+        mine = inside & (device_of == device)
+        parts = _device_parts(recording, mine)
+        times.append(_device_time(device, parts, window))
+        busy, compute, message = parts
+        found, count = gaps_of(recording, attribution, device, busy, compute, message, window)
+        gaps, waits = gaps + found, waits + count
+    trace = RankTrace(
+        file=recording.file,
+        source=recording.source,
+        rank=recording.rank,
+        world_size=recording.world_size,
+        device=recording.device_name,
+        marked_by=steps.marked_by,
+        step_s=tuple(seconds_of_nanoseconds(step.end_ns - step.begin_ns) for step in steps.steps),
+        window_s=window.seconds,
+        devices=tuple(times),
+        classes=_classes(recording, inside, device_of, window, work.kind, CLASS_NAMES),
+        phases=_phases(recording, attribution, inside, device_of, window),
+        parts=_parts(recording, attribution, inside),
+        operators=_operators(recording, attribution, inside),
+        kernels=_kernels(recording, inside),
+        host_ranges=_host_ranges(recording, window),
+        messages=_messages(recording, inside),
+        copies=_copies(recording, inside),
+        streams=_streams(recording, inside, window),
+        gaps=tuple(gaps),
+        locks=tuple(lock_clusters(recording.host, recording.names, window, _first(window))),
+    )
+    return trace, waits
+
+
+def window_of(recording: Recording, steps: Steps) -> Spans:
+    """The steps; without them all device work, or all that the host did."""
+    if steps.steps:
+        return union(*(np.array(column) for column in zip(*((s.begin_ns, s.end_ns) for s in steps.steps), strict=True)))
+    rows = recording.work if len(recording.work) else recording.host
+    if len(rows) == 0:
+        return empty()
+    return union(np.array([rows.start_ns.min()]), np.array([rows.end_ns.max()]))
+
+
+def _first(window: Spans) -> int:
+    return int(window.start_ns[0]) if len(window) else 0
+
+
+def _last(window: Spans) -> int:
+    return int(window.end_ns[-1]) if len(window) else 0
+
+
+def _device_parts(recording: Recording, mine: Flags) -> tuple[Spans, Spans, Spans]:
+    """(anything, computation with copies inside the device's memory left out, communication) of these rows."""
+    work = recording.work
+    message = mine & (work.kind == CLASS_INDEX[COMMUNICATION])
+    copy = mine & np.isin(work.kind, (CLASS_INDEX[MEMCPY], CLASS_INDEX[MEMSET]))
+    compute = mine & ~message & ~copy
+    everything, computing, sending = (
+        union(work.start_ns[rows], work.end_ns[rows]) for rows in (mine, compute, message)
+    )
+    return everything, computing, sending
+
+
+def _device_time(device: int, parts: tuple[Spans, Spans, Spans], window: Spans) -> DeviceTime:
+    busy, compute, message = (common(part, window) for part in parts)
+    exposed = without(message, compute)
+    return DeviceTime(
+        device=device,
+        compute_s=compute.seconds,
+        exposed_communication_s=exposed.seconds,
+        exposed_copy_s=max(0.0, busy.seconds - compute.seconds - exposed.seconds),
+        idle_s=max(0.0, window.seconds - busy.seconds),
+        communication_s=message.seconds,
+    )
+
+
+def _classes(
+    recording: Recording, inside: Flags, device_of: Ints, window: Spans, column: Ints, names: tuple[str, ...]
+) -> tuple[ClassTime, ...]:
+    """By value of a column of work: moments in which any of its rows runs, per device and added."""
+    work, found = recording.work, []
+    for value, name in enumerate(names):
+        rows = inside & (column == value)
+        if not rows.any():
+            continue
+        seconds = sum(
+            covered_seconds(union(work.start_ns[rows & (device_of == d)], work.end_ns[rows & (device_of == d)]), window)
+            for d in set(device_of[rows].tolist())
+        )
+        found.append(ClassTime(name=name, seconds=seconds, count=int(rows.sum())))
+    return tuple(sorted(found, key=lambda item: -item.seconds))
+
+
+def _phases(
+    recording: Recording, attribution: Attribution, inside: Flags, device_of: Ints, window: Spans
+) -> tuple[ClassTime, ...]:
+    """Nothing where no kernel could be joined to an operator with a phase."""
+    phase = attribution.of_work(attribution.phase, 0)
+    if not phase.any():
+        return ()
+    return _classes(recording, inside, device_of, window, phase, PHASES)
+
+
+def _parts(recording: Recording, attribution: Attribution, inside: Flags) -> tuple[PartTime, ...]:
+    work = recording.work
+    part, phase = attribution.of_work(attribution.part, -1), attribution.of_work(attribution.phase, 0)
+    lengths = work.end_ns - work.start_ns
+    found = []
+    for index, name in enumerate(attribution.parts):
+        rows = inside & (part == index) & (work.kind != CLASS_INDEX[COMMUNICATION])
+        back = rows & (phase == BACKWARD)
+        ahead = rows & ((phase == FORWARD) | (phase == 0))
+        found.append(
+            PartTime(
+                name=name,
+                calls=attribution.calls.get(name, 0),
+                forward_s=seconds_of_nanoseconds(int(lengths[ahead].sum())),
+                backward_s=seconds_of_nanoseconds(int(lengths[back].sum())),
+            )
+        )
+    return tuple(item for item in found if item.calls or item.forward_s or item.backward_s)
+
+
+def _by_name(names: tuple[str, ...], indices: Ints, lengths: Ints) -> tuple[OperatorTime, ...]:
+    sums = np.bincount(indices, weights=lengths.astype(np.float64), minlength=1)
+    counts = np.bincount(indices, minlength=1)
+    merged: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for index in np.flatnonzero(counts).tolist():
+        name = short_name(names[index])
+        seconds, count = merged[name]
+        merged[name] = (seconds + seconds_of_nanoseconds(float(sums[index])), count + int(counts[index]))
+    ranked = sorted(merged.items(), key=lambda item: (-item[1][0], item[0]))[:MOST_ROWS]
+    return tuple(OperatorTime(name=name, seconds=seconds, count=count) for name, (seconds, count) in ranked)
+
+
+def _operators(recording: Recording, attribution: Attribution, inside: Flags) -> tuple[OperatorTime, ...]:
+    """Device seconds by the innermost operator; on the CPU, an operator's own host seconds."""
+    work, host = recording.work, recording.host
+    if len(work):
+        operator = attribution.of_work(attribution.operator, -1)
+        rows = inside & (operator >= 0)
+        if not rows.any():
+            return ()
+        return _by_name(recording.names, host.name[operator[rows]], (work.end_ns - work.start_ns)[rows])
+    if not recording.on_cpu:
+        return ()
+    computed = np.flatnonzero(host.kind == OPERATOR)
+    if len(computed) == 0:
+        return ()
+    lengths = host.end_ns - host.start_ns
+    own = lengths.copy()
+    nested = computed[attribution.parent[computed] >= 0]
+    np.subtract.at(own, attribution.parent[nested], lengths[nested])
+    return _by_name(recording.names, host.name[computed], np.maximum(own[computed], 0))
+
+
+def _host_ranges(recording: Recording, window: Spans) -> tuple[OperatorTime, ...]:
+    """Named ranges of the host that touch the window, each with the time from its begin to its end."""
+    host = recording.host
+    rows = np.flatnonzero((host.kind == MARK) & (host.end_ns > _first(window)) & (host.start_ns < _last(window)))
+    return _by_name(recording.names, host.name[rows], (host.end_ns - host.start_ns)[rows]) if len(rows) else ()
+
+
+def _kernels(recording: Recording, inside: Flags) -> tuple[OperatorTime, ...]:
+    work = recording.work
+    rows = inside & ~np.isin(work.kind, (CLASS_INDEX[MEMCPY], CLASS_INDEX[MEMSET]))
+    return _by_name(recording.names, work.name[rows], (work.end_ns - work.start_ns)[rows]) if rows.any() else ()
+
+
+def _messages(recording: Recording, inside: Flags) -> tuple[MessageTime, ...]:
+    """Communication kernels by collective, size and group; on the CPU the ranges of gloo."""
+    work, host = recording.work, recording.host
+    rows = np.flatnonzero(inside & (work.message >= 0))
+    index, lengths = work.message[rows], (work.end_ns - work.start_ns)[rows]
+    if recording.on_cpu and not len(work):
+        rows = np.flatnonzero((host.message >= 0) & (host.kind == MARK))
+        index, lengths = host.message[rows], (host.end_ns - host.start_ns)[rows]
+    found = []
+    for value in np.unique(index).tolist():
+        message, own = recording.messages[value], np.sort(lengths[index == value])
+        found.append(
+            MessageTime(
+                collective=message.collective,
+                bytes=message.bytes,
+                ranks=message.ranks,
+                group=message.group,
+                count=len(own),
+                seconds=seconds_of_nanoseconds(int(own.sum())),
+                fastest_s=seconds_of_nanoseconds(int(own[0])),
+                median_s=seconds_of_nanoseconds(int(own[len(own) // 2])),
+            )
+        )
+    return tuple(sorted(found, key=lambda item: -item.seconds)[:MOST_ROWS])
+
+
+def _copies(recording: Recording, inside: Flags) -> tuple[CopyTime, ...]:
+    work = recording.work
+    rows = inside & np.isin(work.kind, (CLASS_INDEX[MEMCPY], CLASS_INDEX[MEMSET]))
+    lengths, found = work.end_ns - work.start_ns, []
+    for value in np.unique(work.name[rows]).tolist():
+        mine = rows & (work.name == value)
+        found.append(
+            CopyTime(
+                kind=recording.names[value][:100],
+                bytes=int(np.maximum(work.bytes[mine], 0).sum()),
+                seconds=seconds_of_nanoseconds(int(lengths[mine].sum())),
+                count=int(mine.sum()),
+            )
+        )
+    return tuple(sorted(found, key=lambda item: -item.seconds)[:MOST_ROWS])
+
+
+def _streams(recording: Recording, inside: Flags, window: Spans) -> tuple[StreamTime, ...]:
+    work, found = recording.work, []
+    for index, stream in enumerate(recording.streams):
+        rows = inside & (work.stream == index)
+        if not rows.any():
+            continue
+        busy_s = covered_seconds(union(work.start_ns[rows], work.end_ns[rows]), window)
+        found.append(
+            StreamTime(
+                device=stream.device,
+                stream=stream.name,
+                busy_s=busy_s,
+                busy_fraction=min(1.0, busy_s / window.seconds) if window.seconds else 0.0,
+                kernels=int(rows.sum()),
+            )
+        )
+    return tuple(sorted(found, key=lambda item: -item.busy_s))

@@ -1,0 +1,100 @@
+"""Real traces, where they are at hand: each gives the reading that its manifest implies, or a right refusal."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmplan.commands.import_kinds import read_files
+
+FILES = (Path(__file__).parents[2] / ".." / "shared" / "data" / "files").resolve()
+
+pytestmark = pytest.mark.skipif(not FILES.exists(), reason="the folder of real files is not here")
+
+
+def kineto(number: str) -> tuple[dict[str, Any], str, str]:
+    """(the rank's record, warnings, ignored)."""
+    (path,) = (FILES / "kineto").glob(f"{number}_*")
+    reading = read_files([str(path)])
+    document: Any = reading.fragment
+    assert reading.kind == "kineto"
+    return document["ranks"][0], " ".join(reading.warnings), " ".join(reading.ignored)
+
+
+def messages(rank: dict[str, Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in rank["messages"]:
+        found[row["collective"]] = found.get(row["collective"], 0) + row["count"]
+    return found
+
+
+def test_a_trace_of_rocm() -> None:
+    rank, warnings, _ = kineto("01")
+    assert (rank["device"], len(rank["step_s"]), rank["rank"]) == ("AMD Radeon Graphics", 2, None)
+    assert {row["name"]: row["count"] for row in rank["classes"]} == {
+        "elementwise": 11, "memcpy": 2, "gemm": 2, "optimizer": 1,
+    }  # fmt: skip
+    assert [row["name"] for row in rank["phases"]] == ["forward", "backward", "optimizer", "other"]
+    assert "no distributedInfo" in warnings
+
+
+def test_a_trace_of_a_run_on_the_cpu() -> None:
+    rank, _, ignored = kineto("02")
+    assert (rank["rank"], rank["world_size"], rank["devices"]) == (34, 300, [])
+    assert messages(rank) == {"all_reduce": 10}
+    assert {row["bytes"] for row in rank["messages"]} == {4 * 321_271, 4 * 2_082_411}
+    assert "no device work" not in ignored
+
+
+def test_an_old_trace_whose_kernels_name_no_sizes() -> None:
+    rank, _, _ = kineto("04")
+    assert (rank["rank"], rank["world_size"], len(rank["step_s"])) == (0, 128, 2)
+    assert messages(rank)["all_to_all"] == 4
+    assert 400 * 2**20 in {row["bytes"] for row in rank["messages"]}
+
+
+@pytest.mark.parametrize(("number", "steps"), [("06", 2), ("07", 1), ("11", 1)])
+def test_tiny_traces(number: str, steps: int) -> None:
+    rank, _, _ = kineto(number)
+    assert len(rank["step_s"]) == steps and rank["kernels"]
+
+
+def test_a_step_that_outlasts_the_profile_ends_with_it() -> None:
+    rank, _, _ = kineto("07")
+    assert rank["step_s"][0] < 0.36  # the mark says 13 s
+
+
+@pytest.mark.parametrize(("number", "rank"), [("08", None), ("09", 0)])
+def test_traces_without_device_work_give_no_costs(number: str, rank: int | None) -> None:
+    found, _, ignored = kineto(number)
+    assert (found["rank"], found["devices"], found["classes"], found["messages"]) == (rank, [], [], [])
+    assert found["step_s"] == [0.075473] and found["host_ranges"]
+    assert "no device work although the job ran on GPUs" in ignored
+
+
+def test_kernels_that_carry_their_message_sizes() -> None:
+    rank, _, _ = kineto("10")
+    assert messages(rank) == {"all_reduce": 15, "broadcast": 6}
+    sizes = {row["bytes"]: row["ranks"] for row in rank["messages"] if row["collective"] == "all_reduce"}
+    assert sizes[4 * 6_637_568] == 2
+    assert rank["devices"][0]["communication_s"] == pytest.approx(0.0468765, rel=1e-4)
+    assert sum(row["seconds"] for row in rank["phases"]) > 0.15
+
+
+@pytest.mark.parametrize("number", ["13", "14"])
+def test_excerpts_are_said_to_be_filtered(number: str) -> None:
+    rank, warnings, _ = kineto(number)
+    assert "it was filtered or cut" in warnings
+    assert rank["messages"][0]["bytes"]
+
+
+def test_deep_ep_is_communication() -> None:
+    rank, _, _ = kineto("19")
+    assert (rank["device"], rank["world_size"]) == ("NVIDIA H800", 64)
+    assert messages(rank) == {"all_to_all": 12}
+
+
+@pytest.mark.parametrize("number", ["12", "16"])
+def test_excerpts_without_calls_of_the_driver_name_no_cause(number: str) -> None:
+    _, warnings, _ = kineto(number)
+    assert "no calls of the driver are recorded" in warnings
