@@ -11,6 +11,7 @@ from mmplan.scenario.formats.hf_reading import looks_like_hf_config, read_hf_con
 from mmplan.scenario.formats.hostfile import looks_like_hosts, read_hosts
 from mmplan.scenario.formats.nvidia_topo import looks_like_nvidia_topo, read_nvidia_topo
 from mmplan.scenario.formats.reading import Head, Reading, read_head
+from mmplan.scenario.formats.rocm_topo import looks_like_rocm_topo, read_rocm_topo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +29,9 @@ KINDS: dict[str, Kind] = {
         what="trace of the PyTorch profiler, one file per rank", looks_like=looks_like_kineto, read=read_kineto
     ),
     "hf": Kind(what="config.json of a Hugging Face model", looks_like=looks_like_hf_config, read=read_hf_configs),
+    "rocm-topo": Kind(
+        what="rocm-smi --showtopo or amd-smi topology", looks_like=looks_like_rocm_topo, read=read_rocm_topo
+    ),
     "nvidia-topo": Kind(
         what="nvidia-smi topo -m, also of several hosts", looks_like=looks_like_nvidia_topo, read=read_nvidia_topo
     ),

@@ -70,13 +70,13 @@ def find_matrices(lines: Sequence[str], file: Path) -> list[Matrix]:
     """
     streams: dict[str, list[tuple[int, str]]] = {}
     for number, line in enumerate(lines, start=1):
-        tag, rest = _untagged(line)
+        tag, rest = untagged(line)
         streams.setdefault(tag, []).append((number, rest))
     found = [matrix for tag, stream in streams.items() for matrix in _stream_matrices(tag, stream, file)]
     return sorted(found, key=lambda matrix: matrix.line)
 
 
-def _untagged(line: str) -> tuple[str, str]:
+def untagged(line: str) -> tuple[str, str]:
     """The rank or host before a line, and the rest; a label of the matrix itself is no tag."""
     text = line.replace("|", " ") if line.lstrip().startswith("|") else line
     match = _TAG.match(text)
