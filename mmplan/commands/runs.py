@@ -27,6 +27,10 @@ def execute(
             help="A rank that waits longer ends the run; default: 1 min, or 4 predicted steps if longer.",
         ),
     ] = None,
+    job: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Your own model and data: a Python file with `model` and `batches`."),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Run a plan: under torchrun (torchrun ... -m mmplan execute PLAN), or here with --local N."""
@@ -49,6 +53,7 @@ def execute(
             rehearse=rehearse,
             unit_s=unit,
             timeout_s=timeout,
+            job=job,
             on_step=progress,
         )
     if run is not None:  # on rank 0 alone

@@ -24,6 +24,8 @@ from mmplan.errors import InputError, MmplanError, RunError
 from mmplan.planner.plan import Plan, load_plan
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
 from mmplan.runtime.executor import described
+from mmplan.runtime.ghost.job import load_job
+from mmplan.runtime.ghost.train import prepare_job
 from mmplan.runtime.groups import replica_group, tensor_ranks
 from mmplan.runtime.measurement import Measurement, OnStep, save_run
 from mmplan.runtime.probe import probe_transfers
@@ -40,7 +42,14 @@ T = TypeVar("T")
 
 
 def run_worker(
-    plan: Plan, *, steps: int, rehearse: bool, unit_s: float, timeout_s: float | None, on_step: OnStep | None
+    plan: Plan,
+    *,
+    steps: int,
+    rehearse: bool,
+    unit_s: float,
+    timeout_s: float | None,
+    on_step: OnStep | None,
+    job: Path | None = None,
 ) -> Measurement | None:
     """Take part in a run; the measurement on rank 0, None elsewhere. Collective over all processes of torchrun.
 
@@ -67,6 +76,8 @@ def run_worker(
         groups = _join(started, rank, device, timeout_s or default_timeout_s(plan, scale))
         if rehearse:
             prepare = prepare_rehearsal(plan, rank, scale, groups.replicas)
+        elif job is not None:
+            prepare = prepare_job(plan, load_job(job), rank, device, groups.replicas)
         else:
             prepare = prepare_training(plan, rank, device, groups.tensor, groups.replicas)
         dist.barrier()  # stages differ much in size: whoever is ready waits here, not in a step
@@ -204,6 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help="sleep instead of computing")
     parser.add_argument("--unit-s", type=float, default=DEFAULT_UNIT_S, help="shortest sleep of a forward")
     parser.add_argument("--timeout-s", type=float, default=None, help="of any communication")
+    parser.add_argument("--job", type=Path, default=None, help="the user's own model and data")
     parser.add_argument("--scratch", type=Path, default=None)
     options = parser.parse_args(arguments)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -217,6 +229,7 @@ def main(arguments: list[str] | None = None) -> int:
             rehearse=options.rehearse,
             unit_s=options.unit_s,
             timeout_s=options.timeout_s,
+            job=options.job,
             on_step=None if options.scratch is None else _progress_to(options.scratch / "progress.jsonl"),
         )
         if measurement is not None:

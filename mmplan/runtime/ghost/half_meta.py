@@ -1,0 +1,80 @@
+"""A forward without weights: what is computed of integers alone is real, what is made of weights or pixels is a shape.
+
+What multimodal models read from tensors (grids, masks, image positions) they compute of integers, so their own Python
+runs to the end on tensors without memory, which plain meta tensors and fake tensors do not allow.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_any, tree_map
+
+META = torch.device("meta")
+CPU = torch.device("cpu")
+MOST_REAL_FLOATS = 1_000_000  # larger results (attention masks of long sequences) are of no use but for their shape
+
+
+class _HalfMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, a result is real when it is computed of real tensors alone."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if tree_any(_is_shape_only, (args, kwargs)):
+            return _shapes_only(func, args, kwargs)
+        if kwargs.get("device") is not None:
+            kwargs["device"] = CPU
+        return tree_map(_without_masses, func(*args, **kwargs))
+
+
+def half_meta() -> AbstractContextManager[object]:
+    """Forwards inside compute shapes, and values where they follow from integers alone."""
+    mode: AbstractContextManager[object] = _HalfMeta()  # type: ignore[no-untyped-call]
+    return mode
+
+
+def _shapes_only(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name = func.overloadpacket.__name__
+    if name in ("index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put"):
+        args = (args[0], _positions(args[1]), *args[2:])
+    if name == "masked_select" and not _is_shape_only(args[1]):
+        count = int(args[1].expand(np.broadcast_shapes(args[0].shape, args[1].shape)).sum())
+        return args[0].new_empty(count, device=META)
+    if name == "_grouped_mm" and args[0].ndim == 2 and args[1].ndim == 3:  # torch's own rule knows bf16 alone
+        return args[0].new_empty((args[0].shape[0], args[1].shape[2]), device=META)
+    if kwargs.get("device") is not None:
+        kwargs["device"] = META
+    return func(*tree_map(_to_meta, args), **tree_map(_to_meta, kwargs))
+
+
+def _positions(indices: Any) -> list[Any]:
+    """Masks whose values are known as the positions that they pick, of which there is a known number."""
+    found: list[Any] = []
+    for index in indices:
+        known_mask = isinstance(index, Tensor) and index.dtype == torch.bool and not _is_shape_only(index)
+        found += index.nonzero().unbind(1) if known_mask else [index]
+    return found
+
+
+def _is_shape_only(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "meta"
+
+
+def _to_meta(value: Any) -> Any:
+    return torch.empty_like(value, device=META) if isinstance(value, Tensor) and value.device.type != "meta" else value
+
+
+def _without_masses(value: Any) -> Any:
+    return _to_meta(value) if _is_float(value) and value.numel() > MOST_REAL_FLOATS else value
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def as_input(value: Any) -> Any:
+    """A tensor of a batch as such a forward takes it: floats lose their values."""
+    return tree_map(lambda leaf: _to_meta(leaf) if _is_float(leaf) else leaf, value)

@@ -1,0 +1,57 @@
+"""A user's own training job: a Python file with the model and the data.
+
+    def model() -> torch.nn.Module: ...            # any module whose forward returns a loss
+    def batches(size: int) -> Iterable[dict]: ...  # arguments of that forward, `size` samples each
+    def weight(batch: dict) -> float: ...          # optional: what its loss counts in the mean over a step
+
+All processes call these and must get the same. Without `weight`, a batch counts by its labels: those of `labels` that
+are not -100, without the first of each sequence where `labels` and `input_ids` have one shape, because there the model
+shifts them.
+"""
+
+import runpy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from mmplan.errors import InputError
+from mmplan.runtime.ghost.recording import Batch
+
+NO_LABEL = -100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    file: Path
+    model: Callable[[], nn.Module]
+    batches: Callable[[int], Iterable[Batch]]
+    weight: Callable[[Batch], float]
+
+
+def load_job(file: Path) -> Job:
+    """Run the file and take its functions.
+
+    Raises:
+        InputError: the file cannot be run, or lacks `model` or `batches`.
+    """
+    if not file.is_file():
+        raise InputError("no such file", file=file)
+    try:
+        found = runpy.run_path(str(file))
+    except Exception as error:
+        raise InputError(f"the job could not be loaded: {type(error).__name__}: {error}", file=file) from error
+    for name in ("model", "batches"):
+        if not callable(found.get(name)):
+            raise InputError(f"expected a function `{name}`, found none", file=file, key=name)
+    return Job(file=file, model=found["model"], batches=found["batches"], weight=found.get("weight", count_labels))
+
+
+def count_labels(batch: Batch) -> float:
+    """Labels that the loss of a batch is the mean of; 1 without labels."""
+    labels, ids = batch.get("labels"), batch.get("input_ids")
+    if not isinstance(labels, Tensor):
+        return 1.0
+    shifted = isinstance(ids, Tensor) and ids.shape == labels.shape
+    return float((labels[..., 1:] if shifted else labels).ne(NO_LABEL).sum())

@@ -1,0 +1,169 @@
+"""A rank's copy of a real model: the pieces of its own layers have weights, everything else is a ghost.
+
+A rank runs the model's own forward, hooks and all. Units of its stage compute; what was received stands in for units of
+other stages; all other units return tensors of the right shape filled with NaN and without memory, so that an edge that
+the recording missed turns the loss into NaN at once instead of being plausibly wrong. What glue makes of them is never
+used. The forward ends behind the stage's last unit.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from mmplan.runtime.ghost.recording import Batch, Recording, Source, loss_of
+from mmplan.runtime.ghost.weightless import set_parameter
+
+
+class _BehindTheLastUnit(Exception):
+    """Ends the model's forward on a stage without the loss."""
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """One forward of one stage.
+
+    Args:
+        own: units that compute.
+        recomputed: those of them that keep their arguments alone.
+        received: what stands in for outputs of other stages' units.
+        sent: outputs of the stage's units that are wanted.
+        computes_loss: the forward goes to its end.
+
+    Attributes:
+        outputs: those.
+        loss: of the microbatch, where the stage has it.
+    """
+
+    recording: Recording
+    own: frozenset[str]
+    recomputed: frozenset[str]
+    received: Mapping[Source, Tensor]
+    sent: frozenset[Source]
+    computes_loss: bool
+    outputs: dict[Source, Tensor] = field(default_factory=dict)
+    loss: Tensor | None = None
+
+
+class GhostModel:
+    """The model of one rank, given weights for `pieces`.
+
+    Args:
+        model: without weights (`weightless.py`).
+        units: as `units.py` finds them.
+        weights: the value of a parameter by its name, on the host.
+        trained: names of parameters to train.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Mapping[str, nn.Module],
+        *,
+        pieces: Iterable[str],
+        trained: frozenset[str],
+        weights: Callable[[str, Tensor], Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.model, self.device = model, device
+        own = {id(model.get_parameter(name)) for piece in pieces for name in parameter_names(model, piece)}
+        to_train = {id(model.get_parameter(name)) for name in trained}
+        made: dict[int, nn.Parameter] = {}
+        for name, parameter in model.named_parameters():
+            if id(parameter) in own:
+                value = weights(name, parameter).to(device, dtype)
+                made[id(parameter)] = nn.Parameter(value, requires_grad=id(parameter) in to_train)
+            else:
+                made[id(parameter)] = nn.Parameter(nothing_like(parameter.to(dtype), device), requires_grad=False)
+        for name, parameter in list(model.named_parameters(remove_duplicate=False)):  # tied ones stay one
+            set_parameter(model, name, made[id(parameter)])
+        _move_buffers(model, device)
+        self._current: Pass | None = None
+        self._inside = False
+        self._left = 0
+        self._numbers: dict[str, int] = {}
+        for name, unit in units.items():
+            unit.forward = self._ghostly(name, unit.forward)
+
+    def run(self, work: Pass, batch: Batch) -> None:
+        """The forward of one stage on one microbatch; fills `work` in."""
+        self._current, self._numbers = work, {}
+        last = max((i for i, call in enumerate(work.recording.calls) if call.unit in work.own), default=-1)
+        self._left = last + 1
+        try:
+            if self._left or work.computes_loss:
+                result = self.model(**{key: _moved(value, self.device) for key, value in batch.items()})
+                work.loss = loss_of(result) if work.computes_loss else None
+        except _BehindTheLastUnit:
+            pass
+        finally:
+            self._current = None
+
+    def _ghostly(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            work = self._current
+            if work is None or self._inside:
+                return forward(*args, **kwargs)
+            number = self._numbers.get(name, 0)
+            self._numbers[name] = number + 1
+            if name not in work.own:
+                result = self._ghost(work, name, number)
+            else:
+                self._inside = True
+                try:
+                    if name in work.recomputed:
+                        result = checkpoint(forward, *args, use_reentrant=False, **kwargs)
+                    else:
+                        result = forward(*args, **kwargs)
+                finally:
+                    self._inside = False
+                for slot, leaf in enumerate(tree_leaves(result)):
+                    if Source(name, number, slot) in work.sent:
+                        work.outputs[Source(name, number, slot)] = leaf
+            self._left -= 1  # calls until the stage has nothing more to do
+            if self._left == 0 and not work.computes_loss:
+                raise _BehindTheLastUnit
+            return result
+
+        return call
+
+    def _ghost(self, work: Pass, name: str, number: int) -> Any:
+        """What stands in for another stage's unit."""
+
+        def tensor_of(slot: int, like: Tensor) -> Tensor:
+            received = work.received.get(Source(name, number, slot))
+            return nothing_like(like, self.device) if received is None else received
+
+        return work.recording.outputs[name, number].rebuilt(tensor_of)
+
+
+def nothing_like(like: Tensor, device: torch.device) -> Tensor:
+    """NaN, or the least integer, in that shape and type and without memory."""
+    floats = like.is_floating_point() or like.is_complex()
+    value = torch.nan if floats else 0 if like.dtype == torch.bool else torch.iinfo(like.dtype).min
+    return torch.full((), value, dtype=like.dtype, device=device).expand(like.shape)
+
+
+def parameter_names(model: nn.Module, piece: str) -> tuple[str, ...]:
+    """Of a unit, or the parameter itself."""
+    owner, _, own = piece.rpartition(".")
+    if own in dict(model.get_submodule(owner).named_parameters(recurse=False)):
+        return (piece,)
+    return tuple(f"{piece}.{name}" for name, _ in model.get_submodule(piece).named_parameters())
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.device.type == "meta":
+                raise ValueError(f"the buffer {name} of {type(module).__name__} was made without values")
+            setattr(module, name, buffer.to(device))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value

@@ -1,0 +1,266 @@
+"""One forward of a model written down: which units were called, and of whose outputs each call and the loss are made.
+
+The forward runs without weights (`half_meta.py`), so a model of any size is recorded in its own Python's time. Results
+of torch functions between units inherit the sources of their arguments; a unit's outputs are sources anew. A block with
+parameters and arguments of shapes that were seen before is not run again: its outputs have the same shapes.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from mmplan.errors import InputError
+from mmplan.runtime.ghost.half_meta import META, as_input, half_meta
+
+Batch = Mapping[str, Any]  # the keyword arguments of the model's forward
+_READS = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Source:
+    """Leaf `slot` of what the call number `call` of a unit returned."""
+
+    unit: str
+    call: int
+    slot: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """The form of what a unit returned: leaves in the order of torch's pytree, tensors without storage."""
+
+    leaves: tuple[Any, ...]
+    spec: TreeSpec
+
+    def rebuilt(self, tensor_of: Callable[[int, Tensor], Tensor]) -> Any:
+        """The same form with `tensor_of(slot, like)` in place of each tensor."""
+        leaves = [tensor_of(i, leaf) if isinstance(leaf, Tensor) else leaf for i, leaf in enumerate(self.leaves)]
+        return tree_unflatten(leaves, self.spec)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """`reads`: outputs of other units that its arguments are made of; `parameters`: those read by glue on the way."""
+
+    unit: str
+    number: int
+    reads: frozenset[Source]
+    parameters: frozenset[str]
+    output: Output
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recording:
+    """All calls in their order, and what the loss is made of."""
+
+    calls: tuple[Call, ...]
+    loss: Call
+    outputs: Mapping[tuple[str, int], Output] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outputs", {(call.unit, call.number): call.output for call in self.calls})
+
+    def like(self, source: Source) -> Tensor:
+        """A tensor of that shape and type, without storage."""
+        leaf = self.outputs[source.unit, source.call].leaves[source.slot]
+        assert isinstance(leaf, Tensor)
+        return leaf
+
+
+class Recorder:
+    """Records forwards of one model, whose parameters have no storage; remembers the shapes of blocks.
+
+    Args:
+        units: as `units.py` finds them.
+    """
+
+    def __init__(self, model: nn.Module, units: Mapping[str, nn.Module]) -> None:
+        self._model, self._units = model, units
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._known: dict[Any, Output] = {}
+        self._forms = {name: _form(unit) for name, unit in units.items()}
+
+    def record(self, batch: Batch) -> Recording:
+        """One forward.
+
+        Raises:
+            InputError: the model gives no loss, or reads the value of a tensor that a unit has made.
+        """
+        flow = _Flow(self._names)
+        calls: list[Call] = []
+        numbers = dict.fromkeys(self._units, 0)
+
+        def recorded(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if flow.inside:
+                    return forward(*args, **kwargs)
+                reads, parameters = flow.sources((args, kwargs))
+                number = numbers[name]
+                numbers[name] += 1
+                with flow.unit():
+                    result, output = self._run(name, forward, args, kwargs)
+                flow.begin(name, number, tree_leaves(result))
+                calls.append(Call(unit=name, number=number, reads=reads, parameters=parameters, output=output))
+                return result
+
+            return call
+
+        with replaced_forwards(self._units, recorded), torch.no_grad(), half_meta(), flow:
+            loss = loss_of(self._model(**{key: as_input(value) for key, value in batch.items()}))
+        reads, parameters = flow.sources(loss)
+        leaf = Output(leaves=(), spec=tree_flatten(())[1])
+        return Recording(
+            calls=tuple(calls), loss=Call(unit="", number=0, reads=reads, parameters=parameters, output=leaf)
+        )
+
+    def _run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Output]:
+        """What the unit returns, by its own forward or by that of one like it."""
+        key = (self._forms[name], _shapes((args, kwargs)))
+        if key in self._known:
+            output = self._known[key]
+            return output.rebuilt(lambda _, like: torch.empty_like(like)), output
+        result = forward(*args, **kwargs)
+        leaves, spec = tree_flatten(result)
+        likes = tuple(torch.empty_like(leaf, device=META) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        output = Output(leaves=likes, spec=spec)
+        if all(not isinstance(leaf, Tensor) or leaf.device == META for leaf in leaves):
+            self._known[key] = output
+        return result, output
+
+
+@contextmanager
+def replaced_forwards(
+    units: Mapping[str, nn.Module], replacement: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """`unit.forward` replaced on the instances, so that hooks and wrappers of the classes go on working."""
+    own: dict[str, Any] = {name: unit.__dict__.get("forward") for name, unit in units.items()}
+    try:
+        for name, unit in units.items():
+            unit.forward = replacement(name, unit.forward)
+        yield
+    finally:
+        for name, unit in units.items():
+            if own[name] is None:
+                unit.__dict__.pop("forward", None)
+            else:
+                unit.forward = own[name]
+
+
+def loss_of(result: Any) -> Tensor:
+    """The loss in what a forward returned: `result.loss`, `result["loss"]`, a tuple's first, or the tensor itself.
+
+    Raises:
+        InputError: there is none, or it is no single number.
+    """
+    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    if isinstance(result, tuple) and result and not isinstance(loss, Tensor):
+        loss = result[0]
+    loss = result if isinstance(result, Tensor) else loss
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "none"
+        raise InputError(
+            f"the model's forward has to return a loss, one number, as `.loss` or as its first value; found {found}: "
+            "do the batches hold what the loss is computed of (labels)?"
+        )
+    return loss
+
+
+class _Flow(TorchFunctionMode):
+    """Follows tensors through glue: which outputs of units, and which parameters, each is made of."""
+
+    def __init__(self, parameters: Mapping[int, str]) -> None:
+        super().__init__()
+        self.inside = False
+        self._parameters = parameters
+        self._of: dict[int, tuple[frozenset[Source], frozenset[str]]] = {}
+        self._alive: list[Any] = []  # an id is a tensor's own only while it lives
+
+    @contextmanager
+    def unit(self) -> Iterator[None]:
+        self.inside = True
+        try:
+            yield
+        finally:
+            self.inside = False
+
+    def begin(self, unit: str, number: int, leaves: list[Any]) -> None:
+        """The outputs of a call are made of nothing else."""
+        for slot, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                self._keep(leaf, (frozenset({Source(unit, number, slot)}), frozenset()))
+
+    def sources(self, values: Any) -> tuple[frozenset[Source], frozenset[str]]:
+        """Of all tensors in some values together."""
+        reads: frozenset[Source] = frozenset()
+        parameters: frozenset[str] = frozenset()
+        for leaf in tree_leaves(values):
+            if id(leaf) in self._of:
+                more, others = self._of[id(leaf)]
+                reads, parameters = reads | more, parameters | others
+            if id(leaf) in self._parameters:
+                parameters |= {self._parameters[id(leaf)]}
+        return reads, parameters
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.inside:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        reads, parameters = self.sources((args, kwargs))
+        if reads and name in _READS:
+            raise InputError(_told_read(name, reads))
+        result = func(*args, **kwargs)
+        if not (reads or parameters):
+            return result
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._add(leaf, reads, parameters)
+        if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i"):
+            for changed in (args[0], getattr(args[0], "_base", None)):
+                if isinstance(changed, Tensor):
+                    self._add(changed, reads, parameters)
+        return result
+
+    def _add(self, tensor: Tensor, reads: frozenset[Source], parameters: frozenset[str]) -> None:
+        known = self._of.get(id(tensor), (frozenset(), frozenset()))
+        self._keep(tensor, (known[0] | reads, known[1] | parameters))
+
+    def _keep(self, tensor: Tensor, sources: tuple[frozenset[Source], frozenset[str]]) -> None:
+        self._of[id(tensor)] = sources
+        self._alive.append(tensor)
+
+
+def _told_read(name: str, reads: frozenset[Source]) -> str:
+    """Where in the model's code a value is read that another stage may have to compute."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and "torch" in Path(frame.f_code.co_filename).parts:
+        frame = frame.f_back
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
+    units = ", ".join(sorted({source.unit for source in reads})[:3])
+    return f"{place}: `{name}` reads the value of a tensor that {units} computes; another stage cannot know it"
+
+
+def _form(unit: nn.Module) -> Any:
+    """Units of one form return the same shapes for the same arguments."""
+    return type(unit), tuple((name, tuple(p.shape), p.dtype) for name, p in unit.named_parameters())
+
+
+def _shapes(values: Any) -> Any:
+    leaves, spec = tree_flatten(values)
+    forms = [
+        (tuple(leaf.shape), leaf.dtype, leaf.device.type) if isinstance(leaf, Tensor) else _plain(leaf)
+        for leaf in leaves
+    ]
+    return str(spec), tuple(forms)
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str | torch.dtype) else id(value)

@@ -1,0 +1,199 @@
+"""A pipeline stage of a real model: receives, runs the model's own forward as far as its units go, sends."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from mmplan.planner.stage_graph import CutTensor
+from mmplan.runtime.ghost.model import GhostModel, Pass
+from mmplan.runtime.ghost.recording import Batch, Recording, Source
+from mmplan.runtime.ghost.traffic import Owners, payload
+from mmplan.runtime.state import StageState
+from mmplan.runtime.weight_store import WeightStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Example:
+    """One microbatch: arguments of the model's forward, what is computed of them, and the share of its loss in the
+    step's."""
+
+    batch: Batch
+    recording: Recording
+    share: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Done:
+    """A microbatch between its forward and its backward."""
+
+    work: Pass
+    leaves: Mapping[Source, Tensor]  # received, as they take their gradient
+    kept: dict[int, int]
+
+
+class GhostStage:
+    """One stage of one replica (see `Stage`).
+
+    Args:
+        layers: ids of the plan's layers on this stage.
+        own: units that this stage computes.
+        recomputed: those of them that are run once more for the backward.
+        state: weights, gradients and optimizer of the stage's pieces.
+    """
+
+    def __init__(
+        self,
+        *,
+        stage: int,
+        layers: Sequence[str],
+        own: frozenset[str],
+        recomputed: frozenset[str],
+        owners: Owners,
+        model: GhostModel,
+        state: StageState,
+        store: WeightStore,
+        count_kept: bool,
+    ) -> None:
+        self.state = state
+        self._stage, self._layers = stage, frozenset(layers)
+        self._own, self._recomputed, self._owners = own, recomputed, owners
+        self._model, self._store, self._count_kept = model, store, count_kept
+        self._incoming: tuple[CutTensor, ...] = ()
+        self._outgoing: tuple[tuple[CutTensor, frozenset[str]], ...] = ()
+        self._examples: Sequence[Example] = ()
+        self._in_flight: dict[int, _Done] = {}
+        self._loss = 0.0
+
+    def load(self, examples: Sequence[Example], cuts: Sequence[CutTensor], stages: Sequence[Sequence[str]]) -> None:
+        """Take the data of the next step, and what passes between stages in it; its loss starts from nothing."""
+        self._examples, self._loss = examples, 0.0
+        self._incoming = tuple(cut for cut in cuts if cut.target == self._stage)
+        self._outgoing = tuple((cut, frozenset(stages[cut.target])) for cut in cuts if cut.source == self._stage)
+
+    def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        example = self._examples[microbatch]
+        leaves = self._leaves(example.recording, received)
+        sent = {cut.activation: self._sent(example.recording, cut, readers) for cut, readers in self._outgoing}
+        work = Pass(
+            recording=example.recording,
+            own=self._own,
+            recomputed=self._recomputed,
+            # A copy, because models may write into what is theirs.
+            received={source: leaf.clone() if leaf.requires_grad else leaf for source, leaf in leaves.items()},
+            sent=frozenset(source for sources in sent.values() for source in sources),
+            computes_loss=self._owners.loss_layer in self._layers,
+        )
+        kept: dict[int, int] = {}
+        with self._counting(kept, example.batch):
+            self._model.run(work, example.batch)
+        if work.loss is not None:
+            work.loss = work.loss * example.share
+            self._loss += float(work.loss.detach())
+        self._in_flight[microbatch] = _Done(work, leaves, kept)
+        return {name: _packed([work.outputs[source] for source in sources]) for name, sources in sent.items()}
+
+    def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        done = self._in_flight.pop(microbatch)
+        recording, work = self._examples[microbatch].recording, done.work
+        roots: list[Tensor] = [] if work.loss is None else [work.loss]
+        gradients: list[Tensor | None] = [None] * len(roots)
+        for cut, readers in self._outgoing:
+            if cut.gradient in received:
+                sources = self._sent(recording, cut, readers)
+                parts = _unpacked(received[cut.gradient], recording, sources)
+                wanted = [source for source in sources if work.outputs[source].requires_grad]
+                roots += [work.outputs[source] for source in wanted]
+                gradients += [parts[source] for source in wanted]
+        if any(root.requires_grad for root in roots):
+            torch.autograd.backward(roots, gradients)
+        return {cut.gradient: self._returned(recording, cut, done.leaves) for cut in self._incoming if cut.carries_grad}
+
+    def backward_input(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with self._store.postponing(microbatch):
+            return self.backward(microbatch, received)
+
+    def backward_weight(self, microbatch: int) -> None:
+        with torch.no_grad():
+            self._store.compute(microbatch, self.state.accumulate)
+
+    def reads(self, *, gradients: bool) -> tuple[str, ...]:
+        if gradients:
+            return tuple(cut.gradient for cut, _ in self._outgoing if cut.carries_grad)
+        return tuple(cut.activation for cut in self._incoming)
+
+    def reduce(self) -> None:
+        self.state.reduce()
+
+    def step(self) -> None:
+        self.state.step()
+
+    def moved_bytes(self) -> int:
+        return self.state.moved_bytes
+
+    def losses(self) -> dict[str, float]:
+        return {self._owners.loss_layer.split(".")[0]: self._loss} if self._owners.loss_layer in self._layers else {}
+
+    def memory_bytes(self) -> int:
+        weights = self.state.addresses()
+        kept = sum(sum(done.kept.values()) for done in self._in_flight.values())
+        kept += sum(size for address, size in self._store.storages().items() if address not in weights)
+        return self.state.memory_bytes() + kept
+
+    def _sent(self, recording: Recording, cut: CutTensor, readers: frozenset[str]) -> tuple[Source, ...]:
+        return payload(recording, self._owners, cut.edge.producer, readers)
+
+    def _leaves(self, recording: Recording, received: Mapping[str, Tensor]) -> dict[Source, Tensor]:
+        """Received tensors; those whose gradient goes back require one."""
+        leaves: dict[Source, Tensor] = {}
+        for cut in self._incoming:
+            sources = self._sent(recording, cut, self._layers)
+            if sources:
+                parts = _unpacked(received[cut.activation], recording, sources)
+                for source, part in parts.items():
+                    leaves[source] = part.requires_grad_(cut.carries_grad and part.is_floating_point())
+        return leaves
+
+    def _returned(self, recording: Recording, cut: CutTensor, leaves: Mapping[Source, Tensor]) -> Tensor:
+        sources = self._sent(recording, cut, self._layers)
+        parts = [leaves[s].grad if leaves[s].grad is not None else torch.zeros_like(leaves[s]) for s in sources]
+        return _packed([part for part in parts if part is not None])
+
+    @contextmanager
+    def _counting(self, kept: dict[int, int], batch: Batch) -> Iterator[None]:
+        """Tensors that autograd saves inside are counted, each storage once; weights and the batch are not."""
+        if not self._count_kept:
+            yield
+            return
+        tensors = [value for value in batch.values() if isinstance(value, Tensor)]
+        skipped = self.state.addresses() | {tensor.untyped_storage().data_ptr() for tensor in tensors}
+
+        def count(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in skipped:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with saved_tensors_hooks(count, lambda tensor: tensor):
+            yield
+
+
+def _packed(parts: Sequence[Tensor]) -> Tensor:
+    """One row of bytes; no copy where there is one part."""
+    flat = [part.detach().contiguous().view(-1).view(torch.uint8) for part in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
+
+
+def _unpacked(flat: Tensor, recording: Recording, sources: Sequence[Source]) -> dict[Source, Tensor]:
+    """The tensors in a row of bytes, in memory of their own."""
+    parts: dict[Source, Tensor] = {}
+    first = 0
+    for source in sources:
+        like = recording.like(source)
+        end = first + like.numel() * like.element_size()
+        parts[source] = flat[first:end].clone().view(like.dtype).view(like.shape)
+        first = end
+    return parts

@@ -1,0 +1,261 @@
+"""Training a user's own model under a plan: pieces to stages, each step's program from its own recordings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.errors import InputError
+from mmplan.planner.columns import rank_program
+from mmplan.planner.lower import plan_pipeline
+from mmplan.planner.place import place
+from mmplan.planner.plan import Plan
+from mmplan.planner.program import RankProgram
+from mmplan.planner.stage_graph import StageGraph, build_stage_graph
+from mmplan.runtime.ghost.alignment import align, used_pieces
+from mmplan.runtime.ghost.job import Job
+from mmplan.runtime.ghost.model import GhostModel, parameter_names
+from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
+from mmplan.runtime.ghost.stage import Example, GhostStage
+from mmplan.runtime.ghost.traffic import Owners, payload, payload_bytes, recorded_graph
+from mmplan.runtime.ghost.units import find_units
+from mmplan.runtime.ghost.weightless import build_weightless, initial_value
+from mmplan.runtime.groups import place_of
+from mmplan.runtime.model import TORCH_DTYPES
+from mmplan.runtime.stage import Stage
+from mmplan.runtime.state import stage_state
+from mmplan.runtime.train import Prepare
+from mmplan.runtime.weight_store import WeightStore, postpone_linears
+from mmplan.scenario.scenario import DTYPE_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Laid:
+    """A real model laid over a plan. `pieces`: of each stage, whose parameters it holds."""
+
+    model: nn.Module
+    recorder: Recorder
+    owners: Owners
+    pieces: tuple[tuple[str, ...], ...]
+    trained: frozenset[str]  # parameters
+
+
+def prepare_job(plan: Plan, job: Job, rank: int, device: torch.device, replicas: dist.ProcessGroup | None) -> Prepare:
+    """The steps of one rank.
+
+    Raises:
+        InputError: the model does not fit the plan's layers, or the plan asks of it what is not executed.
+    """
+    _refuse(plan)
+    graph, at = build_graph(plan.scenario), place_of(plan, rank)
+    stream = iter(job.batches(plan.microbatch_size))
+    first = next(stream, None)
+    if first is None:
+        raise InputError("`batches` gave no batch", file=job.file, key="batches")
+    laid = _laid(plan, job, graph, first)
+    stages = _stages(plan, graph, laid, at.row, device, replicas)
+    seen: dict[tuple[str, str], Recording] = {}  # edges of layers, so that what once passed keeps its place
+    stream = _chained(first, stream)
+
+    def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
+        examples = _examples(plan, job, stream, at.replica, laid.recorder)
+        for example in examples:
+            for layer, call in laid.owners.readers(example.recording):
+                for source in call.reads:
+                    seen.setdefault((laid.owners.layer_of[source.unit], layer), example.recording)
+        actual = recorded_graph(graph, list(seen.values()), laid.owners)
+        cut = build_stage_graph([stage.layers for stage in plan.stages], actual)
+        program = _program(plan, actual, cut, examples, laid, rank)
+        for stage in stages.values():
+            stage.load(examples, cut.cuts, [part.layers for part in plan.stages])
+        return program, stages
+
+    return prepare
+
+
+def _laid(plan: Plan, job: Job, graph: ComputationGraph, first: Batch) -> _Laid:
+    """The model without weights, its units recorded once and laid onto the plan's layers."""
+    model = build_weightless(job.model)
+    dtype = TORCH_DTYPES[plan.scenario.precision]
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    recorder = Recorder(model, find_units(model))
+    recording = recorder.record(cast_batch(first, dtype))
+    layer_of = align(graph, model, recording)
+    losses = [layer.id for layer in graph.layers() if layer.kind == "loss"]
+    owners = Owners(layer_of=layer_of, loss_layer=losses[-1], used=frozenset(used_pieces(recording)) & layer_of.keys())
+    pieces = tuple(tuple(p for p, layer in layer_of.items() if layer in set(stage.layers)) for stage in plan.stages)
+    trained = frozenset(
+        name
+        for piece, layer in layer_of.items()
+        if piece in owners.used and graph.layer(layer).trainable
+        for name in parameter_names(model, piece)
+        if model.get_parameter(name).requires_grad
+    )
+    _refuse_shared(model, pieces)
+    return _Laid(model=model, recorder=recorder, owners=owners, pieces=pieces, trained=trained)
+
+
+def _stages(
+    plan: Plan,
+    graph: ComputationGraph,
+    laid: _Laid,
+    row: int,
+    device: torch.device,
+    replicas: dist.ProcessGroup | None,
+) -> dict[int, GhostStage]:
+    scenario, indices = plan.scenario, plan.stages_of(row)
+    dtype = TORCH_DTYPES[scenario.precision]
+    units = find_units(laid.model)
+
+    def drawn(name: str, like: Tensor) -> Tensor:
+        return initial_value(name, like, scenario.seed, dtype)
+
+    model = GhostModel(
+        laid.model,
+        units,
+        pieces=[piece for index in indices for piece in laid.pieces[index]],
+        trained=laid.trained,
+        weights=drawn,
+        device=device,
+        dtype=dtype,
+    )
+    stages = {}
+    for index in indices:
+        own = frozenset(laid.pieces[index]) & laid.owners.used & units.keys()
+        store = WeightStore()
+        if any("I" in order for order in plan.orders):
+            for name in own:
+                postpone_linears(units[name], store)
+        state = stage_state(_held(laid, index), scenario.optimizer, plan.sharding, replicas)
+        layout = plan.layout(index)
+        recomputed = frozenset(
+            name for name in own if layout.recomputed(graph.layer(laid.owners.layer_of[name])) == "full"
+        )
+        stages[index] = GhostStage(
+            stage=index,
+            layers=plan.stages[index].layers,
+            own=own,
+            recomputed=recomputed,
+            owners=laid.owners,
+            model=model,
+            state=state,
+            store=store,
+            count_kept=device.type == "cpu",
+        )
+    return stages
+
+
+def _held(laid: _Laid, stage: int) -> dict[str, nn.Module]:
+    """Piece -> its parameters as a module; a tied one is with the first piece that has it."""
+    held: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    for piece in laid.pieces[stage]:
+        own = [laid.model.get_parameter(name) for name in parameter_names(laid.model, piece)]
+        held[piece] = nn.ParameterList([parameter for parameter in own if id(parameter) not in seen])
+        seen |= {id(parameter) for parameter in own}
+    return held
+
+
+def _examples(plan: Plan, job: Job, stream: Iterator[Batch], replica: int, recorder: Recorder) -> list[Example]:
+    """One replica's microbatches of the next step; those of the others are counted only."""
+    batches = list(islice(stream, plan.dp * plan.microbatches))
+    if len(batches) < plan.dp * plan.microbatches:
+        raise InputError(
+            f"`batches` ended: a step takes {plan.dp} replicas x {plan.microbatches} microbatches = "
+            f"{plan.dp * plan.microbatches} batches, {len(batches)} were left",
+            file=job.file,
+        )
+    weights = [job.weight(batch) for batch in batches]
+    if not sum(weights) > 0:
+        raise InputError("no batch of a step has a label that counts", file=job.file)
+    dtype = TORCH_DTYPES[plan.scenario.precision]
+    own = slice(replica * plan.microbatches, (replica + 1) * plan.microbatches)
+    own_batches = [cast_batch(batch, dtype) for batch in batches[own]]
+    return [
+        Example(batch=batch, recording=recorder.record(batch), share=weight / sum(weights))
+        for batch, weight in zip(own_batches, weights[own], strict=True)
+    ]
+
+
+def _program(
+    plan: Plan, graph: ComputationGraph, cut: StageGraph, examples: Sequence[Example], laid: _Laid, rank: int
+) -> RankProgram:
+    """This rank's program. Sizes of other replicas do not enter it; they are set to this one's."""
+    readers = [frozenset(stage.layers) for stage in plan.stages]
+    sizes = [
+        [
+            payload_bytes(e.recording, payload(e.recording, laid.owners, c.edge.producer, readers[c.target]))
+            for c in cut.cuts
+        ]
+        for e in examples
+    ]
+    pipeline = replace(plan_pipeline(plan, graph), reduce_bytes=_reduce_bytes(plan, laid))
+    shape = (plan.dp, plan.microbatches, len(cut.cuts))
+    lowered = place(pipeline, np.broadcast_to(np.array(sizes, dtype=np.int64).reshape(shape[1:]), shape).copy())
+    return rank_program(lowered.columns, rank)
+
+
+def _reduce_bytes(plan: Plan, laid: _Laid) -> tuple[int, ...]:
+    if plan.dp == 1:
+        return (0,) * len(plan.stages)
+    size = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype]
+    counts = []
+    for pieces in laid.pieces:
+        names = {name for piece in pieces for name in parameter_names(laid.model, piece)} & laid.trained
+        counts.append(sum(p.numel() for p in {laid.model.get_parameter(name) for name in names}))
+    return tuple(count * size for count in counts)
+
+
+def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
+    """Floats in the model's own type."""
+    return {
+        key: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for key, value in batch.items()
+    }
+
+
+def _chained(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
+    yield first
+    yield from rest
+
+
+def _refuse(plan: Plan) -> None:
+    """What a plan may not have for a model of the user's own."""
+    for name, found in (("tp", plan.tp), ("cp", plan.cp), ("ep", plan.ep)):
+        if found > 1:
+            raise InputError(
+                f"the plan has {name}={found}, and a model of your own is executed with {name}=1: set "
+                f"`constraints.{name}: [1]` in the scenario and optimize again"
+            )
+    if plan.sharding != "none":
+        raise InputError(
+            f"the plan has sharding={plan.sharding}, and a model of your own is executed with sharding=none: set "
+            "`constraints.sharding: [none]` in the scenario and optimize again"
+        )
+    for module in plan.scenario.model.modules:
+        if module.training.mode == "lora":
+            raise InputError(
+                f"'{module.name}' is trained by LoRA, and adapters are the model's own affair: build them in `model()` "
+                "and describe them in the scenario's modules"
+            )
+
+
+def _refuse_shared(model: nn.Module, pieces: Sequence[Sequence[str]]) -> None:
+    """One parameter on two stages."""
+    stage_of: dict[int, tuple[int, str]] = {}
+    for stage, own in enumerate(pieces):
+        for piece in own:
+            for name in parameter_names(model, piece):
+                first, other = stage_of.setdefault(id(model.get_parameter(name)), (stage, name))
+                if first != stage:
+                    raise InputError(
+                        f"'{other}' (stage {first}) and '{name}' (stage {stage}) are one parameter, which is executed "
+                        "within one stage only: set `constraints.pp: [1]`"
+                    )
