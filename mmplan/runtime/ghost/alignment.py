@@ -17,15 +17,18 @@ from mmplan.runtime.ghost.recording import Recording
 Sizes = tuple[tuple[str, int], ...]  # layers of a module with their parameters, in order
 
 
-def align(graph: ComputationGraph, model: nn.Module, recording: Recording) -> dict[str, str]:
+def align(graph: ComputationGraph, model: nn.Module, recordings: Sequence[Recording]) -> dict[str, str]:
     """Piece -> layer, in the order of use.
+
+    Args:
+        recordings: of batches that together use every module; one may lack what another has.
 
     Raises:
         InputError: the parameters of the model are not those of the plan's layers; names the first that differ.
     """
-    pieces = _pieces(model, recording)
+    pieces = _pieces(model, recordings)
     sizes, tied = _own_parameters(pieces)
-    used = used_pieces(recording)
+    used = used_pieces(recordings)
     modules: dict[str, Sizes] = {}
     for layer in graph.layers():
         if count := parameters(layer):
@@ -37,18 +40,50 @@ def align(graph: ComputationGraph, model: nn.Module, recording: Recording) -> di
     return found | {name: _tied_layer(found[owner], graph) for name, owner in tied.items() if owner in found}
 
 
-def _pieces(model: nn.Module, recording: Recording) -> dict[str, list[nn.Parameter]]:
+def used_pieces(recordings: Sequence[Recording]) -> set[str]:
+    """Pieces that some loss depends on."""
+    used = set[str]()
+    for recording in recordings:
+        calls = {(call.unit, call.number): call for call in recording.calls}
+        waiting, seen = [recording.loss], set[tuple[str, int]]()
+        while waiting:
+            call = waiting.pop()
+            used |= {call.unit} | call.parameters
+            for unit, number in {(source.unit, source.call) for source in call.reads} - seen:
+                seen.add((unit, number))
+                waiting.append(calls[unit, number])
+    return used
+
+
+def _pieces(model: nn.Module, recordings: Sequence[Recording]) -> dict[str, list[nn.Parameter]]:
     """Units that are called, and parameters outside of them before the first call that reads them."""
-    called = {call.unit: list(model.get_submodule(call.unit).parameters()) for call in recording.calls}
+    units = dict.fromkeys(call.unit for recording in recordings for call in recording.calls)
+    called = {unit: list(model.get_submodule(unit).parameters()) for unit in units}
     inside = {id(parameter) for own in called.values() for parameter in own}
-    pieces: dict[str, list[nn.Parameter]] = {}
-    for call in (*recording.calls, recording.loss):
-        for name in sorted(call.parameters):
-            if id(model.get_parameter(name)) not in inside:
-                pieces.setdefault(name, [model.get_parameter(name)])
-        if call.unit:
-            pieces.setdefault(call.unit, called[call.unit])
-    return pieces
+    order: list[str] = []
+    for recording in recordings:
+        row = [
+            piece
+            for call in (*recording.calls, recording.loss)
+            for piece in (*sorted(call.parameters), call.unit)
+            if piece in called or (piece and id(model.get_parameter(piece)) not in inside)
+        ]
+        order = _merged(order, list(dict.fromkeys(row)))
+    return {piece: called[piece] if piece in called else [model.get_parameter(piece)] for piece in order}
+
+
+def _merged(order: list[str], row: list[str]) -> list[str]:
+    """Both in one order: what only `row` has stands before the next that both have."""
+    known, before, merged = set(order), dict[str, list[str]](), list[str]()
+    pending: list[str] = []
+    for piece in row:
+        if piece in known:
+            before[piece], pending = pending, []
+        else:
+            pending.append(piece)
+    for piece in order:
+        merged += [*before.get(piece, []), piece]
+    return merged + pending
 
 
 def _own_parameters(pieces: Mapping[str, list[nn.Parameter]]) -> tuple[dict[str, int], dict[str, str]]:
@@ -68,19 +103,6 @@ def _tied_layer(owner: str, graph: ComputationGraph) -> str:
     """The head of the module whose token table is in `owner`."""
     module = graph.layer(owner).module
     return next(layer.id for layer in graph.layers() if layer.module == module and layer.kind == "head")
-
-
-def used_pieces(recording: Recording) -> set[str]:
-    """Pieces that the loss depends on."""
-    calls = {(call.unit, call.number): call for call in recording.calls}
-    waiting, seen, used = [recording.loss], set[tuple[str, int]](), set[str]()
-    while waiting:
-        call = waiting.pop()
-        used |= {call.unit} | call.parameters
-        for unit, number in {(source.unit, source.call) for source in call.reads} - seen:
-            seen.add((unit, number))
-            waiting.append(calls[unit, number])
-    return used
 
 
 class _Search:

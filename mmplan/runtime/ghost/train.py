@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from mmplan.runtime.train import Prepare
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
 from mmplan.scenario.scenario import DTYPE_BYTES
 
+# Looked at before a run: every module of the model has to be used in some of them.
+FIRST_BATCHES = 32
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Laid:
@@ -55,20 +58,26 @@ def prepare_job(plan: Plan, job: Job, rank: int, device: torch.device, replicas:
     _refuse(plan)
     graph, at = build_graph(plan.scenario), place_of(plan, rank)
     stream = iter(job.batches(plan.microbatch_size))
-    first = next(stream, None)
-    if first is None:
+    first = list(islice(stream, max(FIRST_BATCHES, plan.dp * plan.microbatches)))
+    if not first:
         raise InputError("`batches` gave no batch", file=job.file, key="batches")
-    laid = _laid(plan, job, graph, first)
+    laid, recordings = _laid(plan, job, graph, first)
     stages = _stages(plan, graph, laid, at.row, device, replicas)
-    seen: dict[tuple[str, str], Recording] = {}  # edges of layers, so that what once passed keeps its place
-    stream = _chained(first, stream)
+    seen: dict[tuple[str, str], Recording] = {}  # edges of layers: what once passed keeps its place
+    stream = chain(first, stream)
+
+    def notice(recording: Recording) -> None:
+        for layer, call in laid.owners.readers(recording):
+            for source in call.reads:
+                seen.setdefault((laid.owners.layer_of[source.unit], layer), recording)
+
+    for recording in recordings:
+        notice(recording)
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         examples = _examples(plan, job, stream, at.replica, laid.recorder)
         for example in examples:
-            for layer, call in laid.owners.readers(example.recording):
-                for source in call.reads:
-                    seen.setdefault((laid.owners.layer_of[source.unit], layer), example.recording)
+            notice(example.recording)
         actual = recorded_graph(graph, list(seen.values()), laid.owners)
         cut = build_stage_graph([stage.layers for stage in plan.stages], actual)
         program = _program(plan, actual, cut, examples, laid, rank)
@@ -79,17 +88,17 @@ def prepare_job(plan: Plan, job: Job, rank: int, device: torch.device, replicas:
     return prepare
 
 
-def _laid(plan: Plan, job: Job, graph: ComputationGraph, first: Batch) -> _Laid:
-    """The model without weights, its units recorded once and laid onto the plan's layers."""
+def _laid(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -> tuple[_Laid, tuple[Recording, ...]]:
+    """The model without weights, its units recorded and laid onto the plan's layers; and those recordings."""
     model = build_weightless(job.model)
     dtype = TORCH_DTYPES[plan.scenario.precision]
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     recorder = Recorder(model, find_units(model))
-    recording = recorder.record(cast_batch(first, dtype))
-    layer_of = align(graph, model, recording)
+    recordings = tuple(recorder.record(cast_batch(batch, dtype)) for batch in first)
+    layer_of = align(graph, model, recordings)
     losses = [layer.id for layer in graph.layers() if layer.kind == "loss"]
-    owners = Owners(layer_of=layer_of, loss_layer=losses[-1], used=frozenset(used_pieces(recording)) & layer_of.keys())
+    owners = Owners(layer_of=layer_of, loss_layer=losses[-1], used=frozenset(used_pieces(recordings)) & layer_of.keys())
     pieces = tuple(tuple(p for p, layer in layer_of.items() if layer in set(stage.layers)) for stage in plan.stages)
     trained = frozenset(
         name
@@ -99,7 +108,8 @@ def _laid(plan: Plan, job: Job, graph: ComputationGraph, first: Batch) -> _Laid:
         if model.get_parameter(name).requires_grad
     )
     _refuse_shared(model, pieces)
-    return _Laid(model=model, recorder=recorder, owners=owners, pieces=pieces, trained=trained)
+    laid = _Laid(model=model, recorder=recorder, owners=owners, pieces=pieces, trained=trained)
+    return laid, recordings
 
 
 def _stages(
@@ -219,11 +229,6 @@ def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
         key: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
         for key, value in batch.items()
     }
-
-
-def _chained(first: Batch, rest: Iterator[Batch]) -> Iterator[Batch]:
-    yield first
-    yield from rest
 
 
 def _refuse(plan: Plan) -> None:

@@ -1,0 +1,91 @@
+"""`execute --job`: a model and data of the user's own under different plans of real processes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from ghost_models import llava
+from tiny_plans import hand_plan, tiny_scenario
+
+from mmplan.errors import RunError
+from mmplan.planner.plan import Plan
+from mmplan.runtime.launch import execute
+from mmplan.scenario.formats.hf_config import read_hf_config
+from mmplan.scenario.scenario import Optimizer, Scenario, Training
+
+JOB = Path(__file__).parent / "llava_job.py"
+TOWER = ("vision.embed", "vision.0-2", "projector.0")
+LLM = ("llm.embed", "llm.0-2", "llm.head", "llm.loss")
+STAGES = {
+    1: [(*TOWER, *LLM)],
+    2: [(*TOWER, "llm.embed", "llm.0"), ("llm.1-2", "llm.head", "llm.loss")],
+    4: [("vision.embed", "vision.0"), ("vision.1-2", "projector.0"), ("llm.embed",), LLM[1:]],
+}
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    """The scenario that a user writes for the config of the model."""
+    config = tmp_path_factory.mktemp("llava") / "config.json"
+    config.write_text(json.dumps(llava()[0]().config.to_dict()))
+    sgd = Optimizer(name="sgd", learning_rate=0.5)
+    return replace(tiny_scenario(), model=read_hf_config(config), global_batch=8, optimizer=sgd)
+
+
+def losses(plan: Plan, steps: int = 4) -> list[float]:
+    run = execute(plan, local=plan.rank_count, steps=steps, job=JOB, timeout_s=60.0)
+    assert run is not None
+    return [step.losses["llm"] for step in run.steps]
+
+
+def with_training(scenario: Scenario, module: str, mode: str) -> Scenario:
+    modules = tuple(
+        replace(part, training=Training(mode=mode)) if part.name == module else part for part in scenario.model.modules
+    )
+    return replace(scenario, model=replace(scenario.model, modules=modules))
+
+
+@pytest.mark.distributed
+def test_loss_curves_are_equal_under_different_plans(scenario: Scenario) -> None:
+    alone = losses(hand_plan(scenario, STAGES[1]))
+    assert alone[-1] < alone[0]
+    assert losses(hand_plan(scenario, STAGES[2], dp=2)) == pytest.approx(
+        alone, rel=1e-5
+    )  # images and lengths differ between the replicas
+    again = hand_plan(scenario, STAGES[4])
+    again = replace(again, stages=tuple(replace(stage, recompute="full") for stage in again.stages))
+    assert losses(again) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.distributed
+def test_a_frozen_tower_and_split_backwards_change_no_loss(scenario: Scenario) -> None:
+    frozen = with_training(scenario, "vision", "frozen")
+    alone = losses(hand_plan(frozen, STAGES[1]))
+    plan = hand_plan(frozen, STAGES[2])
+    orders = (
+        "0F0 0F1 0I0 0F2 0I1 0F3 0I2 0F4 0I3 0F5 0I4 0F6 0I5 0F7 0I6 0I7 0W0 0W1 0W2 0W3 0W4 0W5 0W6 0W7",
+        "1F0 1I0 1W0 1F1 1I1 1W1 1F2 1I2 1W2 1F3 1I3 1W3 1F4 1I4 1W4 1F5 1I5 1W5 1F6 1I6 1W6 1F7 1I7 1W7",
+    )
+    assert losses(replace(plan, orders=orders, schedule="zb-h1")) == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_job_without_a_model_is_refused(tmp_path: Path, scenario: Scenario) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("def batches(size):\n    return []\n")
+    with pytest.raises(RunError, match=r"job\.py: model: expected a function `model`"):
+        execute(hand_plan(scenario, STAGES[1]), local=1, steps=1, job=job)
+
+
+def test_a_job_with_another_model_than_the_plan_is_refused(tmp_path: Path, scenario: Scenario) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import torch\n"
+        "def model():\n    return torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Flatten(0))\n"
+        "def batches(size):\n    yield {'input': torch.ones(1, 4)}\n"
+    )
+    with pytest.raises(RunError, match="do not make up the layers of the plan"):
+        execute(hand_plan(scenario, STAGES[1]), local=1, steps=1, job=job)
