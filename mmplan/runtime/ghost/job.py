@@ -10,6 +10,7 @@ shifts them.
 """
 
 import runpy
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,13 +32,14 @@ class Job:
 
 
 def load_job(file: Path) -> Job:
-    """Run the file and take its functions.
+    """Run the file as `python FILE` would, modules beside it included, and take its functions.
 
     Raises:
         InputError: the file cannot be run, or lacks `model` or `batches`.
     """
     if not file.is_file():
         raise InputError("no such file", file=file)
+    sys.path.insert(0, str(file.resolve().parent))
     try:
         found = runpy.run_path(str(file))
     except Exception as error:
