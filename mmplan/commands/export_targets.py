@@ -5,6 +5,7 @@ from collections.abc import Callable
 from mmplan.errors import CheckError, InputError
 from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.megatron import export_megatron
+from mmplan.planner.formats.megatron_mimo import export_megatron_mimo
 from mmplan.planner.formats.torch_pipelining import export_torch_pipelining
 from mmplan.planner.plan import Plan
 from mmplan.runtime.formats.launch_files import export_kubernetes, export_slurm
@@ -12,10 +13,12 @@ from mmplan.scenario.document import did_you_mean, listed
 
 TARGETS: dict[str, Callable[[Plan], Exported]] = {
     "megatron": export_megatron,
+    "megatron-mimo": export_megatron_mimo,
     "torch-pipelining": export_torch_pipelining,
     "slurm": export_slurm,
     "kubernetes": export_kubernetes,
 }
+MESHED = ("megatron-mimo",)  # targets where modules can have ranks of their own
 
 
 def exported(plan: Plan, target: str) -> Exported:
@@ -27,7 +30,7 @@ def exported(plan: Plan, target: str) -> Exported:
     """
     if target not in TARGETS:
         raise InputError(f"unknown target '{target}'{did_you_mean(target, TARGETS)}; known: {listed(TARGETS, 40)}")
-    if plan.meshes:
+    if plan.meshes and target not in MESHED:
         apart = " and ".join(plan.meshes[0].modules)
         raise CheckError(f"{target} runs all modules on one mesh, the plan has {apart} on {plan.meshes[0]}")
     return TARGETS[target](plan)

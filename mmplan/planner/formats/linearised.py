@@ -15,7 +15,7 @@ from mmplan.errors import CheckError
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.formats.exported import Loss
-from mmplan.planner.plan import Plan
+from mmplan.planner.plan import Plan, module_of
 from mmplan.planner.pricing import Prices
 from mmplan.planner.schedules.reschedule import with_family
 from mmplan.planner.simulate import simulate
@@ -64,8 +64,11 @@ def repriced(
     cut = stages or [stage.layers for stage in plan.stages]
     if levels is None and stages is None:
         levels = [stage.recompute for stage in plan.stages]
-    names = ("dp", "tp", "cp", "ep", "etp", "sharding", "spread", "microbatch_size", "microbatches")
+    names = ("dp", "tp", "cp", "ep", "etp", "sharding", "spread", "microbatch_size", "microbatches", "meshes")
     known: dict[str, Any] = {name: getattr(plan, name) for name in names} | degrees
+    known["mesh_stages"] = tuple(
+        sum(module_of(layers[0]) in mesh.modules for layers in cut) for mesh in known["meshes"]
+    )
     configuration = Configuration(pp=len(cut), schedule="1f1b", **known)
     graph, costs = build_graph(scenario), AnalyticCostModel(scenario)
     prices = Prices(scenario, graph, costs)

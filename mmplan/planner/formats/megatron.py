@@ -9,7 +9,6 @@ from dataclasses import replace
 from shlex import quote
 
 from mmplan.cost_models.loads import sequence_lengths
-from mmplan.errors import CheckError
 from mmplan.planner.check import require_structure
 from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.language_chain import (
@@ -22,6 +21,7 @@ from mmplan.planner.formats.linearised import Draft, repriced, require_fit
 from mmplan.planner.formats.megatron_layout import layout_text
 from mmplan.planner.formats.megatron_model import Words, model_words
 from mmplan.planner.formats.megatron_recompute import recompute_words
+from mmplan.planner.formats.megatron_rules import experts_with_sequence_parallel, refuse_adapters
 from mmplan.planner.formats.simple_schedule import under_1f1b
 from mmplan.planner.formats.torchrun_head import HEADER, title, torchrun_lines
 from mmplan.planner.plan import Plan
@@ -45,7 +45,7 @@ def export_megatron(plan: Plan) -> Exported:
     require_structure(plan)
     module = the_language_model(plan, TARGET)
     model = model_words(module, TARGET)
-    _refuse_adapters(plan)
+    refuse_adapters(plan, TARGET)
     draft = as_megatron_runs(plan, module)
     made = draft.plan
     recompute = recompute_words(made, module, TARGET)
@@ -65,31 +65,11 @@ def export_megatron(plan: Plan) -> Exported:
 
 def as_megatron_runs(plan: Plan, module: ModelModule) -> Draft:
     """The plan with Megatron's schedules, its place for encoders, its ways to shard and pad."""
-    draft = _sharded(_sequence_parallel(under_1f1b(Draft(plan=plan), TARGET), module))
+    draft = _sharded(experts_with_sequence_parallel(under_1f1b(Draft(plan=plan), TARGET), module, TARGET))
     draft = on_a_chain(without_spread(draft, TARGET), module, TARGET)
     draft = _padded(draft, module)
     require_fit(draft.plan, TARGET)
     return draft
-
-
-def _refuse_adapters(plan: Plan) -> None:
-    for module in plan.scenario.model.modules:
-        if module.training.mode == "lora":
-            raise CheckError(
-                f"{module.name} is trained by LoRA, for which {TARGET}'s command line has no word (its derivatives "
-                "Megatron-Bridge and ms-swift have)"
-            )
-
-
-def _sequence_parallel(draft: Draft, module: ModelModule) -> Draft:
-    """Megatron's experts refuse tp without sequence parallelism (megatron/core/transformer/moe/moe_layer.py)."""
-    scenario, shape = draft.plan.scenario, module.transformer
-    if draft.plan.tp == 1 or scenario.technique.sequence_parallel or shape is None or shape.moe is None:
-        return draft
-    other = replace(scenario, technique=replace(scenario.technique, sequence_parallel=True))
-    return draft.changed(
-        repriced(draft.plan, scenario=other), f"{TARGET} trains experts with tp only under sequence parallelism"
-    )
 
 
 def _sharded(draft: Draft) -> Draft:

@@ -10,26 +10,27 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.reschedule import with_family
 
 
-def under_1f1b(draft: Draft, target: str) -> Draft:
+def under_1f1b(draft: Draft, target: str, *, chunks: bool = True) -> Draft:
     """1F1B where ranks have one stage, interleaved 1F1B where they have several and microbatches come in rounds.
 
-    Chunks that are not laid round the ranks are dealt out so; where microbatches do not come in rounds, the chunks that
-    follow each other become one stage.
+    Chunks that are not laid round the ranks are dealt out so; where microbatches do not come in rounds, or the target
+    has no `chunks`, those that follow each other become one stage.
     """
     plan = draft.plan
     if plan.pp == 1 and len(plan.stages) == 1:
         return replace(draft, plan=replace(plan, schedule="1f1b", orders=(), placement=()))
     if not plan.placement:
         return draft if _is(plan, "1f1b") else draft.changed(repriced(plan), _told(plan, "1F1B", target))
-    if plan.pp > 1 and _is(plan, "interleaved"):
+    looped = chunks and plan.pp > 1 and plan.microbatches % plan.pp == 0
+    if looped and _is(plan, "interleaved"):
         return draft
-    chunks, rest = divmod(len(plan.stages), plan.pp)
-    if rest == 0 and plan.microbatches % plan.pp == 0 and chunks > 1 and plan.pp > 1:
-        looped = replace(plan, placement=tuple(stage % plan.pp for stage in range(len(plan.stages))))
+    count, rest = divmod(len(plan.stages), plan.pp)
+    if looped and rest == 0 and count > 1:
+        dealt = replace(plan, placement=tuple(stage % plan.pp for stage in range(len(plan.stages))))
         graph, costs = build_graph(plan.scenario), AnalyticCostModel(plan.scenario)
-        choice = with_family(looped, "interleaved", graph, costs)
+        choice = with_family(dealt, "interleaved", graph, costs)
         if choice.plan is not None:
-            return draft.changed(choice.plan, _told(plan, f"interleaved 1F1B with {chunks} chunks per rank", target))
+            return draft.changed(choice.plan, _told(plan, f"interleaved 1F1B with {count} chunks per rank", target))
     parts = [
         plan.stages[first:last] for first, last in pairwise(len(plan.stages) * r // plan.pp for r in range(plan.pp + 1))
     ]
