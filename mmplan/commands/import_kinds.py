@@ -6,9 +6,21 @@ from pathlib import Path
 
 from mmplan.cost_models.formats.trace_reading import looks_like_kineto, read_kineto
 from mmplan.errors import InputError
+from mmplan.planner.formats.launch_scenario import launch_reading
 from mmplan.scenario.document import did_you_mean, listed
 from mmplan.scenario.formats.hf_reading import looks_like_hf_config, read_hf_configs
 from mmplan.scenario.formats.hostfile import looks_like_hosts, read_hosts
+from mmplan.scenario.formats.launch.deepspeed import looks_like_deepspeed, read_deepspeed
+from mmplan.scenario.formats.launch.facts import SetUp, merged
+from mmplan.scenario.formats.launch.framework_yaml import FRAMEWORKS, looks_like_framework, read_framework
+from mmplan.scenario.formats.launch.script import (
+    hf_set_up,
+    looks_like_script,
+    looks_like_swift,
+    read_script,
+    read_swift,
+)
+from mmplan.scenario.formats.launch.torchtitan import looks_like_torchtitan, read_torchtitan
 from mmplan.scenario.formats.nvidia_topo import looks_like_nvidia_topo, read_nvidia_topo
 from mmplan.scenario.formats.reading import Head, Reading, read_head
 from mmplan.scenario.formats.rocm_topo import looks_like_rocm_topo, read_rocm_topo
@@ -16,11 +28,25 @@ from mmplan.scenario.formats.rocm_topo import looks_like_rocm_topo, read_rocm_to
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """`looks_like` sees the first 64 KB; `read` takes all files of one call, in their order."""
+    """`looks_like` sees the first 64 KB; `read` takes all files of one call, in their order.
+
+    Files with a `set_up` may be of several kinds: what they say of one training run is put together.
+    """
 
     what: str
     looks_like: Callable[[Head], bool]
     read: Callable[[Sequence[Path]], Reading]
+    set_up: Callable[[Path], SetUp] | None = None
+
+
+def _launch(what: str, looks_like: Callable[[Head], bool], set_up: Callable[[Path], SetUp]) -> Kind:
+    """A kind of file that says how a run is launched."""
+    return Kind(
+        what=what,
+        looks_like=looks_like,
+        read=lambda paths: launch_reading(merged([set_up(path) for path in paths])),
+        set_up=set_up,
+    )
 
 
 # The first kind that recognises a file reads it, so those with the surest marks stand first.
@@ -28,12 +54,30 @@ KINDS: dict[str, Kind] = {
     "kineto": Kind(
         what="trace of the PyTorch profiler, one file per rank", looks_like=looks_like_kineto, read=read_kineto
     ),
-    "hf": Kind(what="config.json of a Hugging Face model", looks_like=looks_like_hf_config, read=read_hf_configs),
+    "hf": Kind(
+        what="config.json of a Hugging Face model",
+        looks_like=looks_like_hf_config,
+        read=read_hf_configs,
+        set_up=hf_set_up,
+    ),
     "rocm-topo": Kind(
         what="rocm-smi --showtopo or amd-smi topology", looks_like=looks_like_rocm_topo, read=read_rocm_topo
     ),
     "nvidia-topo": Kind(
         what="nvidia-smi topo -m, also of several hosts", looks_like=looks_like_nvidia_topo, read=read_nvidia_topo
+    ),
+    "deepspeed": _launch("DeepSpeed's JSON settings", looks_like_deepspeed, read_deepspeed),
+    "torchtitan": _launch("TOML configuration of torchtitan", looks_like_torchtitan, read_torchtitan),
+    **{
+        name: _launch(f"YAML configuration of {name}", looks_like_framework(name), read_framework(name))
+        for name in FRAMEWORKS
+        if name != "ms-swift"
+    },
+    "ms-swift": _launch("launch script, arguments or YAML of ms-swift", looks_like_swift, read_swift),
+    "megatron": _launch(
+        "launch script or arguments of Megatron-LM, its forks or the Hugging Face Trainer",
+        looks_like_script,
+        read_script,
     ),
     "hosts": Kind(what="Slurm host list or hostfile", looks_like=looks_like_hosts, read=read_hosts),
 }
@@ -51,20 +95,33 @@ def read_files(words: Sequence[str]) -> Reading:
     paths = [Path(word) for word in (words[1:] if named else words)]
     if not paths:
         raise InputError(f"expected files after '{named}'")
-    return KINDS[named or _guess(paths)].read(paths)
+    if named is not None:
+        return KINDS[named].read(paths)
+    kinds = _guess(paths)
+    if len(set(kinds.values())) == 1:
+        return KINDS[kinds[paths[0]]].read(paths)
+    return launch_reading(merged([_set_up_of(kind)(path) for path, kind in kinds.items()]))
 
 
-def _guess(paths: Sequence[Path]) -> str:
-    """The kind that all the files have."""
-    kinds = {path: _kind_of(read_head(path)) for path in paths}
-    for path, kind in kinds.items():
+def _set_up_of(kind: str) -> Callable[[Path], SetUp]:
+    set_up = KINDS[kind].set_up
+    assert set_up is not None  # `_guess` has seen to it
+    return set_up
+
+
+def _guess(paths: Sequence[Path]) -> dict[Path, str]:
+    """The kind of each file; one for all, or several of files that say together how a run is launched."""
+    kinds: dict[Path, str] = {}
+    for path in paths:
+        kind = _kind_of(read_head(path))
         if kind is None:
             hint = did_you_mean(str(path), KINDS) if path == paths[0] else ""
             raise InputError(f"not a kind of file that is known{hint}; name one of {listed(KINDS, 40)}", file=path)
-    if len(set(kinds.values())) > 1:
+        kinds[path] = kind
+    if len(set(kinds.values())) > 1 and any(KINDS[kind].set_up is None for kind in kinds.values()):
         told = ", ".join(f"'{path}' is {kind}" for path, kind in kinds.items())
         raise InputError(f"expected files of one kind: {told}")
-    return str(kinds[paths[0]])
+    return kinds
 
 
 def _kind_of(head: Head) -> str | None:

@@ -18,6 +18,7 @@ from mmplan.scenario.scenario import (
     Distribution,
     Model,
     Optimizer,
+    Recipe,
     Sample,
     Scenario,
     Training,
@@ -43,14 +44,15 @@ class Question:
     freeze: tuple[str, ...] = ()
     lora: int | None = None
     gbs: int | None = None
-    tp: int = 1
-    pp: int = 1
+    recipe: str | None = None
+    tp: int | None = None
+    pp: int | None = None
     dp: int | None = None
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-    vp: int = 1
-    mbs: int = 1
+    cp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    vp: int | None = None
+    mbs: int | None = None
     schedule: str | None = None
     stack: str | None = None
     zero: int | None = None
@@ -66,6 +68,9 @@ class Question:
 def job_of(question: Question, scenario: Scenario | None = None) -> tuple[Scenario, Degrees]:
     """The scenario (the question's, or `scenario` in its place) with the question's technique, and its degrees.
 
+    What the question leaves open is the named recipe's, or the only one's that the scenario has; of its recipes the
+    scenario keeps the one that was used.
+
     Raises:
         InputError: neither or both of a scenario and a model, an unknown name, or numbers that do not divide.
     """
@@ -75,8 +80,29 @@ def job_of(question: Question, scenario: Scenario | None = None) -> tuple[Scenar
         _refuse_model_options(question)
     if scenario is None:
         scenario = load_scenario(question.scenario) if question.scenario is not None else _quick_scenario(question)
-    technique, cluster = _technique(scenario.technique, question), _cluster(scenario.cluster, question)
-    return _with_degrees(replace(scenario, technique=technique, cluster=cluster), question)
+    recipe = _recipe(scenario, question)
+    technique, cluster = _technique(scenario.technique, question, recipe), _cluster(scenario.cluster, question)
+    recipes = () if recipe is None else (recipe,)
+    return _with_degrees(replace(scenario, technique=technique, cluster=cluster, recipes=recipes), question, recipe)
+
+
+def _recipe(scenario: Scenario, question: Question) -> Recipe | None:
+    """The recipe that the question names, or the only one."""
+    names = [recipe.name for recipe in scenario.recipes]
+    if question.recipe is None:
+        return scenario.recipes[0] if len(names) == 1 else None
+    if question.recipe not in names:
+        hint = did_you_mean(question.recipe, names) or (f"; recipes: {listed(names)}" if names else "; it names none")
+        raise InputError(f"{scenario.name} has no recipe '{question.recipe}'{hint}")
+    return scenario.recipes[names.index(question.recipe)]
+
+
+def _degree(question: Question, recipe: Recipe | None, option: str, key: str = "") -> int:
+    """What the question says, else the recipe, else 1."""
+    for said in (getattr(question, option), getattr(recipe, key or option, None)):
+        if said is not None:
+            return int(said)
+    return 1
 
 
 def _refuse_model_options(question: Question) -> None:
@@ -86,35 +112,37 @@ def _refuse_model_options(question: Question) -> None:
             raise InputError(f"--{name.replace('_', '-')} belongs to --model; a scenario file says it itself")
 
 
-def _with_degrees(scenario: Scenario, question: Question) -> tuple[Scenario, Degrees]:
-    have, inner = scenario.cluster.device_count, question.tp * question.cp * question.pp
-    product = f"tp {question.tp} x cp {question.cp} x pp {question.pp}"
-    if question.dp is None and have % inner:
+def _with_degrees(scenario: Scenario, question: Question, recipe: Recipe | None) -> tuple[Scenario, Degrees]:
+    tp, cp, pp, ep, etp, vp = (_degree(question, recipe, name) for name in ("tp", "cp", "pp", "ep", "etp", "vp"))
+    mbs = _degree(question, recipe, "mbs", "microbatch")
+    have, inner = scenario.cluster.device_count, tp * cp * pp
+    product = f"tp {tp} x cp {cp} x pp {pp}"
+    given_dp = question.dp if question.dp is not None or recipe is None else recipe.dp
+    if given_dp is None and have % inner:
         raise InputError(f"{product} = {inner} devices do not divide the {have} of the cluster: dp = {have / inner:g}")
-    dp = question.dp if question.dp is not None else have // inner
+    dp = given_dp if given_dp is not None else have // inner
     quick = question.scenario is None and question.gbs is None
     batch = question.gbs or scenario.global_batch
-    per_replica = dp * question.mbs
+    per_replica = dp * mbs
     if quick:
-        batch = per_replica * (1 if question.pp == 1 else STEPS_PER_STAGE * question.pp)
+        batch = per_replica * (1 if pp == 1 else STEPS_PER_STAGE * pp)
     if batch % per_replica:
         raise InputError(
-            f"global batch {batch} / (dp {dp} x mbs {question.mbs}) = {batch / per_replica:g} microbatches: "
-            "no whole number"
+            f"global batch {batch} / (dp {dp} x mbs {mbs}) = {batch / per_replica:g} microbatches: no whole number"
         )
-    schedule = question.schedule or ("interleaved" if question.vp > 1 else "1f1b")
+    schedule = question.schedule or ("interleaved" if vp > 1 else "1f1b")
     if schedule not in SCHEDULE_KINDS:
         raise InputError(f"unknown schedule '{schedule}'{did_you_mean(schedule, SCHEDULE_KINDS) or ''}")
     try:
         degrees = Degrees(
-            tp=question.tp,
-            cp=question.cp,
-            pp=question.pp,
-            vp=question.vp,
+            tp=tp,
+            cp=cp,
+            pp=pp,
+            vp=vp,
             dp=dp,
-            ep=question.ep,
-            etp=question.etp,
-            microbatch_size=question.mbs,
+            ep=ep,
+            etp=etp,
+            microbatch_size=mbs,
             microbatches=batch // per_replica,
             schedule=schedule,
         )
@@ -123,9 +151,14 @@ def _with_degrees(scenario: Scenario, question: Question) -> tuple[Scenario, Deg
     return replace(scenario, global_batch=batch), degrees
 
 
-def _technique(base: Technique, question: Question) -> Technique:
-    """The scenario's technique (or the named stack's defaults) with the question's choices."""
+def _technique(base: Technique, question: Question, recipe: Recipe | None) -> Technique:
+    """The scenario's technique (or the named stack's defaults) with the recipe's and the question's choices."""
     choices: dict[str, Any] = dict(question.choices)
+    if recipe is not None and recipe.sharding is not None:
+        choices["sharding"] = recipe.sharding
+    if recipe is not None and recipe.recompute is not None:
+        layers = base.recompute_layers if recipe.recompute == base.recompute and question.stack is None else None
+        choices |= {"recompute": recipe.recompute, "recompute_layers": layers}
     if question.zero is not None:
         choices["sharding"] = SHARDINGS[question.zero]
     if question.sequence_parallel is not None:

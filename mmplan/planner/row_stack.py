@@ -78,12 +78,14 @@ def row_device(row: MeasuredRow) -> CatalogueDevice | None:
     """The catalogue's device, None when its name is unknown."""
     if row.text("gpu") in device_names():
         return catalogue_device(row.text("gpu"))
-    said = row.text("gpu").replace("-", " ").replace("_", " ")
-    memory = row.texts.get("memory_gb", "")
-    for pattern, name in _DEVICE_WORDS:
-        if re.search(pattern, f"{said} {memory}"):
-            return catalogue_device(name)
-    return None
+    name = device_in(f"{row.text('gpu')} {row.texts.get('memory_gb', '')}")
+    return None if name is None else catalogue_device(name)
+
+
+def device_in(text: str) -> str | None:
+    """The catalogue's name of the first kind of GPU that a text speaks of, such as 'NVIDIA A100-SXM4-80GB'."""
+    said = text.lower().replace("-", " ").replace("_", " ")
+    return next((name for pattern, name in _DEVICE_WORDS if re.search(pattern, said)), None)
 
 
 def row_network(row: MeasuredRow, entry: CatalogueDevice, per_node: int) -> Link:

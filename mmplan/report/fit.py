@@ -1,5 +1,6 @@
 """What `mmplan fit` prints: the verdict, the parts of every stage, the step, the largest tensors, what would help."""
 
+from rich.markup import escape
 from rich.table import Table
 
 from mmplan.cost_models.memory_estimate import MemoryEstimate
@@ -46,8 +47,10 @@ def configuration_text(fit: Fit) -> str:
     experts = f" x ep {d.ep} (etp {d.etp})" if d.ep > 1 or d.etp > 1 else ""
     chunks = f", vp {d.vp}" if d.vp > 1 else ""
     batch = f"{d.microbatches} x {d.microbatch_size} sequences per replica, global batch {d.global_batch}"
+    recipe = "".join(f"recipe {recipe.name} ({escape(recipe.source)})\n" for recipe in fit.scenario.recipes)
+    product = f"tp {d.tp} x cp {d.cp} x pp {d.pp} x dp {d.dp} = {d.devices} devices"
     return (
-        f"{fit.scenario.name}: tp {d.tp} x cp {d.cp} x pp {d.pp} x dp {d.dp} = {d.devices} devices{experts}{chunks}, "
+        f"{recipe}{fit.scenario.name}: {product}{experts}{chunks}, "
         f"{d.schedule}, {batch}\n{technique_text(fit.scenario.technique, d.tp, d.cp)}"
     )
 

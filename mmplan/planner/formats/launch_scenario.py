@@ -1,0 +1,254 @@
+"""From what launch files say of a training run to a scenario with that run as its recipe, which `mmplan fit` prices.
+
+What no file says and a price needs (the GPU, the number of nodes, images of a sample) is assumed and told as a warning.
+A model that is only named and not known is left out and asked for.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mmplan.cost_models.loads import sequence_lengths
+from mmplan.errors import InputError
+from mmplan.planner.formats.launch_model import language_module, model_part
+from mmplan.planner.formats.launch_size import Size, size_of
+from mmplan.planner.formats.launch_told import Told
+from mmplan.planner.row_stack import device_in
+from mmplan.scenario.document import Document
+from mmplan.scenario.formats.launch.facts import SetUp
+from mmplan.scenario.formats.reading import Reading
+from mmplan.scenario.load import scenario_of
+from mmplan.scenario.scenario import Sample, Scenario
+from mmplan.scenario.stacks import technique_of
+
+DEFAULT_DEVICE = "h100-sxm"
+DEFAULT_SEQUENCE = 2048
+MOST_SEQUENCE = 100_000_000
+DEFAULT_AUDIO_S = 10
+DEFAULT_IMAGE = 448  # pixels per side where a file speaks of images and of no size
+
+
+def launch_reading(setup: SetUp) -> Reading:
+    """The scenario of a set-up, or the part of one that its files give.
+
+    Raises:
+        InputError: a value that is needed and set nowhere, or sizes that no scenario accepts.
+    """
+    told = Told(list(setup.read), list(setup.ignored), list(setup.warnings))
+    name = _name(setup)
+    model, train, kinds = model_part(setup, told)
+    if model is None:
+        return _part(setup, told)
+    size = size_of(setup, told)
+    cluster = _cluster(setup, size, told)
+    fragment: dict[str, Any] = {
+        "name": name,
+        "source": f"read from {', '.join(file.name for file in setup.files)}",
+        "model": model,
+        "train": train,
+        "data": {},
+        "batch": {"global": size.global_batch},
+        "precision": _precision(setup, told),
+        "cluster": cluster,
+        "technique": _technique(setup),
+        "recipes": {"present": _recipe(setup, size)},
+    }
+    if setup.text("optimizer") == "sgd":
+        fragment["optimizer"] = {"name": "sgd"}
+    _fill_data(fragment, kinds, setup, told)
+    fragment = {key: value for key, value in fragment.items() if value != {}}
+    _told_recipe(size, told)
+    return _reading(setup, fragment, "scenario", told)
+
+
+def _part(setup: SetUp, told: Told) -> Reading:
+    """What the files say, without anything assumed, and what a scenario needs besides."""
+    size = size_of(setup, Told())  # raises where the numbers contradict each other
+    recipe = {key: value for key, value in _recipe(setup, size).items() if key == "source" or setup.has(key)}
+    cluster: dict[str, Any] = {}
+    if setup.has("gpu"):
+        cluster["device"] = _cluster(setup, size, told)["device"]
+    if setup.facts.keys() & {"nodes", "per_node", "world"}:
+        cluster |= {"nodes": size.nodes, "devices_per_node": size.per_node}
+    fragment = {
+        "data": {"text_tokens": setup.count("sequence", most=MOST_SEQUENCE)} if setup.has("sequence") else {},
+        "batch": {"global": setup.count("global_batch")} if setup.has("global_batch") else {},
+        "precision": setup.text("precision"),
+        "cluster": cluster,
+        "technique": _technique(setup),
+        "recipes": {"present": recipe} if len(recipe) > 1 else {},
+    }
+    needs = {"data": "the sequence length", "batch": "the global batch", "cluster": "GPU and number of nodes"}
+    missing = [*told.missing, *(what for key, what in needs.items() if not fragment[key])]
+    told.warnings.append(f"to make a scenario of it there are missing: {'; '.join(missing)}")
+    return _reading(setup, {key: value for key, value in fragment.items() if value}, "part of a scenario", told)
+
+
+def _reading(setup: SetUp, fragment: Mapping[str, Any], document: str, told: Told) -> Reading:
+    plain = yaml.safe_load(
+        yaml.safe_dump(dict(fragment), sort_keys=False)
+    )  # no aliases: parts that are the same object
+    return Reading(
+        kind=setup.kind,
+        fragment={key: plain[key] for key in fragment},
+        document=document,
+        read=tuple(told.read),
+        ignored=tuple(told.ignored),
+        warnings=tuple(dict.fromkeys(told.warnings)),
+    )
+
+
+def _name(setup: SetUp) -> str:
+    stem = setup.text("name") or setup.files[0].name.split(".")[0]
+    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._+-") else "-" for letter in stem)
+    return kept.strip("-._+")[:80] or "launch"
+
+
+def _cluster(setup: SetUp, size: Size, told: Told) -> dict[str, Any]:
+    said = setup.facts.get("gpu")
+    device = None if said is None else device_in(str(said.value))
+    if device is None:
+        told.warnings.append(
+            f"no file says which GPU: {DEFAULT_DEVICE} is assumed; change cluster.device, or `mmplan fit --gpu NAME`"
+        )
+    elif said is not None:
+        told.read.append(f"GPU {device}, from {said.place}")
+    nodes, per_node = size.nodes, size.per_node
+    return {"device": device or DEFAULT_DEVICE, "nodes": nodes, "devices_per_node": per_node}
+
+
+def _precision(setup: SetUp, told: Told) -> str:
+    word = setup.text("precision")
+    if word in ("bf16", "fp16", "fp32"):
+        return word
+    told.warnings.append("no file says the precision: bf16 is assumed")
+    return "bf16"
+
+
+_TECHNIQUES = ("attention", "fp8", "context_parallel", "offload", "gradient_dtype", "cross_entropy")
+
+
+def _technique(setup: SetUp) -> dict[str, Any]:
+    stack = setup.text("stack") or "torch-2025"
+    defaults = technique_of(stack)
+    technique: dict[str, Any] = {"stack": stack}
+    technique |= {key: setup.text(key) for key in _TECHNIQUES if setup.has(key)}
+    recompute = setup.text("recompute")
+    if recompute is not None:
+        technique["recompute"] = recompute
+    if recompute == "full" and (layers := setup.count("recompute_layers")) is not None:
+        technique["recompute_layers"] = layers
+    if (sharding := setup.text("sharding")) is not None:
+        technique["sharding"] = sharding
+    for key in ("sequence_parallel", "overlap_dp", "dropout"):
+        if setup.has(key) or (key == "sequence_parallel" and stack.startswith(("nemo", "megatron"))):
+            technique[key] = setup.flag(key)
+    if (
+        "gradient_dtype" not in technique
+        and setup.text("precision") == "bf16"
+        and stack.startswith(("nemo", "megatron"))
+    ):
+        technique["gradient_dtype"] = "fp32"  # Megatron sums bf16 gradients in fp32 (arguments.py, bf16)
+    return {
+        key: value
+        for key, value in technique.items()
+        if key == "stack" or getattr(defaults, key) != value or setup.has(key)
+    }
+
+
+def _recipe(setup: SetUp, size: Size) -> dict[str, Any]:
+    recipe: dict[str, Any] = {"source": f"{', '.join(file.name for file in setup.files)}"[:300]}
+    for key, value, default in (
+        ("tp", size.tp, 1),
+        ("pp", size.pp, 1),
+        ("cp", size.cp, 1),
+        ("ep", size.ep, 1),
+        ("etp", size.etp, None),
+        ("vp", size.vp, 1),
+        ("microbatch", size.microbatch, 0),
+    ):
+        if value != default:
+            recipe[key] = value
+    for key in ("sharding", "recompute"):
+        if (word := setup.text(key)) is not None:
+            recipe[key] = word
+    return recipe
+
+
+def _sequence(setup: SetUp, told: Told) -> int:
+    sequence = setup.count("sequence", most=MOST_SEQUENCE)
+    if sequence is None:
+        told.warnings.append(f"no file says the sequence length: {DEFAULT_SEQUENCE:,} tokens are assumed")
+    return sequence or DEFAULT_SEQUENCE
+
+
+def _fill_data(fragment: dict[str, Any], kinds: Collection[str], setup: SetUp, told: Told) -> None:
+    """Samples that fill the sequence; with an encoder, one image (or clip) in each and text for the rest."""
+    sequence = _sequence(setup, told)
+    encoders = {kind for kind in kinds if kind.endswith("encoder")}
+    least: dict[str, Any] = {"text_tokens": 1}
+    least |= {"images": 1, "image_size": DEFAULT_IMAGE} if "vision_encoder" in encoders else {}
+    least |= {"audio_clips": 1, "audio_seconds": 1} if "audio_encoder" in encoders else {}
+    scenario = _checked(fragment | {"data": least}, setup)
+    data: dict[str, Any] = {}
+    sample = Sample(text_tokens=0, images=())
+    if "vision_encoder" in encoders:
+        data["images"] = 1
+        pixels = _image_size(setup, scenario, told)
+        if pixels is not None:
+            data["image_size"] = pixels
+        side = pixels or DEFAULT_IMAGE  # an encoder with a size of its own takes no other
+        sample = Sample(text_tokens=0, images=((side, side),))
+        told.warnings.append("no file says how many images a sample has: one in each is assumed; change data.images")
+    if "audio_encoder" in encoders:
+        data |= {"audio_clips": 1, "audio_seconds": DEFAULT_AUDIO_S}
+        sample = replace(sample, audio_s=(float(DEFAULT_AUDIO_S),))
+        told.warnings.append(
+            f"no file says how much audio a sample has: a clip of {DEFAULT_AUDIO_S} s is assumed; change data"
+        )
+    used = 0
+    if data:
+        llm = language_module(scenario.model)
+        used = sum(sequence_lengths(scenario.model, sample).get(llm.name, (0,)))
+        crossed = any(edge.kind == "cross_attention" for edge in scenario.model.edges)
+        used = 0 if crossed else used
+        if used >= sequence:
+            told.warnings.append(
+                f"images and sound make {used:,} tokens, the sequence has {sequence:,}: one text token is added"
+            )
+    fragment["data"] = {"text_tokens": max(1, sequence - used), **data}
+    if used:
+        told.read.append(f"sequence of {sequence:,} tokens, {used:,} of them of images and sound")
+    _checked(fragment, setup)
+
+
+def _image_size(setup: SetUp, scenario: Scenario, told: Told) -> int | None:
+    """Pixels per side, None where the encoder's own size is fixed."""
+    vision = next(module.vision for module in scenario.model.modules if module.vision is not None)
+    if vision.image_size is not None:
+        return None
+    size = setup.count("image_size", most=100_000)
+    if size is None:
+        told.warnings.append(f"no file says how large images are: {DEFAULT_IMAGE} pixels a side are assumed")
+    return size or DEFAULT_IMAGE
+
+
+def _checked(fragment: Mapping[str, Any], setup: SetUp) -> Scenario:
+    """The scenario that the fragment is; InputError names the first file."""
+    values = {key: value for key, value in fragment.items() if value not in (None, {})}
+    try:
+        return scenario_of(Document(file=Path(setup.files[0]), values=values, lines={}))
+    except InputError as error:
+        raise InputError(error.message, file=setup.files[0], key=error.key) from None
+
+
+def _told_recipe(size: Size, told: Told) -> None:
+    told.read.append(
+        f"tp {size.tp} x cp {size.cp} x pp {size.pp} x dp {size.dp} = {size.devices} devices"
+        + (f", ep {size.ep}" if size.ep > 1 else "")
+        + (f", {size.vp} chunks per rank" if size.vp > 1 else "")
+        + f"; global batch {size.global_batch} = {size.microbatches} x {size.microbatch} x dp {size.dp}"
+    )

@@ -1,0 +1,79 @@
+"""Launch scripts and argument lists as set-ups, and a model's config.json that stands beside them."""
+
+import re
+from pathlib import Path
+
+from mmplan.scenario.formats.hf_config import read_hf_config
+from mmplan.scenario.formats.launch.arguments import read_command_line
+from mmplan.scenario.formats.launch.comments import hinted_devices
+from mmplan.scenario.formats.launch.facts import Fact, SetUp
+from mmplan.scenario.formats.launch.framework_yaml import looks_like_framework, read_framework
+from mmplan.scenario.formats.launch.megatron import megatron_set_up
+from mmplan.scenario.formats.reading import Head
+
+_ARGUMENT = re.compile(
+    r"(?m)(?:^|[\s\"'(])--(?:num[-_]layers|hidden[-_]size|tensor[-_]model[-_]parallel[-_]size|micro[-_]batch[-_]size"
+    r"|pipeline[-_]model[-_]parallel[-_]size|global[-_]batch[-_]size|expert[-_]model[-_]parallel[-_]size|seq[-_]length"
+    r"|per_device_train_batch_size|model_name_or_path|use[-_]distributed[-_]optimizer|tokenizer[-_]type|nproc[-_]per[-_]node"
+    r"|hf[-_]model|recipe|deepspeed|num_processes)\b"
+)
+_SWIFT_YAML = looks_like_framework("ms-swift")
+_LIST = re.compile(r"(?:\s*(?:#[^\n]*)?\n)*\s*--?[A-Za-z]")
+
+
+def looks_like_script(head: Head) -> bool:
+    """A list of arguments, or a shell script, with arguments that training takes."""
+    if head.text.lstrip()[:1] in ("{", "[", "<"):
+        return False
+    is_script = head.path.suffix in (".sh", ".args", ".slurm", ".sbatch", ".bash") or head.text.startswith("#!")
+    return (is_script or _LIST.match(head.text) is not None) and _ARGUMENT.search(head.text) is not None
+
+
+def read_script(path: Path) -> SetUp:
+    """What a script or a list of arguments says.
+
+    Raises:
+        InputError: no training command, a tool that does not train, or a value that is needed and set nowhere.
+    """
+    line = read_command_line(path)
+    swift = re.search(r"\b(megatron|swift) (sft|pt|rlhf)\b", line.command) or "tuner_type" in line.arguments
+    setup = megatron_set_up(line, "ms-swift" if swift else "megatron")
+    facts = hinted_devices(line.comments, path) | dict(setup.facts)
+    for name in ("gres", "constraint", "partition"):
+        found = line.arguments.get(name)
+        if found is not None and found.values and "gpu" not in setup.facts:
+            facts |= (
+                {"gpu": found.fact(found.values[0])}
+                if re.search(r"[ABHVL]\d{2,3}|mi\d{3}", found.values[0], re.I)
+                else {}
+            )
+    return SetUp(
+        kind=setup.kind, files=setup.files, facts=facts, read=setup.read, ignored=setup.ignored, warnings=setup.warnings
+    )
+
+
+def looks_like_swift(head: Head) -> bool:
+    """A script that runs `megatron sft` or `swift sft`, arguments or YAML that only ms-swift has."""
+    said = re.search(r"\b(megatron|swift) (sft|pt|rlhf)\b|--(tuner_type|train_type|rlhf_type)\b", head.text)
+    return (looks_like_script(head) and said is not None) or _SWIFT_YAML(head)
+
+
+def read_swift(path: Path) -> SetUp:
+    """As `read_script`, or the YAML that ms-swift takes as `--config`."""
+    return read_framework("ms-swift")(path) if path.suffix.lower() in (".yaml", ".yml") else read_script(path)
+
+
+def hf_set_up(path: Path) -> SetUp:
+    """The model of a config.json.
+
+    Raises:
+        InputError: as `read_hf_config`.
+    """
+    model = read_hf_config(path)
+    names = ", ".join(module.name for module in model.modules)
+    return SetUp(
+        kind="hf",
+        files=(path,),
+        facts={"model_file": Fact(value=str(path.resolve()), file=path)},
+        read=(f"model of {path.name}: {names}",),
+    )

@@ -1,0 +1,166 @@
+"""Launch files become scenarios whose recipe is the run they start; what they leave open is told or asked for."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mmplan.commands.import_kinds import read_files
+from mmplan.errors import InputError
+from mmplan.planner.fit import fit
+from mmplan.planner.fit_job import Question, job_of
+from mmplan.report.formats import fragment_text
+from mmplan.scenario.formats.reading import Reading
+
+GPT = """#!/bin/bash
+# on 16 A100-SXM4-80GB
+torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py \\
+  --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --group-query-attention --num-query-groups 4 \\
+  --ffn-hidden-size 5504 --swiglu --normalization RMSNorm --disable-bias-linear --untie-embeddings-and-output-weights \\
+  --position-embedding-type rope --seq-length 4096 --vocab-size 32000 --micro-batch-size 2 --global-batch-size 128 \\
+  --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 6 \\
+  --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --bf16 --attention-backend fused \\
+  --recompute-granularity selective --attention-dropout 0.0 --hidden-dropout 0.0 --lr 1e-4
+"""
+
+
+def reading(tmp_path: Path, **files: str) -> Reading:
+    paths = []
+    for name, text in files.items():
+        path = tmp_path / name.replace("__", ".")
+        path.write_text(text)
+        paths.append(str(path))
+    return read_files(paths)
+
+
+def told(read: Reading) -> str:
+    return "\n".join((*read.read, *read.warnings))
+
+
+def test_a_megatron_script_is_a_scenario_with_its_run_as_recipe(tmp_path: Path) -> None:
+    read = reading(tmp_path, run__sh=GPT)
+    assert (read.kind, read.document) == ("megatron", "scenario")
+    fragment = read.fragment
+    assert fragment["model"]["modules"]["llm"] == {  # type: ignore[index]
+        "kind": "language_model", "layers": 24, "hidden": 2048, "heads": 16, "ffn": 5504, "kv_heads": 4,
+        "vocabulary": 32000, "pad_vocabulary": 128,
+    }  # fmt: skip
+    recipe = fragment["recipes"]["present"]  # type: ignore[index]
+    assert {key: recipe[key] for key in ("tp", "pp", "vp", "microbatch", "sharding", "recompute")} == {
+        "tp": 2, "pp": 2, "vp": 2, "microbatch": 2, "sharding": "optimizer", "recompute": "selective",
+    }  # fmt: skip
+    assert fragment["cluster"] == {"device": "a100-sxm-80", "nodes": 2, "devices_per_node": 8}
+    assert (fragment["batch"], fragment["precision"], fragment["data"]) == (
+        {"global": 128},
+        "bf16",
+        {"text_tokens": 4096},
+    )
+    assert "tp 2 x cp 1 x pp 2 x dp 4 = 16 devices, 2 chunks per rank; global batch 128 = 16 x 2 x dp 4" in told(read)
+
+
+def test_fit_prices_the_imported_run_without_options_and_options_change_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(fragment_text(reading(tmp_path, run__sh=GPT)))
+    scenario, degrees = job_of(Question(scenario=path))
+    assert (degrees.tp, degrees.pp, degrees.vp, degrees.dp, degrees.microbatch_size) == (2, 2, 2, 4, 2)
+    assert (scenario.technique.sharding, scenario.technique.attention, scenario.technique.overlap_dp) == (
+        "optimizer", "cudnn", True,
+    )  # fmt: skip
+    assert fit(scenario, degrees).step is not None
+    assert job_of(Question(scenario=path, tp=4))[1].dp == 2
+    with pytest.raises(InputError, match="has no recipe 'presnt'; did you mean 'present'"):
+        job_of(Question(scenario=path, recipe="presnt"))
+
+
+def test_a_needed_variable_that_no_line_sets_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--tensor-model-parallel-size \$\{TP\}.*no line sets") as caught:
+        reading(tmp_path, run__sh=GPT.replace("parallel-size 2 --pipe", "parallel-size ${TP} --pipe"))
+    assert caught.value.line == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--tokenizer-type GPT2BPETokenizer\n--input a.json\n--output-prefix b\n", "preprocesses data"),
+        ("--num-layers 2\n--hidden-size 8\n--out-seq-length 20\n--micro-batch-size 4\n", "text generation"),
+        ("--num-layers 2\n--hybrid-layer-pattern MEM*\n--hidden-size 8\n--micro-batch-size 4\n", "Mamba"),
+        ("--nproc_per_node 8\n--nnodes 2\n--recipe ${NAME}\n", "no degrees, batch or sizes"),
+    ],
+)
+def test_what_does_not_train_is_refused_for_what_it_is(tmp_path: Path, arguments: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        reading(tmp_path, tool__args=arguments)
+
+
+def test_degrees_that_need_more_devices_than_the_script_starts_are_told(tmp_path: Path) -> None:
+    read = reading(
+        tmp_path, run__sh=GPT.replace("--pipeline-model-parallel-size 2", "--pipeline-model-parallel-size 12")
+    )
+    assert read.fragment["cluster"]["nodes"] == 3  # type: ignore[index]
+    assert "tp 2 x cp 1 x pp 12 = 24 devices, the file starts 16: 24 are taken" in told(read)
+
+
+def test_vision_arguments_are_a_tower_with_its_projector(tmp_path: Path) -> None:
+    vision = "--vision-model-type internvit --img-h 448 --patch-dim 14 --pixel-shuffle --freeze-ViT --freeze-LM --lr"
+    read = reading(tmp_path, run__sh=GPT.replace("--lr", vision))
+    modules = read.fragment["model"]["modules"]  # type: ignore[index]
+    assert modules["vision"]["hidden"] == 3200
+    assert (modules["projector"]["dims"], modules["projector"]["merge"]) == ([12800, 2048, 2048], 4)
+    assert read.fragment["train"] == {"vision": "frozen", "llm": "frozen"}
+    assert read.fragment["data"] == {"text_tokens": 4096 - 256, "images": 1}  # 32 x 32 patches, four joined
+
+
+TRAINER = """deepspeed --num_gpus 8 train.py --deepspeed ds.json --model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct \\
+  --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --bf16 True --model_max_length 4096 \\
+  --gradient_checkpointing True
+"""
+
+
+def test_a_script_and_its_deepspeed_file_are_one_run(tmp_path: Path) -> None:
+    settings = (
+        '{"train_micro_batch_size_per_gpu": "auto", '
+        '"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
+    )
+    read = reading(tmp_path, run__sh=TRAINER, ds__json=settings)
+    assert read.document == "scenario"
+    assert read.fragment["model"] == {"hf_config": "qwen2.5-vl-7b"}
+    assert read.fragment["batch"] == {"global": 64}
+    assert read.fragment["recipes"]["present"]["sharding"] == "gradients"  # type: ignore[index]
+    assert read.fragment["technique"]["offload"] == "optimizer"  # type: ignore[index]
+
+
+def test_files_that_contradict_each_other_are_told_with_both_places(tmp_path: Path) -> None:
+    settings = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3}}'
+    read = reading(tmp_path, run__sh=TRAINER, ds__json=settings)
+    assert (
+        "run.sh:2 --per_device_train_batch_size = '2' and ds.json:1 train_micro_batch_size_per_gpu = 4 contradict"
+        in told(read)
+    )
+
+
+def test_a_config_beside_a_script_gives_its_model(tmp_path: Path) -> None:
+    config = '{"model_type": "qwen2_vl", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, ' \
+             '"num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936, "vision_config": ' \
+             '{"hidden_size": 1536}}'  # fmt: skip
+    script = TRAINER.replace("Qwen/Qwen2.5-VL-7B-Instruct", "/checkpoints/ours")
+    alone = reading(tmp_path, run__sh=script)
+    assert alone.document == "part of a scenario"
+    assert "the sizes of '/checkpoints/ours'" in told(alone)
+    both = reading(tmp_path, run__sh=script, config__json=config)
+    assert both.document == "scenario"
+    assert both.fragment["model"] == {"hf_config": str((tmp_path / "config.json").resolve())}
+
+
+def test_a_layout_counts_the_chunks_of_a_rank(tmp_path: Path) -> None:
+    layout = '--pipeline-model-parallel-layout "Et*3|(tt|)*9tL"'  # 1 + 9 + 1 parts
+    with pytest.raises(InputError, match=r"11 stages of the layout / pp 2 = 5\.5 per rank"):
+        reading(tmp_path, run__sh=GPT.replace("--num-layers-per-virtual-pipeline-stage 6", layout))
+    read = reading(
+        tmp_path, run__sh=GPT.replace("--num-layers-per-virtual-pipeline-stage 6", layout.replace("*9tL", "*8tL"))
+    )
+    assert read.fragment["recipes"]["present"]["vp"] == 5  # type: ignore[index]
+
+
+def test_the_text_of_a_fragment_reads_back_as_the_fragment(tmp_path: Path) -> None:
+    read = reading(tmp_path, run__sh=GPT)
+    assert yaml.safe_load(fragment_text(read)) == dict(read.fragment)
