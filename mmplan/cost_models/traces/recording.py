@@ -10,8 +10,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from mmplan.cost_models.traces.intervals import Flags, Ints
-from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, kernel_class
+from mmplan.cost_models.traces.intervals import Ints
 
 # Kinds of host rows: an operator, a call of the driver, a named range, a Python function, a call of the C library.
 OPERATOR, CALL, MARK, PYTHON, SYSTEM = range(5)
@@ -151,53 +150,3 @@ class Columns:
 
 
 WORK_WIDTH, HOST_WIDTH = 9, 11
-
-
-def work_of(rows: Columns, names: Indexed[str]) -> tuple[Work, int]:
-    """The rows by start, and how many stood twice. Rows: start, end, stream, name, class or -1, ...: as `Work`."""
-    table = rows.table()
-    kinds = np.array(
-        [CLASS_INDEX[kernel_class(name)] if used else 0 for name, used in _used(names, table[3])], np.int64
-    )
-    kind = np.where(table[4] < 0, kinds[table[3]] if len(kinds) else 0, table[4])
-    order = np.lexsort((table[3], table[5], table[2], table[1], table[0]))
-    kept = table[:, order]
-    again = (kept[:, 1:] == kept[:, :-1]).all(axis=0) if kept.shape[1] > 1 else np.zeros(0, bool)
-    chosen = np.concatenate((np.ones(min(1, kept.shape[1]), bool), ~again))
-    start_ns, end_ns, stream, name, _, correlation, external, message, size = kept[:, chosen]
-    work = Work(
-        start_ns=start_ns,
-        end_ns=end_ns,
-        stream=stream,
-        name=name,
-        kind=kind[order][chosen],
-        correlation=correlation,
-        external=external,
-        message=message,
-        bytes=size,
-    )
-    return work, int(again.sum())
-
-
-def _used(names: Indexed[str], indices: Ints) -> list[tuple[str, bool]]:
-    used = np.zeros(len(names.values), bool)
-    used[indices] = True
-    return list(zip(names.values, used.tolist(), strict=True))
-
-
-def host_of(rows: Columns) -> tuple[Host, int]:
-    """The rows in nesting order, and how many stood twice (same thread, times, name and id)."""
-    table = rows.table()
-    order = np.lexsort((table[6], table[3], -table[1], table[0], table[2]))
-    kept = table[:, order]
-    again = (kept[:, 1:] == kept[:, :-1]).all(axis=0) if kept.shape[1] > 1 else np.zeros(0, bool)
-    again &= (kept[6, 1:] >= 0) | (kept[5, 1:] >= 0)  # without an id two equal rows may be two calls
-    columns = kept[:, np.concatenate((np.ones(min(1, kept.shape[1]), bool), ~again))]
-    fields = ("start_ns", "end_ns", "thread", "name", "kind", "correlation", "external", "sequence", "backward")
-    named = dict(zip((*fields, "message", "call"), columns, strict=True))
-    return Host(**named), int(again.sum())
-
-
-def chosen_work(work: Work, rows: Flags) -> Work:
-    """Only these rows."""
-    return Work(**{name: getattr(work, name)[rows] for name in Work.__slots__})
