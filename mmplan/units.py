@@ -68,9 +68,31 @@ def nanoseconds_of_microseconds(microseconds: float) -> int:
     return microseconds * 1000 if isinstance(microseconds, int) else round(microseconds * 1000)
 
 
+def nanoseconds_of_seconds(seconds: float) -> int:
+    """Whole nanoseconds."""
+    return round(seconds / _SECONDS["ns"])
+
+
 def seconds_of_nanoseconds(nanoseconds: float) -> float:
     """From profilers, which count in nanoseconds."""
     return nanoseconds * _SECONDS["ns"]
+
+
+def seconds_of_unit(value: float, unit: str) -> float:
+    """Of a table's column in `ns`, `us`, `ms` or `s`, also written `nsec` or `NS`. Raises ValueError for another."""
+    return value * _unit(unit.lower().removesuffix("ec"), {name: _SECONDS[name] for name in ("ns", "us", "ms", "s")})
+
+
+def bytes_of_unit(value: float, unit: str) -> float:
+    """Of a table's column in `B`, `KB`, `MB`, `MiB`, in any case. Raises ValueError for another."""
+    sizes = {f"{prefix}b".lower(): size for prefix, size in _PREFIX.items()}
+    return value * _unit("b" if unit.lower() == "bytes" else unit.lower(), sizes)
+
+
+def _unit(unit: str, known: dict[str, float]) -> float:
+    if unit not in known:
+        raise ValueError(f"expected a unit such as '{next(iter(known))}', found '{unit}'")
+    return known[unit]
 
 
 def gibibytes(size_bytes: float) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmplan.cost_models.formats.trace_reading import looks_like_kineto, read_kineto
+from mmplan.cost_models.formats.trace_reading import looks_like_kineto, looks_like_nsys, read_kineto, read_nsys
 from mmplan.errors import InputError
 from mmplan.planner.formats.launch_scenario import launch_reading
 from mmplan.scenario.document import did_you_mean, listed
@@ -53,6 +53,11 @@ def _launch(what: str, looks_like: Callable[[Head], bool], set_up: Callable[[Pat
 KINDS: dict[str, Kind] = {
     "kineto": Kind(
         what="trace of the PyTorch profiler, one file per rank", looks_like=looks_like_kineto, read=read_kineto
+    ),
+    "nsys": Kind(
+        what="Nsight Systems or nvprof: SQLite export, tables of `nsys stats`",
+        looks_like=looks_like_nsys,
+        read=read_nsys,
     ),
     "hf": Kind(
         what="config.json of a Hugging Face model",

@@ -1,11 +1,14 @@
 """Real traces, where they are at hand: each gives the reading that its manifest implies, or a right refusal."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmplan.commands.import_kinds import read_files
+from mmplan.errors import InputError
 
 FILES = (Path(__file__).parents[2] / ".." / "shared" / "data" / "files").resolve()
 
@@ -98,3 +101,42 @@ def test_deep_ep_is_communication() -> None:
 def test_excerpts_without_calls_of_the_driver_name_no_cause(number: str) -> None:
     _, warnings, _ = kineto(number)
     assert "no calls of the driver are recorded" in warnings
+
+
+def nsys(name: str) -> Any:
+    return read_files([str(FILES / "nsys" / name)])
+
+
+def test_a_table_of_kernels() -> None:
+    reading = nsys("01_kern_sum_csv_with_gemm.csv")
+    (rank,) = reading.fragment["ranks"]
+    assert (reading.kind, reading.warnings) == ("nsys", ())
+    assert {row["name"]: (row["seconds"], row["count"]) for row in rank["classes"]} == {
+        "attention": (0.0993858, 32), "gemm": (0.0493281, 225), "elementwise": (0.0487042, 289),
+        "norm": (0.000992557, 63),
+    }  # fmt: skip
+
+
+def test_a_table_behind_what_nsys_prints_first() -> None:
+    (rank,) = nsys("03_kern_sum_csv_with_preamble_and_quotes.csv").fragment["ranks"]
+    assert [(row["name"], row["count"]) for row in rank["classes"]] == [("gemm", 744), ("other", 10)]
+    assert rank["kernels"][0]["name"] == "moe_gate_up_mid_q4K_tile8_mma_kernel<(unsigned int)512, (bool)1>"
+
+
+@pytest.mark.parametrize("name", ["04_sqlite_schema_subset.sql", "05_nvprof_old_schema.sql"])
+def test_schemas_are_refused_as_text_and_read_as_databases(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="SQL statements are not run"):
+        nsys(name)
+    nvprof = "nvprof" in name
+    with closing(sqlite3.connect(tmp_path / "p.sqlite")) as connection, connection:
+        connection.executescript((FILES / "nsys" / name).read_text())
+        strings, key = ("StringTable", "_id_") if nvprof else ("StringIds", "id")
+        connection.execute(f"INSERT INTO {strings} ({key}, value) VALUES (4, 'ampere_sgemm_128x64_nn')")
+        table = connection.execute("PRAGMA table_info(CUPTI_ACTIVITY_KIND_KERNEL)").fetchall()
+        filled = {"start": 1_000, "end": 5_000, "name": 4, "shortName": 4, "demangledName": 4, "streamId": 7}
+        row = [filled.get(column[1], None if column[1] == "_id_" else 0) for column in table]
+        connection.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({', '.join('?' * len(row))})", row)
+    reading: Any = read_files([str(tmp_path / "p.sqlite")])
+    (rank,) = reading.fragment["ranks"]
+    assert rank["source"] == ("nvprof" if nvprof else "nsys")
+    assert rank["kernels"] == [{"name": "ampere_sgemm_128x64_nn", "seconds": 4e-6, "count": 1}]

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from mmplan.cost_models.formats.kineto import read_recording
+from mmplan.cost_models.formats.nsys_sqlite import is_sqlite, read_database
+from mmplan.cost_models.formats.nsys_stats import Stats, read_stats
 from mmplan.cost_models.traces.attribution import Attribution, attribute
 from mmplan.cost_models.traces.host_activity import OWN_WORK
 from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, MEMCPY, MEMSET
@@ -81,8 +83,39 @@ def read_kineto(paths: Sequence[Path]) -> Reading:
     return trace_reading("kineto", tuple(map(read_recording, paths)))
 
 
-def trace_reading(kind: str, recordings: tuple[Recording, ...]) -> Reading:
-    """The reading of recordings that are one job's."""
+def looks_like_nsys(head: Head) -> bool:
+    """An SQLite file, or a table under the headings of `nsys stats` or nvprof."""
+    if head.text.startswith("SQLite format 3") or "CUPTI_ACTIVITY_KIND_" in head.text:
+        return True
+    time, name = (
+        re.search(r"Total (Proj )?Time|Time ?\(%\)|Duration \(", head.text),
+        re.search(r"\b(Name|Operation|Range)\b", head.text),
+    )
+    return (
+        time is not None
+        and name is not None
+        and re.search(r"Instances|Num Calls|Count|Calls|Strm", head.text) is not None
+    )
+
+
+def read_nsys(paths: Sequence[Path]) -> Reading:
+    """The record of SQLite exports of Nsight Systems and nvprof, and of tables that `nsys stats` printed.
+
+    Raises:
+        InputError: a file that is neither.
+    """
+    recordings, stats = list[Recording](), list[Stats]()
+    for path in paths:
+        if is_sqlite(path):
+            recordings += read_database(path)
+        else:
+            stats.append(read_stats(path))
+    recordings += [item.recording for item in stats if item.recording is not None]
+    return trace_reading("nsys", tuple(recordings), tuple(stats))
+
+
+def trace_reading(kind: str, recordings: tuple[Recording, ...], stats: tuple[Stats, ...] = ()) -> Reading:
+    """The reading of recordings that are one job's, and of sums of profiles without times."""
     recordings = tuple(sorted(recordings, key=lambda item: (item.rank is None, item.rank or 0)))
     ranks, read, ignored, warnings, joined = [], list[str](), list[str](), list[str](), list[Recording]()
     for recording in recordings:
@@ -95,6 +128,15 @@ def trace_reading(kind: str, recordings: tuple[Recording, ...]) -> Reading:
         warnings += [*recording.warnings, *_doubts(item, trace)]
         ignored += [*recording.ignored, *_missing(item, trace)]
         warnings += _findings(trace, waits)
+    for sums in stats:
+        warnings += sums.warnings
+        ignored += sums.ignored
+        if sums.trace is not None:
+            ranks.append(sums.trace)
+            read += _told_sums(sums.trace)
+            ignored.append(
+                f"{sums.trace.file}: when things ran (steps, overlap, idle time): `nsys export --type sqlite` has it"
+            )
     set_doubts = _set_doubts(recordings)
     waits_of_ranks, notes = rank_waits(tuple(joined))
     record = TraceRecord(schema=SCHEMA, ranks=tuple(ranks), waits=waits_of_ranks)
@@ -129,6 +171,25 @@ def _told(trace: RankTrace) -> list[str]:
             parts = ", ".join(f"{verb} {seconds / trace.window_s:.1%}" for verb, seconds in shares.items())
             sentences.append(f"{who}: device {time.device} {parts} of {format_seconds(trace.window_s)}")
     return sentences
+
+
+def _told_sums(trace: RankTrace) -> list[str]:
+    total_s = sum(item.seconds for item in trace.classes)
+    shares = ", ".join(f"{item.name} {format_seconds(item.seconds)}" for item in trace.classes[:4])
+    kernels = sum(item.count for item in trace.classes)
+    found = (
+        [f"{trace.file}: {counted(kernels, 'kernel')}, {format_seconds(total_s)} in all: {shares}"] if total_s else []
+    )
+    if trace.calls:
+        longest = trace.calls[0]
+        found.append(
+            f"{trace.file}: calls, most time in {longest.name}: {longest.count:,}, {format_seconds(longest.seconds)}"
+        )
+    if trace.host_ranges:
+        found.append(f"{trace.file}: {counted(len(trace.host_ranges), 'named range')}")
+    if trace.parts:
+        found.append(f"{trace.file}: device time of {', '.join(part.name for part in trace.parts)}")
+    return found
 
 
 def _findings(trace: RankTrace, waits: int) -> list[str]:

@@ -140,6 +140,7 @@ class RankTrace:
     operators: tuple[OperatorTime, ...]
     kernels: tuple[OperatorTime, ...]
     host_ranges: tuple[OperatorTime, ...]
+    calls: tuple[OperatorTime, ...]
     messages: tuple[MessageTime, ...]
     copies: tuple[CopyTime, ...]
     streams: tuple[StreamTime, ...]

@@ -19,7 +19,7 @@ from mmplan.cost_models.traces.record import (
     RankTrace,
     StreamTime,
 )
-from mmplan.cost_models.traces.recording import MARK, OPERATOR, Recording
+from mmplan.cost_models.traces.recording import CALL, MARK, OPERATOR, SYSTEM, Recording
 from mmplan.cost_models.traces.steps import Steps
 from mmplan.units import seconds_of_nanoseconds
 
@@ -56,7 +56,8 @@ def rank_trace(recording: Recording, attribution: Attribution, steps: Steps) -> 
         parts=_parts(recording, attribution, inside),
         operators=_operators(recording, attribution, inside),
         kernels=_kernels(recording, inside),
-        host_ranges=_host_ranges(recording, window),
+        host_ranges=_host_rows(recording, window, (MARK,)),
+        calls=_host_rows(recording, window, (CALL, SYSTEM)),
         messages=_messages(recording, inside),
         copies=_copies(recording, inside),
         streams=_streams(recording, inside, window),
@@ -189,10 +190,10 @@ def _operators(recording: Recording, attribution: Attribution, inside: Flags) ->
     return _by_name(recording.names, host.name[computed], np.maximum(own[computed], 0))
 
 
-def _host_ranges(recording: Recording, window: Spans) -> tuple[OperatorTime, ...]:
-    """Named ranges of the host that touch the window, each with the time from its begin to its end."""
+def _host_rows(recording: Recording, window: Spans, kinds: tuple[int, ...]) -> tuple[OperatorTime, ...]:
+    """Rows of the host that touch the window, each with the time from its begin to its end."""
     host = recording.host
-    rows = np.flatnonzero((host.kind == MARK) & (host.end_ns > _first(window)) & (host.start_ns < _last(window)))
+    rows = np.flatnonzero(np.isin(host.kind, kinds) & (host.end_ns > _first(window)) & (host.start_ns < _last(window)))
     return _by_name(recording.names, host.name[rows], (host.end_ns - host.start_ns)[rows]) if len(rows) else ()
 
 
