@@ -7,6 +7,8 @@ from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.megatron import export_megatron
 from mmplan.planner.formats.megatron_mimo import export_megatron_mimo
 from mmplan.planner.formats.torch_pipelining import export_torch_pipelining
+from mmplan.planner.formats.torchtitan import export_torchtitan
+from mmplan.planner.formats.torchtitan_toml import export_torchtitan_toml
 from mmplan.planner.plan import Plan
 from mmplan.runtime.formats.launch_files import export_kubernetes, export_slurm
 from mmplan.scenario.document import did_you_mean, listed
@@ -15,6 +17,8 @@ TARGETS: dict[str, Callable[[Plan], Exported]] = {
     "megatron": export_megatron,
     "megatron-mimo": export_megatron_mimo,
     "torch-pipelining": export_torch_pipelining,
+    "torchtitan": export_torchtitan,
+    "torchtitan-toml": export_torchtitan_toml,
     "slurm": export_slurm,
     "kubernetes": export_kubernetes,
 }

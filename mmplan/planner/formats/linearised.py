@@ -17,7 +17,7 @@ from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.formats.exported import Loss
 from mmplan.planner.plan import Plan, module_of
 from mmplan.planner.pricing import Prices
-from mmplan.planner.schedules.reschedule import with_family
+from mmplan.planner.schedules.reschedule import with_orders
 from mmplan.planner.simulate import simulate
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_bytes
@@ -54,11 +54,10 @@ def repriced(
 ) -> Plan:
     """The plan with other stages, recomputation, scenario or degrees (fields of `Configuration`), every number anew.
 
-    One stage per pipeline rank runs 1F1B. Where the plan has several per rank, they are laid round the ranks and run
-    interleaved.
+    As many stages as before keep their pipeline ranks and orders; any other number has a rank each and runs 1F1B.
 
     Raises:
-        CheckError: interleaving is not for these stages.
+        CheckError: the plan's orders are not for these stages.
     """
     scenario = scenario or plan.scenario
     cut = stages or [stage.layers for stage in plan.stages]
@@ -69,18 +68,24 @@ def repriced(
     known["mesh_stages"] = tuple(
         sum(module_of(layers[0]) in mesh.modules for layers in cut) for mesh in known["meshes"]
     )
-    configuration = Configuration(pp=len(cut), schedule="1f1b", **known)
+    configuration = Configuration(pp=len(cut), schedule="gpipe" if plan.schedule == "gpipe" else "1f1b", **known)
     graph, costs = build_graph(scenario), AnalyticCostModel(scenario)
     prices = Prices(scenario, graph, costs)
     made = plan_from_cut(prices, configuration, cut, bound_s=0.0, status="given", wall_s=0.0, levels=levels)
     made = replace(made, composition=plan.composition)
-    if not plan.placement or len(cut) == plan.pp:
+    if len(cut) != len(plan.stages) or not plan.orders:
         return made
-    looped = replace(made, placement=tuple(stage % plan.pp for stage in range(len(cut))))
-    choice = with_family(looped, "interleaved", graph, costs)
-    if choice.plan is None:
-        raise CheckError(f"{len(cut)} stages on {plan.pp} pipeline ranks cannot be interleaved: {choice.reason}")
-    return choice.plan
+    made = replace(made, placement=plan.placement, schedule=plan.schedule, orders=plan.orders)
+    return with_orders(made, graph, costs)
+
+
+def with_sequence_parallel(draft: Draft, why: str) -> Draft:
+    """The plan with norms and residuals split over tp, where they are not."""
+    scenario = draft.plan.scenario
+    if draft.plan.tp == 1 or scenario.technique.sequence_parallel:
+        return draft
+    other = replace(scenario, technique=replace(scenario.technique, sequence_parallel=True))
+    return draft.changed(repriced(draft.plan, scenario=other), why)
 
 
 def require_fit(plan: Plan, target: str) -> None:

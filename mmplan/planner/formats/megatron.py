@@ -5,10 +5,8 @@ dp, pp), so no mapping is needed. Encoders have no words on that command line: t
 where Megatron's multimodal models build them.
 """
 
-from dataclasses import replace
 from shlex import quote
 
-from mmplan.cost_models.loads import sequence_lengths
 from mmplan.planner.check import require_structure
 from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.language_chain import (
@@ -22,11 +20,11 @@ from mmplan.planner.formats.megatron_layout import layout_text
 from mmplan.planner.formats.megatron_model import Words, model_words
 from mmplan.planner.formats.megatron_recompute import recompute_words
 from mmplan.planner.formats.megatron_rules import experts_with_sequence_parallel, refuse_adapters
+from mmplan.planner.formats.sequence_length import padded, sequence_length
 from mmplan.planner.formats.simple_schedule import under_1f1b
 from mmplan.planner.formats.torchrun_head import HEADER, title, torchrun_lines
 from mmplan.planner.plan import Plan
-from mmplan.scenario.samples import reference_samples
-from mmplan.scenario.scenario import ModelModule, Sample, Scenario
+from mmplan.scenario.scenario import ModelModule, Scenario
 
 TARGET = "Megatron-LM"
 VERSION = "megatron-core 0.16 to 0.19"
@@ -67,7 +65,7 @@ def as_megatron_runs(plan: Plan, module: ModelModule) -> Draft:
     """The plan with Megatron's schedules, its place for encoders, its ways to shard and pad."""
     draft = _sharded(experts_with_sequence_parallel(under_1f1b(Draft(plan=plan), TARGET), module, TARGET))
     draft = on_a_chain(without_spread(draft, TARGET), module, TARGET)
-    draft = _padded(draft, module)
+    draft = padded(draft, module, TARGET)
     require_fit(draft.plan, TARGET)
     return draft
 
@@ -78,36 +76,6 @@ def _sharded(draft: Draft) -> Draft:
         return draft
     sentence = f"{TARGET} shards {plan.sharding} without a pipeline only: here it shards the optimizer's state"
     return draft.changed(repriced(plan, sharding="optimizer"), sentence)
-
-
-def _padded(draft: Draft, module: ModelModule) -> Draft:
-    """Every sample as long as the longest, rounded up so that cp and tp divide it."""
-    scenario = draft.plan.scenario
-    samples = reference_samples(scenario.data)
-    lengths = [_tokens(scenario, module, sample) for sample in samples]
-    longest = sequence_length(draft.plan, module)
-    if len(samples) == 1 or min(lengths) == longest:
-        return draft
-    padded = tuple(
-        replace(sample, text_tokens=sample.text_tokens + longest - length)
-        for sample, length in zip(samples, lengths, strict=True)
-    )
-    other = replace(scenario, data=replace(scenario.data, manifest=padded))
-    mean = sum(lengths) / len(lengths)
-    sentence = f"{TARGET} fills every sample up to {longest} tokens, of {mean:.0f} on average, unless your loader packs"
-    return draft.changed(repriced(draft.plan, scenario=other), sentence)
-
-
-def sequence_length(plan: Plan, module: ModelModule) -> int:
-    """Tokens of the longest sample in the language model, rounded up to what cp and sequence parallelism divide."""
-    unit = plan.tp * plan.cp * (2 if plan.cp > 1 else 1)
-    samples = reference_samples(plan.scenario.data)
-    longest = max(_tokens(plan.scenario, module, sample) for sample in samples)
-    return -(-longest // unit) * unit
-
-
-def _tokens(scenario: Scenario, module: ModelModule, sample: Sample) -> int:
-    return sum(sequence_lengths(scenario.model, sample)[module.name])
 
 
 def _inputs(scenario: Scenario) -> Words:

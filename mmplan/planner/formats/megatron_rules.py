@@ -1,9 +1,7 @@
 """What holds for every script of Megatron-Core: no adapters, and experts under tensor parallelism."""
 
-from dataclasses import replace
-
 from mmplan.errors import CheckError
-from mmplan.planner.formats.linearised import Draft, repriced
+from mmplan.planner.formats.linearised import Draft, with_sequence_parallel
 from mmplan.planner.plan import Plan
 from mmplan.scenario.scenario import ModelModule
 
@@ -20,9 +18,6 @@ def refuse_adapters(plan: Plan, target: str) -> None:
 
 def experts_with_sequence_parallel(draft: Draft, module: ModelModule, target: str) -> Draft:
     """Experts refuse tp without sequence parallelism (megatron/core/transformer/moe/moe_layer.py, `forward`)."""
-    scenario, shape = draft.plan.scenario, module.transformer
-    if draft.plan.tp == 1 or scenario.technique.sequence_parallel or shape is None or shape.moe is None:
+    if module.transformer is None or module.transformer.moe is None:
         return draft
-    other = replace(scenario, technique=replace(scenario.technique, sequence_parallel=True))
-    sentence = f"{target} trains experts with tp only under sequence parallelism"
-    return draft.changed(repriced(draft.plan, scenario=other), sentence)
+    return with_sequence_parallel(draft, f"{target} trains experts with tp only under sequence parallelism")

@@ -20,7 +20,8 @@ def under_1f1b(draft: Draft, target: str, *, chunks: bool = True) -> Draft:
     if plan.pp == 1 and len(plan.stages) == 1:
         return replace(draft, plan=replace(plan, schedule="1f1b", orders=(), placement=()))
     if not plan.placement:
-        return draft if _is(plan, "1f1b") else draft.changed(repriced(plan), _told(plan, "1F1B", target))
+        plain = replace(plan, schedule="1f1b", orders=())
+        return draft if _is(plan, "1f1b") else draft.changed(repriced(plain), _told(plan, "1F1B", target))
     looped = chunks and plan.pp > 1 and plan.microbatches % plan.pp == 0
     if looped and _is(plan, "interleaved"):
         return draft
@@ -35,7 +36,9 @@ def under_1f1b(draft: Draft, target: str, *, chunks: bool = True) -> Draft:
         plan.stages[first:last] for first, last in pairwise(len(plan.stages) * r // plan.pp for r in range(plan.pp + 1))
     ]
     merged = [tuple(layer for stage in part for layer in stage.layers) for part in parts]
-    one_each = repriced(replace(plan, placement=(), orders=()), stages=merged, levels=[p[0].recompute for p in parts])
+    one_each = repriced(
+        replace(plan, schedule="1f1b", placement=(), orders=()), stages=merged, levels=[p[0].recompute for p in parts]
+    )
     return draft.changed(one_each, _told(plan, "1F1B with one stage per rank", target))
 
 

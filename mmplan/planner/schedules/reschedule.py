@@ -7,6 +7,7 @@ from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.errors import CheckError, InfeasibleError, NoPlanFoundError
 from mmplan.planner.plan import Plan, ScheduleCertificate
+from mmplan.planner.plan_schedule import plan_schedule
 from mmplan.planner.schedule import Schedule
 from mmplan.planner.schedules.chunks import chunked_plan
 from mmplan.planner.schedules.evaluate import evaluate, memory_peaks
@@ -16,6 +17,7 @@ from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
 from mmplan.planner.schedules.search.best import best_schedule
 from mmplan.planner.schedules.text import schedule_text
 from mmplan.planner.simulate import simulate
+from mmplan.planner.stage_graph import build_stage_graph
 from mmplan.scenario.schedule_names import SCHEDULE_NAMES, ScheduleName
 
 LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
@@ -54,6 +56,18 @@ def with_family(plan: Plan, name: ScheduleName, graph: ComputationGraph, costs: 
     if isinstance(schedule, NotApplicable):
         return Choice(name=name, plan=None, fits=False, reason=schedule.reason)
     return _choice(plan, name, problem, whole_backwards(plan, schedule))
+
+
+def with_orders(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Plan:
+    """The plan with memory and microbatches in flight as its own orders hold them.
+
+    Raises:
+        CheckError: the orders are not for its stages.
+    """
+    stages = build_stage_graph([stage.layers for stage in plan.stages], graph)
+    made = _choice(plan, plan.schedule, plan_problem(plan, graph, costs), plan_schedule(plan, stages)).plan
+    assert made is not None
+    return replace(made, orders=plan.orders)
 
 
 def compare_families(

@@ -1,0 +1,40 @@
+"""Frameworks with one sequence length fill samples up to the longest one, where their loader does not pack."""
+
+from dataclasses import replace
+
+from mmplan.cost_models.loads import sequence_lengths
+from mmplan.planner.formats.linearised import Draft, repriced
+from mmplan.planner.plan import Plan
+from mmplan.scenario.samples import reference_samples
+from mmplan.scenario.scenario import ModelModule
+
+
+def sequence_length(plan: Plan, module: ModelModule) -> int:
+    """Tokens of the longest sample in the language model, rounded up to what cp and sequence parallelism divide."""
+    unit = plan.tp * plan.cp * (2 if plan.cp > 1 else 1)
+    return -(-max(_lengths(plan, module)) // unit) * unit
+
+
+def padded(draft: Draft, module: ModelModule, target: str) -> Draft:
+    """Every sample as long as the longest."""
+    scenario = draft.plan.scenario
+    samples, lengths, longest = (
+        reference_samples(scenario.data),
+        _lengths(draft.plan, module),
+        sequence_length(draft.plan, module),
+    )
+    if len(samples) == 1 or min(lengths) == longest:
+        return draft
+    filled = tuple(
+        replace(sample, text_tokens=sample.text_tokens + longest - length)
+        for sample, length in zip(samples, lengths, strict=True)
+    )
+    other = replace(scenario, data=replace(scenario.data, manifest=filled))
+    mean = sum(lengths) / len(lengths)
+    sentence = f"{target} fills every sample up to {longest} tokens, of {mean:.0f} on average, unless your loader packs"
+    return draft.changed(repriced(draft.plan, scenario=other), sentence)
+
+
+def _lengths(plan: Plan, module: ModelModule) -> list[int]:
+    model = plan.scenario.model
+    return [sum(sequence_lengths(model, sample)[module.name]) for sample in reference_samples(plan.scenario.data)]
