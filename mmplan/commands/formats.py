@@ -19,12 +19,12 @@ def import_(
     """Read files that you already have into parts of a scenario, and say what was read, what not, and why."""
     from mmplan.commands.import_kinds import read_files
     from mmplan.report.console import emit
-    from mmplan.report.formats import fragment_text, reading_document, reading_parts
+    from mmplan.report.formats import reading_document, reading_parts, reading_text
 
     require_folder(output, json_path(json_file))
     reading = read_files(words)
     if output is not None:
-        write_file(output, fragment_text(reading))
+        write_file(output, reading_text(reading, output))
     emit(json_file, reading_document(reading), *reading_parts(reading, output))
 
 

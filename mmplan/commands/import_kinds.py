@@ -21,6 +21,7 @@ from mmplan.scenario.formats.launch.script import (
     read_swift,
 )
 from mmplan.scenario.formats.launch.torchtitan import looks_like_torchtitan, read_torchtitan
+from mmplan.scenario.formats.logs.reading import log_set_up, looks_like_megatron_log, read_megatron_logs
 from mmplan.scenario.formats.nvidia_topo import looks_like_nvidia_topo, read_nvidia_topo
 from mmplan.scenario.formats.reading import Head, Reading, read_head
 from mmplan.scenario.formats.rocm_topo import looks_like_rocm_topo, read_rocm_topo
@@ -78,6 +79,12 @@ KINDS: dict[str, Kind] = {
         for name in FRAMEWORKS
         if name != "ms-swift"
     },
+    "megatron-log": Kind(
+        what="log of a training with Megatron-LM, its forks, NeMo or DeepSpeed",
+        looks_like=looks_like_megatron_log,
+        read=read_megatron_logs,
+        set_up=log_set_up,
+    ),
     "ms-swift": _launch("launch script, arguments or YAML of ms-swift", looks_like_swift, read_swift),
     "megatron": _launch(
         "launch script or arguments of Megatron-LM, its forks or the Hugging Face Trainer",

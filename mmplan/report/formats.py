@@ -1,5 +1,7 @@
 """What importers read and exporters wrote, as tables, documents and files."""
 
+import csv
+import io
 from pathlib import Path
 from textwrap import wrap
 
@@ -8,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mmplan.errors import InputError
 from mmplan.files import make_folder, write_file
 from mmplan.planner.formats.exported import Exported
 from mmplan.runtime.formats.job import LaunchJob
@@ -24,6 +27,22 @@ def fragment_text(reading: Reading) -> str:
     wrapped = [line for comment in comments for line in wrap(comment, WIDTH - 2, break_long_words=False)]
     values = yaml.safe_dump(dict(reading.fragment), sort_keys=False, width=WIDTH, allow_unicode=True)
     return "".join(f"# {line}\n" for line in wrapped) + values
+
+
+def reading_text(reading: Reading, target: Path) -> str:
+    """What is written to a file: YAML, or a table of one row where its name ends in .csv.
+
+    Raises:
+        InputError: a table of something that is no measured run.
+    """
+    if target.suffix.lower() != ".csv":
+        return fragment_text(reading)
+    row = reading.fragment.get("row")
+    if not isinstance(row, dict):
+        raise InputError(f"a {reading.document} is no row of a table; write it as YAML", file=target)
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows((row.keys(), row.values()))
+    return table.getvalue()
 
 
 def _told(reading: Reading) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from mmplan.scenario.formats.launch.arguments import Argument, CommandLine
 from mmplan.scenario.formats.launch.comments import hinted_devices
 from mmplan.scenario.formats.launch.facts import Fact, SetUp, is_unresolved
 from mmplan.scenario.formats.launch.framework_keys import REFUSED_RECIPES, RENAMED, TRANSLATED, Translation
-from mmplan.scenario.formats.launch.megatron import megatron_set_up
+from mmplan.scenario.formats.launch.megatron import NEEDED_ARGUMENTS, megatron_set_up
 from mmplan.scenario.formats.launch.shell_text import Word
 from mmplan.scenario.formats.reading import Head
 
@@ -30,7 +30,7 @@ def looks_like_framework(kind: str) -> Callable[[Head], bool]:
     def looks(head: Head) -> bool:
         if head.path.suffix.lower() not in (".yaml", ".yml") or head.text.lstrip().startswith("{"):
             return False
-        return any(all(re.search(rf"(?m)^\s*(?:{key})\s*:", head.text) for key in row) for row in marks)
+        return any(all(re.search(rf"(?m)(?:^|[\s{{,])(?:{key})\s*:", head.text) for key in row) for row in marks)
 
     return looks
 
@@ -124,7 +124,7 @@ def _arguments(document: Document, kind: str) -> tuple[dict[str, Argument], tupl
         for name, text in _translated(kind, path, value):
             if name in arguments or text is None:
                 continue
-            if is_unresolved(text):
+            if is_unresolved(text) and name not in NEEDED_ARGUMENTS:
                 told.append(f"{dotted(path)} = {text[:80]} is set by another file")
                 continue
             line = document.lines.get(path, 1)

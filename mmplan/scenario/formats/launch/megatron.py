@@ -121,6 +121,9 @@ _NEEDED = (
 )
 
 
+NEEDED_ARGUMENTS = frozenset(name for fact in _NEEDED for name in _VALUES.get(fact, ()))
+
+
 def megatron_set_up(line: CommandLine, kind: str = "megatron") -> SetUp:
     """What the arguments say.
 
@@ -267,7 +270,7 @@ def _refuse_open_values(facts: Mapping[str, Fact], line: CommandLine) -> None:
     if not missing:
         return
     told = listed((f"{fact.key} {fact.value}" for fact in missing), 8)
-    message = f"{told}: no line sets these values; write them there (`TP=8` above the command) and import it again"
+    message = f"{told}: no line sets these values; write them into the file and import it again"
     raise InputError(message, file=line.file, line=missing[0].line)
 
 

@@ -141,7 +141,7 @@ def pipeline_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) ->
         facts["context_parallel"] = found.fact(
             next((kind for word, kind in kinds.items() if word in found.values[0]), "ring")
         )
-    elif "cp" in facts and facts["cp"].key.lstrip("-") in ("sequence_parallel_size", "ulysses_size"):
+    elif "cp" in facts and re.search("sequence_parallel_size|ulysses", facts["cp"].key):
         facts["context_parallel"] = like(facts["cp"], "all-to-all")
 
 

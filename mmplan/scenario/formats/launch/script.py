@@ -9,7 +9,8 @@ from mmplan.scenario.formats.launch.comments import hinted_devices
 from mmplan.scenario.formats.launch.facts import Fact, SetUp
 from mmplan.scenario.formats.launch.framework_yaml import looks_like_framework, read_framework
 from mmplan.scenario.formats.launch.megatron import megatron_set_up
-from mmplan.scenario.formats.reading import Head
+from mmplan.scenario.formats.logs.reading import log_set_up, looks_like_megatron_log
+from mmplan.scenario.formats.reading import Head, read_head
 
 _ARGUMENT = re.compile(
     r"(?m)(?:^|[\s\"'(])--(?:num[-_]layers|hidden[-_]size|tensor[-_]model[-_]parallel[-_]size|micro[-_]batch[-_]size"
@@ -30,11 +31,13 @@ def looks_like_script(head: Head) -> bool:
 
 
 def read_script(path: Path) -> SetUp:
-    """What a script or a list of arguments says.
+    """What a script, a list of arguments, or the arguments that a log prints say.
 
     Raises:
         InputError: no training command, a tool that does not train, or a value that is needed and set nowhere.
     """
+    if looks_like_megatron_log(read_head(path)):
+        return log_set_up(path)
     line = read_command_line(path)
     swift = re.search(r"\b(megatron|swift) (sft|pt|rlhf)\b", line.command) or "tuner_type" in line.arguments
     setup = megatron_set_up(line, "ms-swift" if swift else "megatron")

@@ -1,0 +1,156 @@
+"""A training log as runs: a run ends where the count of iterations starts again or arguments are printed anew."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmplan.scenario.formats.launch.arguments import Argument
+from mmplan.scenario.formats.logs.lines import (
+    Iteration,
+    Memory,
+    iterations_in,
+    memory_in,
+    parameters_in,
+    step_time_in,
+    total_parameters_in,
+)
+from mmplan.scenario.formats.logs.settings import MOST_ARGUMENTS, arguments_in, starts_dump
+
+MOST_ITERATIONS = 500_000
+MOST_RANKS = 100_000
+_EVENTS = (
+    (
+        re.compile(r"sav(?:ing|ed) checkpoint (?:at|to|from)|successfully saved checkpoint", re.IGNORECASE),
+        "a checkpoint",
+    ),
+    (
+        re.compile(r"validation loss at|evaluating on|Running evaluation|validation_step", re.IGNORECASE),
+        "an evaluation",
+    ),
+)
+_FAILURES = re.compile(
+    r"CUDA out of memory|OutOfMemoryError|NCCL error|Watchdog caught|ChildFailedError|Signal \d+ \(SIG|SIGTERM"
+    r"|Traceback \(most"
+)
+_STAGE = re.compile(r"\[stage (\d{1,5}),")
+_TIMERS = re.compile(r"\btime \(ms\) \|(.{1,5000})$")
+_TIMER = re.compile(r"([a-z][\w/ -]{2,60}):\s*([\d.]{1,20})\s*(?:\||$)")
+_DEVICE = re.compile(r"\b(NVIDIA|AMD Instinct|Tesla)[ -][\w -]{2,40}")
+
+
+@dataclass(slots=True)
+class Run:
+    """What one start of the training printed; filled line by line."""
+
+    arguments: dict[str, Argument] = field(default_factory=dict)
+    iterations: list[Iteration] = field(default_factory=list)
+    repeated: int = 0
+    memory: dict[int | None, Memory] = field(default_factory=dict)
+    parameters: dict[tuple[int, int], int] = field(default_factory=dict)
+    total_parameters: int | None = None
+    timers: dict[str, list[float]] = field(default_factory=dict)
+    events: dict[int, str] = field(default_factory=dict)  # step before which it happened -> what
+    step_times: list[tuple[float | None, float | None]] = field(default_factory=list)
+    failure: str = ""
+    device: str = ""
+    seen: set[int] = field(default_factory=set)
+    stages: int = 0  # of lines that name theirs
+
+
+def runs_of(lines: Iterable[str], file: Path) -> list[Run]:
+    """The runs of a log in order; those without an iteration are kept where they say anything."""
+    runs = [Run()]
+    pending = ""
+    for number, text in enumerate(lines, 1):
+        if starts_dump(text) and runs[-1].iterations:
+            runs.append(Run())
+        run = runs[-1]
+        for iteration in iterations_in(text, number):
+            if _starts_again(run, iteration):
+                runs.append(_continued(run))
+                run = runs[-1]
+            _add(run, iteration)
+            if pending and iteration.step not in run.events:
+                run.events[iteration.step] = pending
+            pending = ""
+        for pattern, what in _EVENTS:
+            if pattern.search(text):
+                pending = what
+        _add_rest(run, text, number, file)
+    for run in runs:
+        if not run.iterations:  # Megatron-Bridge may print its own step times alone
+            run.iterations = [
+                Iteration(line=0, step=index, steps=None, seconds=seconds)
+                for index, (seconds, _) in enumerate(run.step_times, 1)
+            ]
+    return [run for run in runs if run.iterations or run.arguments or run.step_times or run.memory]
+
+
+def _starts_again(run: Run, iteration: Iteration) -> bool:
+    """A smaller number than the last; the same or a smaller one of another rank's label is a repetition."""
+    if not run.iterations:
+        return False
+    last = run.iterations[-1]
+    if iteration.steps is not None and last.steps is not None and iteration.steps != last.steps:
+        return True
+    if iteration.step in run.seen and (iteration.label != last.label or iteration.step == last.step):
+        return False
+    return iteration.step < last.step
+
+
+def _continued(run: Run) -> Run:
+    """After a restart without arguments printed anew: those of before, and what the ranks hold."""
+    return Run(arguments=dict(run.arguments), parameters=dict(run.parameters), total_parameters=run.total_parameters)
+
+
+def _add(run: Run, iteration: Iteration) -> None:
+    if iteration.step in run.seen or len(run.iterations) >= MOST_ITERATIONS:
+        run.repeated += 1
+        return
+    run.seen.add(iteration.step)
+    run.iterations.append(iteration)
+
+
+def _add_rest(run: Run, text: str, number: int, file: Path) -> None:
+    """Everything of a line besides iterations."""
+    for name, argument in arguments_in(text, number, file):
+        if len(run.arguments) < MOST_ARGUMENTS:
+            run.arguments[name] = argument
+    if (memory := memory_in(text)) is not None and len(run.memory) < MOST_RANKS:
+        run.memory[memory.rank] = _larger(run.memory.get(memory.rank), memory)
+    for where, count in parameters_in(text):
+        if len(run.parameters) < MOST_RANKS:
+            run.parameters[where] = count
+    run.total_parameters = total_parameters_in(text) or run.total_parameters
+    if (step_time := step_time_in(text)) is not None and len(run.step_times) < MOST_ITERATIONS:
+        run.step_times.append(step_time)
+    if (timers := _TIMERS.search(text)) is not None and "[stage" not in text:
+        for match in _TIMER.finditer(timers[1]):
+            if match[1] in run.timers or len(run.timers) < 60:
+                run.timers.setdefault(match[1].strip(), []).append(_milliseconds(match[2]))
+    if (stage := _STAGE.search(text)) is not None:
+        run.stages = max(run.stages, int(stage[1]) + 1)
+    if not run.failure and _FAILURES.search(text) is not None:
+        run.failure = " ".join(text.split())[:160]
+    if not run.device and (device := _DEVICE.search(text)) is not None:
+        run.device = device[0]
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        return min(float(text), 1e12)
+    except ValueError:
+        return 0.0
+
+
+def _larger(one: Memory | None, other: Memory) -> Memory:
+    if one is None:
+        return other
+    return Memory(
+        rank=other.rank,
+        allocated_bytes=max(one.allocated_bytes, other.allocated_bytes),
+        max_allocated_bytes=max(one.max_allocated_bytes, other.max_allocated_bytes),
+        reserved_bytes=max(one.reserved_bytes, other.reserved_bytes),
+        max_reserved_bytes=max(one.max_reserved_bytes, other.max_reserved_bytes),
+    )

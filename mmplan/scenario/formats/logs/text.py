@@ -1,0 +1,48 @@
+"""The lines of a log, whatever state it is in: cut, glued, with progress bars, with bytes that are no text."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from mmplan.errors import InputError
+from mmplan.scenario.formats.reading import without_terminal_codes
+
+MAX_BYTES = 8_000_000_000
+MAX_CHARACTERS = 50_000  # of a line: what stands behind is dropped
+
+
+def read_log_lines(path: Path) -> Iterator[str]:
+    """Lines one after the other; each state of a progress bar is one. The end of a damaged gzip is the end of the log.
+
+    Raises:
+        InputError: the file cannot be read or has more than 8 GB.
+    """
+    try:
+        with path.open("rb") as plain:
+            packed = plain.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if packed else path.open("rb") as file:
+            for raw in _pieces(file, path):  # type: ignore[arg-type]
+                for text in raw.decode("utf-8-sig", errors="replace").split("\r"):
+                    yield without_terminal_codes(text)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return
+    except FileNotFoundError as error:
+        raise InputError("no such file", file=path) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot be read: {reason}", file=path) from error
+
+
+def _pieces(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Lines without their ends, long ones cut."""
+    read = 0
+    whole = True
+    while raw := file.readline(MAX_CHARACTERS):
+        read += len(raw)
+        if read > MAX_BYTES:
+            raise InputError(f"has more than {MAX_BYTES:,} bytes", file=path)
+        if whole:
+            yield raw.rstrip(b"\n").rstrip(b"\r")
+        whole = raw.endswith(b"\n")

@@ -1,0 +1,265 @@
+"""DeepSpeed JSON, torchtitan TOML and YAML of frameworks: their words for the same run."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmplan.commands.import_kinds import KINDS, read_files
+from mmplan.errors import InputError
+from mmplan.scenario.formats.reading import Reading
+
+
+def read(tmp_path: Path, name: str, text: str) -> Reading:
+    (tmp_path / name).write_text(text)
+    return read_files([str(tmp_path / name)])
+
+
+def told(reading: Reading) -> str:
+    return "\n".join((*reading.read, *reading.ignored, *reading.warnings))
+
+
+def recipe(reading: Reading) -> dict[str, object]:
+    return dict(reading.fragment["recipes"]["present"])  # type: ignore[index]
+
+
+DEEPSPEED = """{
+  // comments run, as DeepSpeed reads Hjson
+  "train_batch_size": 64, # per step
+  "train_micro_batch_size_per_gpu": 2,
+  "gradient_accumulation_steps": 4,
+  "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "zero_hpz_partition_size": 8,},
+  "my_key": 1,
+}
+"""
+
+
+def test_deepspeed_settings_with_comments_and_unknown_keys(tmp_path: Path) -> None:
+    reading = read(tmp_path, "ds.json", DEEPSPEED)
+    assert (reading.kind, recipe(reading)["sharding"], reading.fragment["precision"]) == (
+        "deepspeed",
+        "parameters",
+        "bf16",
+    )
+    assert reading.fragment["technique"]["offload"] == "parameters"  # type: ignore[index]
+    assert "keys that DeepSpeed does not know: 'my_key'" in told(reading)
+    assert "zero_hpz_partition_size = 8: shards inside groups" in told(reading)
+
+
+def test_batch_sizes_that_do_not_divide_are_refused_with_the_arithmetic(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"train_batch_size 63 / \(micro 2 x accumulation 4\) = 7.875 replicas"
+    ) as caught:
+        read(tmp_path, "ds.json", DEEPSPEED.replace("64", "63"))
+    assert caught.value.line == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (('"stage": 3', '"stage": 4'), "expected a ZeRO stage from 0 to 3, found 4"),
+        (('"my_key": 1', '"my_key": NaN'), "not valid JSON"),
+        (('"my_key": 1', '"bf16": {}'), "the key 'bf16' stands twice"),
+        (('{"enabled": true}', "[1]"), "expected a mapping, found a list of 1 item"),
+        (('"train_batch_size": 64', '"train_batch_size": -8'), "expected a whole number from 1 on"),
+    ],
+)
+def test_impossible_deepspeed_settings_are_refused(tmp_path: Path, change: tuple[str, str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(tmp_path, "ds.json", DEEPSPEED.replace(*change))
+
+
+def test_a_template_says_which_values_another_script_fills_in(tmp_path: Path) -> None:
+    text = '{"train_batch_size": BATCH, "zero_optimization": {"stage": ZERO_STAGE}, "bf16": {"enabled": true}}'
+    reading = read(tmp_path, "ds.json", text)
+    assert "a template: another script fills in 'BATCH', 'ZERO_STAGE'" in told(reading)
+    assert "recipes" not in reading.fragment
+
+
+TITAN = """# preset for 64 H100 GPUs
+[model]
+name = "llama3"
+flavor = "70B"
+[training]
+local_batch_size = 8
+seq_len = 8192
+speed_hack = true
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 8
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "Interleaved1F1B"
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def test_torchtitan_runs_a_local_batch_in_microbatches_where_a_pipeline_is(tmp_path: Path) -> None:
+    reading = read(tmp_path, "run.toml", TITAN)
+    assert recipe(reading) == {
+        "source": "run.toml", "tp": 8, "pp": 2, "vp": 2, "microbatch": 1, "sharding": "gradients", "recompute": "full",
+    }  # fmt: skip
+    assert reading.fragment["cluster"] == {"device": "h100-sxm", "nodes": 8, "devices_per_node": 8}
+    assert reading.fragment["batch"] == {"global": 32}  # 8 samples x dp 4
+    assert "keys that torchtitan does not know and that are not read: 'training.speed_hack'" in told(reading)
+
+
+def test_torchtitan_without_a_pipeline_runs_it_at_once_and_old_keys_are_read(tmp_path: Path) -> None:
+    old = TITAN.replace("local_batch_size", "batch_size").replace(
+        "pipeline_parallel_degree = 2", "pipeline_parallel_degree = 1"
+    )
+    reading = read(tmp_path, "run.toml", old)
+    assert (recipe(reading)["microbatch"], recipe(reading)["sharding"]) == (8, "parameters")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("seq_len = 8192", "seq_len = "), "not valid TOML"),
+        (("tensor_parallel_degree = 8", "tensor_parallel_degree = true"), "expected a number, found the boolean true"),
+        (("tensor_parallel_degree = 8", "tensor_parallel_degree = 3"), "no whole number"),
+    ],
+)
+def test_impossible_torchtitan_files_are_refused(tmp_path: Path, change: tuple[str, str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(tmp_path, "run.toml", TITAN.replace(*change))
+
+
+NEMO = """
+trainer: {devices: 8, num_nodes: 4, precision: bf16-mixed}
+model:
+  precision: ${trainer.precision}
+  micro_batch_size: 2
+  global_batch_size: 256
+  tensor_model_parallel_size: 4
+  pipeline_model_parallel_size: 2
+  virtual_pipeline_model_parallel_size: null
+  sequence_parallel: true
+  encoder_seq_length: 4096
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 32
+  hidden_size: 4096
+  ffn_hidden_size: 14336
+  num_attention_heads: 32
+  num_query_groups: 8
+  activation: fast-swiglu
+  normalization: rmsnorm
+  bias: false
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  activations_checkpoint_granularity: selective
+  tokenizer: {type: meta-llama/Meta-Llama-3-8B, model: "${data_dir}/x"}
+  optim: {name: distributed_fused_adam}
+"""
+
+
+def test_nemo_yaml_with_its_references(tmp_path: Path) -> None:
+    reading = read(tmp_path, "nemo.yaml", NEMO)
+    assert (reading.kind, reading.document) == ("nemo", "scenario")
+    llm = reading.fragment["model"]["modules"]["llm"]  # type: ignore[index]
+    assert (llm["layers"], llm["kv_heads"], llm["ffn"], llm["vocabulary"]) == (32, 8, 14336, 128256)
+    assert {key: recipe(reading)[key] for key in ("tp", "pp", "microbatch", "sharding", "recompute")} == {
+        "tp": 4, "pp": 2, "microbatch": 2, "sharding": "optimizer", "recompute": "selective",
+    }  # fmt: skip
+    assert reading.fragment["cluster"]["nodes"] == 4  # type: ignore[index]
+
+
+FACTORY = """
+model_name_or_path: Qwen/Qwen2-VL-7B-Instruct
+image_max_pixels: 262144
+stage: sft
+finetuning_type: lora
+lora_rank: 16
+lora_target: q_proj,v_proj
+template: qwen2_vl
+cutoff_len: 2048
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+bf16: true
+"""
+
+
+def test_llama_factory_freezes_the_encoder_unless_told_and_trains_adapters(tmp_path: Path) -> None:
+    reading = read(tmp_path, "sft.yaml", FACTORY)
+    assert reading.kind == "llama-factory"
+    adapters = {"lora": {"rank": 16, "targets": ["q", "v"]}}
+    assert reading.fragment["train"] == {"vision": "frozen", "projector": "frozen", "llm": adapters}
+    assert reading.fragment["data"] == {"text_tokens": 2048 - 324, "images": 1, "image_size": 512}
+    assert reading.fragment["batch"] == {"global": 64}
+
+
+def test_veomni_names_ulysses(tmp_path: Path) -> None:
+    text = """
+model: {model_path: Qwen/Qwen2.5-VL-7B-Instruct}
+data: {max_seq_len: 8192}
+train:
+  micro_batch_size: 1
+  global_batch_size: 32
+  freeze_vit: true
+  accelerator: {ulysses_size: 4, fsdp_config: {fsdp_mode: fsdp2}}
+"""
+    reading = read(tmp_path, "v.yaml", text)
+    assert (reading.kind, recipe(reading)["cp"], recipe(reading)["sharding"]) == ("veomni", 4, "parameters")
+    assert reading.fragment["technique"]["context_parallel"] == "all-to-all"  # type: ignore[index]
+    assert reading.fragment["train"] == {"vision": "frozen"}
+
+
+def test_automodel_recipes_that_train_no_model_by_themselves_are_refused(tmp_path: Path) -> None:
+    good = """
+recipe: TrainFinetuneRecipeForVLM
+step_scheduler: {global_batch_size: 8, local_batch_size: 1}
+model: {_target_: nemo_automodel.X.from_pretrained, pretrained_model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct}
+distributed: {strategy: fsdp2, tp_size: 2, cp_size: 1}
+freeze_config: {freeze_vision_tower: true}
+"""
+    reading = read(tmp_path, "a.yaml", good)
+    assert (reading.kind, recipe(reading)["tp"], reading.fragment["train"]) == ("automodel", 2, {"vision": "frozen"})
+    with pytest.raises(InputError, match="trains a draft model for speculative decoding"):
+        read(tmp_path, "a.yaml", good.replace("TrainFinetuneRecipeForVLM", "TrainEagle3Recipe"))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("trainer: !!python/object/apply:os.system ls\nmodel: {tensor_model_parallel_size: 2}", "not allowed"),
+        (
+            "trainer: &a [*a]\nmodel: {micro_batch_size: 2, tensor_model_parallel_size: 2}\n",
+            "nested deeper|not valid YAML",
+        ),
+        ("model:\n  tensor_model_parallel_size: 2\n  tensor_model_parallel_size: 4\n", "stands twice"),
+        ("trainer: {devices: 8, num_nodes: 1}\nmodel:\n  tensor_model_parallel_size: ???\n", "no line sets"),
+    ],
+)
+def test_unsafe_or_unfinished_yaml_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(tmp_path, "x.yaml", text)
+
+
+WHOLE = {
+    "deepspeed": ("m.json", DEEPSPEED),
+    "torchtitan": ("m.toml", TITAN),
+    "nemo": ("m.yaml", NEMO),
+    "llama-factory": ("m.yaml", FACTORY),
+}
+PUT = ("", "{", "}", "[", '"', "'", ":", "=", "\n", "${a}", "${.}", "-1", "9" * 30, "null", "\x00", "é", "*x", "&x")
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(WHOLE)),
+    at=st.integers(0, 700),
+    drop=st.integers(0, 30),
+    put=st.sampled_from(PUT),
+)
+def test_damaged_files_end_with_a_sentence_or_a_reading(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, at: int, drop: int, put: str
+) -> None:
+    name, text = WHOLE[kind]
+    path = tmp_path_factory.mktemp("damaged") / name
+    path.write_text(text[:at] + put + text[at + drop :])
+    try:
+        KINDS[kind].read([path])
+    except InputError as error:
+        assert error.file == path
