@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmplan.cost_models.formats.nccl_reading import looks_like_nccl, read_nccl
 from mmplan.cost_models.formats.trace_reading import looks_like_kineto, looks_like_nsys, read_kineto, read_nsys
 from mmplan.errors import InputError
 from mmplan.planner.formats.launch_scenario import launch_reading
@@ -66,6 +67,7 @@ KINDS: dict[str, Kind] = {
         read=read_hf_configs,
         set_up=hf_set_up,
     ),
+    "nccl": Kind(what="log of nccl-tests or rccl-tests", looks_like=looks_like_nccl, read=read_nccl),
     "rocm-topo": Kind(
         what="rocm-smi --showtopo or amd-smi topology", looks_like=looks_like_rocm_topo, read=read_rocm_topo
     ),

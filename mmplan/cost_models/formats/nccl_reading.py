@@ -1,0 +1,337 @@
+"""nccl-tests and rccl-tests logs for `mmplan import`: the links of a cluster as its collectives show them.
+
+A table whose nodes are known gives `node_link`, or `network` (one device's share of the ports). Where the text does not
+say how ranks lie on nodes, alpha and beta of its collective are recorded without a link.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median_high, median_low
+
+from mmplan.cost_models.formats.nccl_fit import (
+    EXCHANGES,
+    MOST_RING_FRACTION,
+    PRICED,
+    USUAL_NETWORK_LATENCY_S,
+    USUAL_NODE_LATENCY_S,
+    Fit,
+    fit_one_level,
+    fit_two_levels,
+    group_of_sweep,
+    large_points,
+    plain_fit,
+    small_points,
+    with_rate,
+)
+from mmplan.cost_models.formats.nccl_log import Run, read_runs
+from mmplan.cost_models.formats.nccl_rows import Row, read_row
+from mmplan.cost_models.formats.nccl_shape import shape_of
+from mmplan.cost_models.formats.nccl_sweep import Sweep, sweep_of
+from mmplan.errors import InputError
+from mmplan.scenario.catalogue import catalogue_device, catalogue_link, link_names
+from mmplan.scenario.cluster import Link
+from mmplan.scenario.document import counted
+from mmplan.scenario.formats.accelerators import Chip, chips_named
+from mmplan.scenario.formats.reading import Head, Reading, read_lines
+from mmplan.units import format_bytes, format_bytes_per_s, format_seconds
+
+MOST_SWEEPS = 200
+
+_MARK = re.compile(
+    r"\bsize +count +\(?type\b.*\bbusbw|\bnThread +\d+ +nGpus +\d+|Collective test starting|"
+    r"\b(?:all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|sendrecv|gather|scatter|hypercube)_perf\b|"
+    r"\b(?:all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf_mpi\b"
+)
+# What a link is priced with where several collectives were measured: the first group that is there.
+_FIRST = (("all_reduce", "all_reduce_bias", "all_gather", "reduce_scatter"), ("sendrecv",), ("alltoall", "alltoallv"))
+_ROUNDING = 1.03
+
+
+def looks_like_nccl(head: Head) -> bool:
+    """Titles, parameters or the program of such a log, or two rows of its table."""
+    if _MARK.search(head.text) is not None:
+        return True
+    rows = 0
+    for line in head.text.splitlines():
+        rows += isinstance(read_row(line, 0), Row)
+        if rows == 2:
+            return True
+    return False
+
+
+def read_nccl(paths: Sequence[Path]) -> Reading:
+    """The links that the tables of the files show.
+
+    Raises:
+        InputError: no table, or none that can be used: the reason of the first one.
+    """
+    sweeps, ignored = _sweeps([run for path in paths for run in read_runs(list(read_lines(path)), path)], paths[0])
+    chip, named = _chip(sweeps)
+    for sweep in sweeps:
+        _refuse_impossible(sweep, chip)
+    read: list[str] = []
+    warnings = list(named)
+    for sweep in sweeps:
+        told, odd = shape_of(sweep)
+        read += [_described(sweep, len(paths) > 1), *(f"{_name(sweep)}: {text}" for text in (*sweep.notes, *told))]
+        warnings += [f"{_name(sweep)}: {text}" for text in (*sweep.warnings, *odd)]
+        ignored += [f"{_name(sweep)}: {text}" for text in sweep.left_out]
+    priced = [sweep for sweep in sweeps if sweep.nodes is not None and sweep.collective in PRICED]
+    priced = [sweep for sweep in priced if small_points(sweep) or large_points(sweep)]
+    if not priced:
+        return _record(sweeps, read, ignored, warnings)
+    ignored += [f"{_name(sweep)}: {_why_not_priced(sweep)}" for sweep in sweeps if sweep not in priced]
+    cluster, told = _cluster(priced, chip)
+    return Reading(
+        kind="nccl",
+        fragment={"cluster": cluster},
+        read=(*read, *told),
+        ignored=tuple(dict.fromkeys(ignored)),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _sweeps(runs: Sequence[Run], path: Path) -> tuple[list[Sweep], list[str]]:
+    """Runs that can be used, and why others cannot."""
+    port = max(
+        catalogue_link(name).bytes_per_s for name in link_names() if "nvlink" not in name and "fabric" not in name
+    )
+    sweeps: list[Sweep] = []
+    refused: list[InputError] = []
+    for run in runs:
+        if not (run.rows or run.damaged or run.titles or run.failures or run.ranks):
+            continue
+        try:
+            sweeps.append(sweep_of(run, port))
+        except InputError as error:
+            refused.append(error)
+    if not sweeps:
+        raise refused[0] if refused else InputError("found no table of nccl-tests or rccl-tests", file=path)
+    if len(sweeps) > MOST_SWEEPS:
+        raise InputError(f"{len(sweeps)} tables; at most {MOST_SWEEPS} are read at a time", file=path)
+    return sweeps, [f"the table from line {error.line}: {error.message}" for error in refused[:10]]
+
+
+def _chip(sweeps: Sequence[Sweep]) -> tuple[Chip | None, list[str]]:
+    names = list(dict.fromkeys(name for sweep in sweeps for name in sweep.names))
+    chips, others = chips_named(names)
+    if len(chips) == 1 and not others:
+        chip = chips[0]
+        return chip, [] if chip.device else [f"the catalogue has no {chip.name}: write cluster.device"]
+    if chips or others:
+        told = ", ".join([*(chip.name for chip in chips), *others][:5])
+        return None, [f"no one device of the catalogue ({told}): write cluster.device"]
+    return None, ["the tables name no device of the catalogue: write cluster.device"]
+
+
+def _usual_node_link(chip: Chip | None) -> tuple[str, Link] | None:
+    if chip is None or chip.device is None:
+        return None
+    name = catalogue_device(chip.device).node_link
+    return name, catalogue_link(name)
+
+
+def _refuse_impossible(sweep: Sweep, chip: Chip | None) -> None:
+    """Rates that no link of the machine has: inside a node its own link, else the fastest of the catalogue."""
+    usual = _usual_node_link(chip) if sweep.nodes == 1 else None
+    links = [usual[1]] if usual else [catalogue_link(name) for name in link_names()]
+    fastest = max(link.bytes_per_s for link in links)
+    switched = sweep.collective in (None, "all_reduce", "all_reduce_bias") and any(link.nvls for link in links)
+    most = fastest * _ROUNDING * (max(1.0, sweep.factor) if switched else 1.0)
+    for point in sweep.points:
+        rate = sweep.factor * point.size_bytes / point.time_s
+        if rate > most:
+            of = usual[0] if usual else "the fastest link of the catalogue"
+            told = f"busbw {format_bytes_per_s(rate)} is more than {of} has: {format_bytes_per_s(fastest)} a direction"
+            raise InputError(told, file=sweep.run.file, line=point.line)
+
+
+def _cluster(sweeps: Sequence[Sweep], chip: Chip | None) -> tuple[dict[str, object], list[str]]:
+    """The links of `cluster`, and sentences on how well they predict the tables."""
+    usual = _usual_node_link(chip)
+    base = usual[1] if usual else Link(bytes_per_s=1e11, latency_s=USUAL_NODE_LATENCY_S, fraction=1.0, source="")
+    far = Link(bytes_per_s=1e10, latency_s=USUAL_NETWORK_LATENCY_S, fraction=1.0, source="")
+    inside = [sweep for sweep in sweeps if sweep.nodes == 1]
+    across = [sweep for sweep in sweeps if sweep.nodes != 1]
+    cluster: dict[str, object] = {}
+    if chip is not None and chip.device is not None:
+        cluster["device"] = chip.device
+    told: list[str] = []
+    node, network = None, None
+    fits = [fit_one_level(sweep, _with_switch(sweep, base, chip), network=False) for sweep in inside]
+    if fits:
+        node = _joined([(fit, fit.node) for fit in fits if fit.node is not None])
+    if across:
+        known = node is not None or usual is not None
+        fits = [_fit_across(sweep, node or base, far, node_is_known=known) for sweep in across]
+        network = _joined([(fit, fit.network) for fit in fits if fit.network is not None])
+        moved = [(fit, fit.node) for fit in fits if fit.node is not None and fit.node != (node or base)]
+        node = _joined(moved) if moved else node
+        told += (
+            ["node_link is as quick as tables over nodes need it at least: no table shows it alone"] if moved else []
+        )
+    if node is not None and (value := _node_value(node, usual[0] if usual else None, inside or across)):
+        cluster["node_link"] = value
+    port = catalogue_device(chip.device).network if chip is not None and chip.device is not None else None
+    if network is not None and (value := _network_value(network, port, across)):
+        cluster["network"] = value
+    for sweep in sweeps:
+        fit = Fit(sweep=sweep, node=node or base, network=network or far, latency=True, bandwidth=True)
+        told.append(f"{_name(sweep)}: {_residuals(fit)}")
+        alpha_s = plain_fit(sweep)[0]
+        if sweep.collective in EXCHANGES and alpha_s is not None:
+            exchange = f"the latency of a whole exchange, {format_seconds(alpha_s)}, is no link's and is not taken"
+            told.append(f"{_name(sweep)}: {exchange}: small ones are slower than priced")
+    told += _unmeasured(inside, across)
+    return cluster, told
+
+
+def _with_switch(sweep: Sweep, base: Link, chip: Chip | None) -> Link:
+    """Of a device that is not named: rates beyond rings of the fourth NVLink are taken to be added by switches."""
+    fastest = max(sweep.factor * point.size_bytes / point.time_s for point in sweep.points)
+    ring = catalogue_link("nvlink4").bytes_per_s * MOST_RING_FRACTION
+    if chip is None and sweep.collective == "all_reduce" and fastest > ring:
+        return replace(base, bytes_per_s=catalogue_link("nvlink4").bytes_per_s, nvls=True)
+    return base
+
+
+def _fit_across(sweep: Sweep, node: Link, network: Link, *, node_is_known: bool) -> Fit:
+    if group_of_sweep(sweep).per_node == 1:
+        return fit_one_level(sweep, network, network=True)
+    return fit_two_levels(sweep, node, network, node_is_known=node_is_known)
+
+
+def _joined(found: Sequence[tuple[Fit, Link]]) -> Link:
+    """One link of several: middle numbers of the collectives that training uses most."""
+    group = next(
+        kept for names in _FIRST if (kept := [(fit, link) for fit, link in found if fit.sweep.collective in names])
+    )
+    first = group[0][1]
+    rates = [link.reached_bytes_per_s for fit, link in group if fit.bandwidth]
+    latencies = [link.latency_s for fit, link in group if fit.latency]
+    link = replace(
+        first,
+        latency_s=median_high(latencies) if latencies else first.latency_s,
+        nvls=any(link.nvls for _, link in group),
+        pipelined=any(link.pipelined for _, link in group),
+    )
+    return with_rate(link, median_low(rates)) if rates else link
+
+
+def _node_value(link: Link, usual: str | None, sweeps: Sequence[Sweep]) -> dict[str, object]:
+    """What a scenario takes; empty where neither a table nor a device gives the bandwidth."""
+    value: dict[str, object] = {}
+    measured = any(large_points(sweep) for sweep in sweeps)
+    if usual is not None and (link.fraction <= 1 or not measured):
+        value["link"] = usual
+        value |= {"fraction": float(f"{link.fraction:.4g}")} if measured else {}
+    elif measured:
+        value["bandwidth"] = _rate(link)
+    else:
+        return {}
+    return value | _rest(link, usual, sweeps)
+
+
+def _network_value(link: Link, usual: str | None, sweeps: Sequence[Sweep]) -> dict[str, object]:
+    """As for the node; the share of a device is written out, as ports are not in the table."""
+    if any(large_points(sweep) for sweep in sweeps):
+        return {"bandwidth": _rate(link)} | _rest(link, None, sweeps)
+    return {"link": usual} | _rest(link, usual, sweeps) if usual is not None else {}
+
+
+def _rest(link: Link, usual: str | None, sweeps: Sequence[Sweep]) -> dict[str, object]:
+    """Latency where it was measured or has to stand, switches where they differ, source."""
+    value: dict[str, object] = {}
+    if usual is None or any(small_points(sweep) for sweep in sweeps):
+        value["latency"] = f"{link.latency_s * 1e6:.4g} us"
+    if link.nvls != (usual is not None and catalogue_link(usual).nvls):
+        value["nvls"] = link.nvls
+    if link.pipelined:
+        value["pipelined"] = True
+    return value | {"source": _source(sweeps)}
+
+
+def _rate(link: Link) -> str:
+    return f"{link.reached_bytes_per_s / 1e9:.5g} GB/s"
+
+
+def _source(sweeps: Sequence[Sweep]) -> str:
+    names = dict.fromkeys(f"{sweep.collective} of {sweep.ranks[0]} ranks" for sweep in sweeps)
+    return f"nccl-tests: {', '.join(list(names)[:4])}"
+
+
+def _unmeasured(inside: Sequence[Sweep], across: Sequence[Sweep]) -> list[str]:
+    told = []
+    for where, sweeps, usual_s in (
+        ("node_link", inside, USUAL_NODE_LATENCY_S),
+        ("network", across, USUAL_NETWORK_LATENCY_S),
+    ):
+        if sweeps and not any(small_points(sweep) for sweep in sweeps):
+            told.append(f"no table of small messages: the latency of {where} is the usual {format_seconds(usual_s)}")
+        if sweeps and not any(large_points(sweep) for sweep in sweeps):
+            told.append(f"no table of large messages: the bandwidth of {where} is not measured")
+    return told
+
+
+def _residuals(fit: Fit) -> str:
+    """Predicted over measured where it was fitted, and at its worst."""
+    sweep = fit.sweep
+    fitted = [fit.ratio(point) for point in (*small_points(sweep), *large_points(sweep))]
+    worst = max(sweep.points, key=lambda point: max(fit.ratio(point), 1 / fit.ratio(point)))
+    text = f"predicted / measured {min(fitted):.2f} to {max(fitted):.2f} where it was fitted (small and large messages)"
+    return f"{text}, {fit.ratio(worst):.2f} at worst ({format_bytes(worst.size_bytes)})"
+
+
+def _name(sweep: Sweep) -> str:
+    low, high = sweep.ranks
+    ranks = f"{low} ranks" if low == high else f"{low} to {high} ranks"
+    return f"{sweep.collective or 'a collective'} of {ranks}, line {sweep.run.titles_line or sweep.run.line}"
+
+
+def _described(sweep: Sweep, several_files: bool) -> str:
+    sizes = [format_bytes(point.size_bytes) for point in sweep.points]
+    where = f" on {counted(sweep.nodes, 'node')} ({sweep.why_nodes})" if sweep.nodes is not None else ""
+    file = f" of {sweep.run.file.name}" if several_files else ""
+    alpha_s, beta = plain_fit(sweep)
+    numbers = [f"alpha {format_seconds(alpha_s)}"] if alpha_s is not None else []
+    numbers += [f"beta {format_bytes_per_s(beta)}"] if beta is not None else []
+    shown = f": time = alpha + bytes / beta with {', '.join(numbers)}" if numbers else ""
+    return f"{_name(sweep)}{file}{where}, {counted(len(sizes), 'size')} from {sizes[0]} to {sizes[-1]}{shown}"
+
+
+def _why_not_priced(sweep: Sweep) -> str:
+    if sweep.collective is None:
+        return "its collective is not known, so it gives no link"
+    if sweep.collective not in PRICED:
+        return f"mmplan prices no {sweep.collective}, so it gives no link"
+    if sweep.nodes is None:
+        return "the text does not say how its ranks lie on nodes (no list of devices), so it gives no link"
+    return "its messages are neither small enough for a latency nor large enough for a bandwidth"
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _record(sweeps: Sequence[Sweep], read: Sequence[str], ignored: list[str], warnings: list[str]) -> Reading:
+    """What was measured, where it is no link of a scenario."""
+    rows = []
+    for sweep in sweeps:
+        alpha_s, beta = plain_fit(sweep)
+        row: dict[str, object] = {"collective": sweep.collective, "ranks": sweep.ranks[0]}
+        if sweep.ranks[0] != sweep.ranks[1]:
+            row["most_ranks"] = sweep.ranks[1]
+        row |= {"nodes": sweep.nodes, "alpha_s": _short(alpha_s), "beta_bytes_per_s": _short(beta)}
+        row |= {"least_bytes": sweep.points[0].size_bytes, "most_bytes": sweep.points[-1].size_bytes}
+        rows.append(row)
+        warnings.append(f"{_name(sweep)}: {_why_not_priced(sweep)}")
+    return Reading(
+        kind="nccl",
+        fragment={"collectives": rows},
+        document="a record of collectives, no part of a scenario",
+        read=tuple(read),
+        ignored=tuple(dict.fromkeys(ignored)),
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
