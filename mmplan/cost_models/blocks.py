@@ -57,14 +57,17 @@ def attention_ops(
         v = k
     else:
         ops += linear_ops(v.name, source, v, training, bias=shape.qkv_bias, parallel="column")
-    gate = replace(q, name=f"{prefix}out_gate")
-    if shape.out_gate:
+    gate = Value(f"{prefix}out_gate", TOKENS, query_width, sharded=True, unit=head)
+    if shape.out_gate == "head":
+        gate = replace(gate, width=shape.heads, unit=1)
+    if shape.out_gate is not None:
         ops += linear_ops(gate.name, normed, gate, training, bias=shape.qkv_bias, parallel="column")
     if shape.qk_norm:
         q, k, plain_q, plain_k = replace(q, name=f"{q.name}_normed"), replace(k, name=f"{k.name}_normed"), q, k
         groups = (1, 1) if shape.qk_norm_whole else (shape.heads, shape.kv_heads)
-        ops.append(_norm(shape, f"{prefix}q_norm", plain_q, q, trained, groups[0]))
-        ops.append(_norm(shape, f"{prefix}k_norm", plain_k, k, trained, groups[1]))
+        kind = shape.qk_norm_kind or shape.norm
+        ops.append(replace(_norm(shape, f"{prefix}q_norm", plain_q, q, trained, groups[0]), kind=kind))
+        ops.append(replace(_norm(shape, f"{prefix}k_norm", plain_k, k, trained, groups[1]), kind=kind))
     if rope and context is None:
         q, k, plain_q, plain_k = replace(q, name=f"{prefix}q_rotated"), replace(k, name=f"{prefix}k_rotated"), q, k
         ops += [Rope(x=plain_q, y=q, heads=shape.heads), Rope(x=plain_k, y=k, heads=shape.kv_heads)]
@@ -84,9 +87,10 @@ def attention_ops(
         cross=context is not None,
     )
     ops.append(attention)
-    if shape.out_gate:
+    if shape.out_gate is not None:
         opened, gated = replace(gate, name=f"{prefix}out_gate_open"), replace(attended, name=f"{prefix}attended_gated")
-        ops += [Activation(kind="sigmoid", x=gate, y=opened), Multiply(a=attended, b=opened, y=gated)]
+        parts = shape.heads if shape.out_gate == "head" else 0
+        ops += [Activation(kind="sigmoid", x=gate, y=opened), Multiply(a=attended, b=opened, y=gated, groups=parts)]
         attended = gated
     out = Value(f"{prefix}attn_out", TOKENS, shape.hidden)
     return (*ops, *linear_ops(f"{prefix}o", attended, out, training, bias=shape.out_bias, parallel="row"))

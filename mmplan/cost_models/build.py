@@ -46,15 +46,20 @@ def build_graph(scenario: Scenario) -> ComputationGraph:
     Raises:
         CostModelError: widths of producer and consumer differ, or a combination of edges that layers do not support.
     """
-    model = scenario.model
+    layers = model_layers(scenario.model)
+    finished = {layer.id: layer for layer in layers}
+    edges = [_edge(finished, source, layer) for layer in layers for source in layer.sources]
+    return ComputationGraph(layers, edges)
+
+
+def model_layers(model: Model) -> list[Layer]:
+    """The layers of a model, module by module; CostModelError as in `build_graph`."""
     drafts = {module.name: _module_drafts(model, module) for module in model.modules}
     finished: dict[str, Layer] = {}
     for module in upstream_first(model):
         for draft in drafts[module.name]:
             finished[draft.id] = _finish(draft, finished)
-    layers = [finished[draft.id] for module in model.modules for draft in drafts[module.name]]
-    edges = [_edge(finished, source, layer) for layer in layers for source in layer.sources]
-    return ComputationGraph(layers, edges)
+    return [finished[draft.id] for module in model.modules for draft in drafts[module.name]]
 
 
 def _finish(draft: _Draft, layers: dict[str, Layer]) -> Layer:

@@ -41,6 +41,13 @@ def moe_ops(shape: Transformer, moe: Moe, training: Training, x: Value) -> tuple
     if moe.shared_ffn:
         shared = Value("shared_out", TOKENS, shape.hidden)
         ops += mlp_body(shape, training, x, shared, moe.shared_ffn, prefix="shared_")
+        if moe.shared_gate:
+            gate, opened = Value("shared_open_in", TOKENS, 1), Value("shared_open", TOKENS, 1)
+            gated = Value("shared_gated", TOKENS, shape.hidden)
+            ops.append(Linear(name="shared_open", x=x, y=gate, bias=False, trainable=trained))
+            ops.append(Activation(kind="sigmoid", x=gate, y=opened))
+            ops.append(Multiply(a=shared, b=opened, y=gated, groups=1))
+            shared = gated
         ops.append(Add(a=combined, b=shared, y=out))
     return tuple(ops)
 

@@ -22,6 +22,7 @@ from mmplan.cost_models.ops import (
     Embedding,
     JoinHeads,
     Linear,
+    Multiply,
     Norm,
     Op,
     Pool,
@@ -170,6 +171,8 @@ def _local(op: AnyOp, tp: int) -> AnyOp:
             changes |= {"heads": heads(op.heads, op.q), "kv_heads": heads(op.kv_heads, op.k)}
         case DeltaRule():
             changes |= {"key_heads": heads(op.key_heads, op.k), "value_heads": heads(op.value_heads, op.v)}
+        case Multiply() if op.groups and op.a.sharded:
+            changes["groups"] = heads(op.groups, op.a)
         case Rope():
             changes["heads"] = heads(op.heads, op.x)
         case JoinHeads():

@@ -124,11 +124,12 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Multiply:
-    """Element-wise product."""
+    """Element-wise product; with `groups` b has one column for each of so many equal parts of a row of a."""
 
     a: Value
     b: Value
     y: Value
+    groups: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,8 +117,8 @@ class LayerModule(nn.Module):
                 a, b = inputs
                 if isinstance(a, tuple):
                     pieces = torch.split(joined(b), [block.shape[0] for block in a])
-                    return tuple(x * y for x, y in zip(a, pieces, strict=True))
-                return a * joined(b)
+                    return tuple(rows.multiply(x, y, op.groups) for x, y in zip(a, pieces, strict=True))
+                return rows.multiply(a, joined(b), op.groups)
             case JoinHeads():
                 return rows.join_heads(joined(inputs[0]), joined(inputs[1]), op.heads)
             case AddRows():

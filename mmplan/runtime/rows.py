@@ -42,6 +42,11 @@ def pool_rows(x: Tensor, lengths: Sequence[int], size: int) -> Tensor:
     return x.view(x.shape[0] // size, size, x.shape[1]).mean(1)
 
 
+def multiply(a: Tensor, b: Tensor, groups: int) -> Tensor:
+    """a * b; with `groups` b [rows, groups] has one column for each part of a row of a."""
+    return (a.view(a.shape[0], groups, -1) * b.unsqueeze(-1)).view(a.shape) if groups else a * b
+
+
 def row_positions(lengths: Sequence[int], size: int) -> Tensor:
     """Index into a table of `size` rows for each packed row, starting anew with each sequence.
 

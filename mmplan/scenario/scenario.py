@@ -39,6 +39,7 @@ class Moe:
     topk: int
     expert_ffn: int
     shared_ffn: int = 0  # width of a further MLP that every token passes
+    shared_gate: bool = False  # times the sigmoid of one number of each token (Qwen2-MoE)
     first_dense: int = 0
     every: int = 1
     scoring: Literal["softmax", "softmax_all", "sigmoid", "sigmoid_plain"] = "softmax"
@@ -105,6 +106,7 @@ class Transformer:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_kind: Literal["layer", "rms"] | None = None  # None: as `norm`
     qk_norm_whole: bool = False  # with `qk_norm`: over all heads at once, with a scale of their joint width
     activation: Literal["gelu", "silu"] | None = None  # of the MLP; None: silu when gated, else gelu
     post_norms: bool = False  # norms on what attention and MLP add to the residual stream (Gemma)
@@ -122,7 +124,8 @@ class Transformer:
     norm_bias: bool = True  # with `norm: layer`: shifts beside the scales (Cohere has none)
     pre_norms: bool = True  # norms in front of attention and MLP; False with `post_norms`: OLMo 2
     parallel: bool = False  # attention and MLP read one norm and are added together (Cohere)
-    out_gate: bool = False  # what attention gives times the sigmoid of a further projection (Qwen3-Next)
+    # What attention gives times the sigmoid of a further projection: of every column (Qwen3-Next) or head (Step 3.7).
+    out_gate: Literal["column", "head"] | None = None
     keys_as_values: bool = False  # no value projection: values are the projected keys (Gemma 4)
     cross_also: bool = False  # cross layers attend to their own tokens first (Whisper's decoder)
     delta: GatedDelta | None = None  # in place of attention

@@ -9,7 +9,7 @@ from layer_zoo import CLIP, FROZEN, FULL, LLM, LORA_ALL, LORA_QV, graph_of, llav
 from torch import nn
 
 from mmplan.runtime.layers import build_layer
-from mmplan.scenario.scenario import GatedDelta, Model, Sample, Training, Transformer, Variant
+from mmplan.scenario.scenario import GatedDelta, Model, Moe, Sample, Training, Transformer, Variant
 
 DELTA = GatedDelta(key_heads=2, value_heads=4, key_dim=6, value_dim=8, conv=4)
 LINEAR = replace(LLM, delta=DELTA)
@@ -21,7 +21,11 @@ SAMPLES = (
 FORMS: dict[str, Transformer] = {
     "linear attention": LINEAR,
     "linear and gated full attention": replace(
-        LINEAR, variants=(Variant(layers=(1,), shape=replace(LLM, out_gate=True, qk_norm=True)),)
+        LINEAR, variants=(Variant(layers=(1,), shape=replace(LLM, out_gate="column", qk_norm=True)),)
+    ),
+    "a gate for each head": replace(LLM, out_gate="head"),
+    "shared experts behind a gate": replace(
+        LLM, moe=Moe(experts=4, topk=2, expert_ffn=12, shared_ffn=8, shared_gate=True)
     ),
     "attention beside the MLP, norms without shift": replace(LLM, parallel=True, norm="layer", norm_bias=False),
     "norms behind the branches alone": replace(LLM, pre_norms=False, post_norms=True, qk_norm=True, qk_norm_whole=True),

@@ -33,8 +33,10 @@ def parameters_on_meta(file: Path) -> int:
             if values.get("enable_audio_output", True):
                 built += [transformers.Qwen2_5OmniTalkerForConditionalGeneration(config.talker_config)]
         else:
+            autos = transformers.models.auto.modeling_auto
+            mappings = [autos.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, autos.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+            mappings += [autos.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, autos.MODEL_MAPPING_NAMES]
             config = transformers.AutoConfig.for_model(kind, **values)
-            multimodal = transformers.models.auto.modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-            builder = "AutoModelForMultimodalLM" if kind in multimodal else "AutoModelForCausalLM"
-            built = [getattr(transformers, builder).from_config(config)]
+            name = next(mapping[kind] for mapping in mappings if kind in mapping)
+            built = [getattr(transformers, name)(config)]
     return sum(parameter.numel() for module in built for parameter in module.parameters())

@@ -7,40 +7,82 @@ from pathlib import Path
 
 from mmplan.errors import InputError
 from mmplan.scenario.document import listed, read_text, shown
-from mmplan.scenario.formats.hf.gemma3 import gemma3
-from mmplan.scenario.formats.hf.glm4v import glm4v_moe
-from mmplan.scenario.formats.hf.internvl import internvl, internvl_chat
-from mmplan.scenario.formats.hf.kimi import kimi_k25
-from mmplan.scenario.formats.hf.llama4 import llama4
-from mmplan.scenario.formats.hf.llava_next import llava_next, llava_onevision
-from mmplan.scenario.formats.hf.mistral3 import mistral3
-from mmplan.scenario.formats.hf.plain import PLAIN, plain
-from mmplan.scenario.formats.hf.qwen3_vl import qwen3_vl
+from mmplan.scenario.formats.hf import listeners, llava_like, qwen3
+from mmplan.scenario.formats.hf.class_defaults import defaults_of
 from mmplan.scenario.formats.hf.refused import REFUSED
-from mmplan.scenario.formats.hf_families import llava, mllama, qwen2_5_omni, qwen2_5_vl, qwen2_audio, qwen2_vl
+from mmplan.scenario.formats.hf.text import STACKS, text_module
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import Model
 
+
+def plain(config: Fields, name: str) -> Model:
+    """One language model."""
+    return Model(name=name, modules=(text_module(config),), edges=())
+
+
+# Language models that have no class of their own with a head: they stand inside the configs of their families.
+PARTS = {
+    "glm4v_moe_text",
+    "glm4v_text",
+    "glm_ocr_text",
+    "mllama_text_model",
+    "paddleocr_vl_text",
+    "qwen2_5_omni_text",
+    "qwen2_5_vl_text",
+    "qwen2_vl_text",
+    "qwen3_omni_moe_text",
+    "qwen3_vl_moe_text",
+    "qwen3_vl_text",
+    "step3p7_text",
+}
+
 FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
-    "gemma3": gemma3,
-    "glm4v_moe": glm4v_moe,
-    "internvl": internvl,
-    "internvl_chat": internvl_chat,
-    "kimi_k25": kimi_k25,
-    "llama4": llama4,
-    "llava": llava,
-    "llava_next": llava_next,
-    "llava_onevision": llava_onevision,
-    "mistral3": mistral3,
-    "mllama": mllama,
-    "qwen2_5_omni": qwen2_5_omni,
-    "qwen2_5_omni_thinker": qwen2_5_omni,
-    "qwen2_5_vl": qwen2_5_vl,
-    "qwen2_audio": qwen2_audio,
-    "qwen2_vl": qwen2_vl,
-    "qwen3_vl": qwen3_vl,
-    "qwen3_vl_moe": qwen3_vl,
-    **dict.fromkeys(PLAIN, plain),
+    **dict.fromkeys(sorted(set(STACKS) - PARTS), plain),
+    "audioflamingo3": listeners.audio_flamingo,
+    "aya_vision": llava_like.aya,
+    "cohere2_vision": llava_like.aya,
+    "deepseek_vl": llava_like.two_linears,
+    "exaone4_5": llava_like.qwen_vl,
+    "gemma3": llava_like.gemma3,
+    "gemma4": llava_like.gemma4,
+    "glm46v": llava_like.glm4v,
+    "glm4v": llava_like.glm4v,
+    "glm4v_moe": llava_like.glm4v,
+    "glm_ocr": llava_like.glm4v,
+    "glmasr": listeners.glm_asr,
+    "idefics3": llava_like.idefics3,
+    "internvl": llava_like.internvl,
+    "internvl_chat": llava_like.internvl_chat,
+    "janus": llava_like.janus,
+    "kimi_k25": llava_like.kimi_k25,
+    "lfm2_vl": llava_like.lfm2,
+    "lighton_ocr": llava_like.mistral3,
+    "llama4": llava_like.llama4,
+    "llava": llava_like.llava,
+    "llava_llama": llava_like.original_llava,
+    "llava_mistral": llava_like.original_llava,
+    "llava_next": llava_like.llava_next,
+    "llava_next_video": llava_like.llava_next,
+    "llava_onevision": llava_like.llava_next,
+    "llava_qwen": llava_like.original_llava,
+    "mistral3": llava_like.mistral3,
+    "mllama": llava_like.mllama,
+    "ovis2": llava_like.ovis2,
+    "paddleocr_vl": llava_like.paddle,
+    "paligemma": llava_like.paligemma,
+    "qianfan_ocr": llava_like.internvl,
+    "qwen2_5_omni": qwen3.qwen2_5_omni,
+    "qwen2_5_omni_thinker": qwen3.qwen2_5_omni,
+    "qwen2_5_vl": llava_like.qwen_vl,
+    "qwen2_audio": listeners.qwen2_audio,
+    "qwen2_vl": llava_like.qwen_vl,
+    "qwen3_5": qwen3.qwen3_vl,
+    "qwen3_5_moe": qwen3.qwen3_vl,
+    "qwen3_vl": qwen3.qwen3_vl,
+    "qwen3_vl_moe": qwen3.qwen3_vl,
+    "smolvlm": llava_like.idefics3,
+    "video_llama_3": llava_like.two_linears,
+    "voxtral": listeners.voxtral,
 }
 
 
@@ -68,9 +110,9 @@ def read_hf_config(path: Path) -> Model:
     if isinstance(kind, str) and kind in REFUSED:
         raise InputError(f"model_type {shown(kind)} is not supported: {REFUSED[kind]}", file=path)
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise InputError(f"unknown model_type {shown(kind)}; known: {listed(sorted(FAMILIES), 40)}", file=path)
+        raise InputError(f"unknown model_type {shown(kind)}; known: {listed(sorted(FAMILIES), 200)}", file=path)
     name = path.parent.name if path.stem == "config" else path.stem
-    model = FAMILIES[kind](Fields(values=values, defaults={}, file=path), name)
+    model = FAMILIES[kind](Fields(values=values, kind=kind, defaults=defaults_of(kind).keys, file=path), name)
     _check_widths(model, path)
     return model
 

@@ -1,190 +1,355 @@
-"""Language models of Hugging Face configs: what each `model_type` adds to a LLaMA-like block."""
+"""Language models of Hugging Face configs: where the class of a `model_type` differs from LLaMA's block."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mmplan.scenario.document import listed, shown
-from mmplan.scenario.formats.hf.text_defaults import DEFAULTS
-from mmplan.scenario.formats.hf_defaults import TEXT_DEFAULTS
+from mmplan.scenario.formats.hf import experts, mixers
+from mmplan.scenario.formats.hf.blocks_by_layer import each, sliding
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import language_module
-from mmplan.scenario.scenario import Mla, ModelModule, Moe, Transformer, Vocabulary
+from mmplan.scenario.formats.hf_modules import SOURCE, divided
+from mmplan.scenario.scenario import ModelModule, Transformer, Vocabulary
 
-MAX_EXPERTS = 100_000
+Adapt = Callable[[Fields, Transformer], Transformer]
 
 
-def text_module(config: Fields, default_type: str, *, tied: bool | None = None) -> ModelModule:
-    """The language model `llm` of `text_config`, or of the config itself where that is missing.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    """Differences from LLaMA: biases (a key that decides, or always, or never), fixed fields, what needs reading."""
+
+    qkv_bias: str | bool = False
+    out_bias: str | bool = False
+    mlp_bias: str | bool = False
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    adapt: tuple[Adapt, ...] = ()
+    ffn: str = "intermediate_size"
+    stored: Callable[[Fields, Transformer], int] | None = None  # numbers beside the token table
+    head_bias: str | bool = False
+
+
+def text_module(
+    config: Fields,
+    *keys: str,
+    default: str | None = None,
+    tied: bool | None = None,
+    rows: int = 0,
+    name: str = "llm",
+    flat: bool = False,
+) -> ModelModule:
+    """The language model of the nested config `keys[0]` (or another of `keys`), or of the config itself without keys.
 
     Args:
-        default_type: `model_type` of a text config that names none.
-        tied: whether head and token table share a matrix where the config does not say.
+        default: `model_type` of a nested config that names none.
+        tied: whether head and token table share a matrix, where the family decides and no config.
+        rows: of the token table beyond the head's.
+        flat: keys may stand at the top.
 
     Raises:
         InputError: an unknown model_type, or a size that is missing or impossible.
     """
-    nested = config.inner("text_config", {}, flat=True)
-    kind = nested.get("model_type") if nested.path else default_type
-    kind = kind or default_type
-    if kind not in VARIANTS:
-        raise nested.error("model_type", f"expected {listed(VARIANTS, 40)}, found {shown(kind)}")
-    defaults = {**{**TEXT_DEFAULTS, **DEFAULTS}[kind], "model_type": kind}
-    text = replace(nested, defaults=defaults)
-    module = language_module(config, text, "llm")
-    assert module.transformer is not None and module.vocabulary is not None
-    shape = VARIANTS[kind](text, replace(module.transformer, qkv_bias=_has_qkv_bias(kind, text)))
-    vocabulary = Vocabulary(size=module.vocabulary.size, tied=_is_tied(config, text, tied))
-    return replace(module, transformer=shape, vocabulary=vocabulary)
+    text = config.part(*keys, kind=default, flat=flat) if keys else config
+    if text.kind not in STACKS:
+        raise text.error("model_type", f"expected {listed(sorted(STACKS), 100)}, found {shown(text.kind)}")
+    if tied is None:
+        tied = is_tied(config, text)
+    return language_module(text, tied=tied, rows=rows, name=name)
 
 
-def _has_qkv_bias(kind: str, text: Fields) -> bool:
-    return kind == "qwen2" or text.flag("attention_bias")
+def is_tied(config: Fields, text: Fields) -> bool:
+    """The outer config decides (its class's default where it is silent); some classes ask the text config too."""
+    if config.path == text.path:
+        return config.flag("tie_word_embeddings")
+    own = text.flag("tie_word_embeddings")
+    if config.kind == "internvl_chat":
+        return own
+    return config.flag("tie_word_embeddings") or (config.of_class.tie_from_text and own)
 
 
-def _is_tied(config: Fields, text: Fields, default: bool | None) -> bool:
-    """The outer config decides; where it is silent the class's default does, or without one the text config."""
-    if config.values.get("tie_word_embeddings") is None and default is not None:
-        return default
-    return config.flag("tie_word_embeddings") or (default is None and text.flag("tie_word_embeddings"))
+def language_module(text: Fields, *, tied: bool, rows: int = 0, name: str = "llm") -> ModelModule:
+    """The module of a text config whose `model_type` is known."""
+    stack = STACKS[text.kind]
+    shape = stack_shape(text, stack)
+    size, stored = text.count("vocab_size"), rows * shape.hidden
+    stored += stack.stored(text, shape) if stack.stored is not None else 0
+    stored += size if _decided(text, stack.head_bias) else 0
+    return ModelModule(
+        name=name,
+        kind="language_model",
+        modality="text",
+        transformer=shape,
+        vocabulary=Vocabulary(size=size, tied=tied),
+        stored=stored,
+        source=SOURCE,
+    )
 
 
-def _plain(text: Fields, shape: Transformer) -> Transformer:
+def stack_shape(text: Fields, stack: Stack) -> Transformer:
+    hidden, heads = text.count("hidden_size"), text.count("num_attention_heads")
+    latent = "mla" in stack.shape
+    kv_heads = heads if latent else text.optional("num_key_value_heads") or heads
+    if heads % kv_heads:
+        message = f"num_attention_heads = {heads} is not a multiple of num_key_value_heads = {kv_heads}"
+        raise text.error("num_key_value_heads", message)
+    shape = Transformer(
+        layers=text.layers(),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=text.optional("head_dim") or (1 if latent else divided(text, hidden, heads)),
+        ffn=text.count(stack.ffn),
+        gated_mlp=True,
+        causal=True,
+        norm="rms",
+        qkv_bias=_decided(text, stack.qkv_bias),
+        out_bias=_decided(text, stack.out_bias),
+        mlp_bias=_decided(text, stack.mlp_bias),
+    )
+    shape = replace(shape, **{key: value for key, value in stack.shape.items() if key != "mla"})
+    for adapt in stack.adapt:
+        shape = adapt(text, shape)
+    if shape.head_dim % 2 and shape.mla is None and not stack.stored:
+        raise text.error("head_dim", f"rotary positions need an even width, found {shape.head_dim}")
     return shape
 
 
-def _qwen3(text: Fields, shape: Transformer) -> Transformer:
-    """Norms on queries and keys, and experts where the config has them."""
-    shape = replace(shape, qk_norm=True)
-    if text.get("num_experts") is None:
+def _decided(text: Fields, by: str | bool) -> bool:
+    return text.flag(by) if isinstance(by, str) else by
+
+
+def _window(text: Fields, shape: Transformer) -> Transformer:
+    """A window in every layer, unless `layer_types` names full ones (Mistral)."""
+    if text.optional("sliding_window", most=100_000_000) is None:
         return shape
-    scoring = "softmax" if text.flag("norm_topk_prob") else "softmax_all"
-    moe = Moe(
-        experts=text.count("num_experts", most=MAX_EXPERTS),
-        topk=_topk(text, "num_experts"),
-        expert_ffn=text.count("moe_intermediate_size"),
-        first_dense=_leading_dense(text, shape.layers),
-        every=text.count("decoder_sparse_step", most=2_000),
-        scoring="softmax" if scoring == "softmax" else "softmax_all",
-    )
-    return replace(shape, moe=moe)
+    return sliding(text, shape, None if text.values.get("sliding_window") is None else 1_000_000)
 
 
-def _leading_dense(text: Fields, layers: int) -> int:
-    """`mlp_only_layers` as a number of leading layers."""
-    if not text.get("mlp_only_layers"):
-        return 0
-    dense = text.indices("mlp_only_layers", layers)
-    if dense != tuple(range(len(dense))):
-        raise text.error("mlp_only_layers", f"expected the first layers, found {', '.join(map(str, dense[:8]))}")
-    return len(dense)
+def _qwen_window(text: Fields, shape: Transformer) -> Transformer:
+    """`use_sliding_window` gives the layers from `max_window_layers` on a window."""
+    if text.words("layer_types", shape.layers) is not None or not text.flag("use_sliding_window"):
+        return sliding(text, shape, None)
+    first = text.optional("max_window_layers", least=0) or 0
+    window = text.count("sliding_window", most=100_000_000)
+    if first >= shape.layers:
+        return shape
+    return replace(shape, window_tokens=window, sliding=True, global_layers=tuple(range(first)))
 
 
-def _mixtral(text: Fields, shape: Transformer) -> Transformer:
-    experts = text.count("num_local_experts", most=MAX_EXPERTS)
-    return replace(shape, moe=Moe(experts=experts, topk=_topk(text, "num_local_experts"), expert_ffn=shape.ffn))
+def _every(interval: int) -> Adapt:
+    def adapt(text: Fields, shape: Transformer) -> Transformer:
+        return sliding(text, shape, interval)
+
+    return adapt
 
 
-def _deepseek(text: Fields, shape: Transformer) -> Transformer:
-    """Latent attention, sigmoid router, shared experts. The predictor of further tokens (MTP) is left out."""
-    mla = Mla(
-        q_lora=text.count("q_lora_rank") if text.values.get("q_lora_rank", 0) is not None else None,  # null: none
-        kv_lora=text.count("kv_lora_rank"),
-        qk_nope=text.count("qk_nope_head_dim"),
-        qk_rope=text.count("qk_rope_head_dim"),
-        v_dim=text.count("v_head_dim"),
-    )
-    return replace(shape, mla=mla, moe=_deepseek_experts(text, shape.layers), kv_heads=shape.heads)
+def _interval(text: Fields, shape: Transformer) -> Transformer:
+    """`sliding_window_pattern`: the last of so many layers is a full one."""
+    pattern = text.get("sliding_window_pattern")
+    if isinstance(pattern, str) and set(pattern) <= set("LG") and pattern:
+        full = tuple(i for i in range(shape.layers) if pattern[i % len(pattern)] == "G" or i == shape.layers - 1)
+        window = text.optional("sliding_window", most=100_000_000)
+        return replace(shape, window_tokens=window, sliding=True, global_layers=full) if window else shape
+    return sliding(text, shape, text.optional("sliding_window_pattern", most=2_000))
 
 
-def _deepseek_experts(text: Fields, layers: int) -> Moe | None:
-    first_dense = text.get("first_k_dense_replace") or 0
-    if isinstance(first_dense, bool) or not isinstance(first_dense, int) or first_dense < 0:
-        raise text.error("first_k_dense_replace", f"expected a whole number from 0 up, found {shown(first_dense)}")
-    if first_dense >= layers:
-        return None
-    width, shared = text.count("moe_intermediate_size"), text.get("n_shared_experts")
-    return Moe(
-        experts=text.count("n_routed_experts", most=MAX_EXPERTS),
-        topk=_topk(text, "n_routed_experts"),
-        expert_ffn=width,
-        shared_ffn=width * text.count("n_shared_experts", most=1_000) if shared else 0,
-        first_dense=first_dense,
-        scoring="sigmoid" if text.flag("norm_topk_prob") else "sigmoid_plain",
-    )
+def _qk_norm_if(key: str) -> Adapt:
+    def adapt(text: Fields, shape: Transformer) -> Transformer:
+        return replace(shape, qk_norm=text.flag(key))
+
+    return adapt
 
 
-def _glm4_moe(text: Fields, shape: Transformer) -> Transformer:
-    """Biases on queries, keys and values only."""
-    return replace(shape, out_bias=False, moe=_deepseek_experts(text, shape.layers))
+def _post_norms_if(key: str) -> Adapt:
+    def adapt(text: Fields, shape: Transformer) -> Transformer:
+        return replace(shape, post_norms=text.flag(key))
+
+    return adapt
 
 
-def _gemma3(text: Fields, shape: Transformer) -> Transformer:
-    """Norms on both sides, five sliding layers for each full one. Image tokens see each other both ways in the model,
-    here they are causal."""
-    full = _full_layers(text, shape.layers, default_interval=6)
-    return replace(
-        shape,
-        qk_norm=True,
-        post_norms=True,
-        activation="gelu",
-        window_tokens=text.count("sliding_window"),
-        sliding=True,
-        global_layers=full,
-    )
+def _learned_positions(key: str, extra: int = 0) -> Callable[[Fields, Transformer], int]:
+    def rows(text: Fields, shape: Transformer) -> int:
+        return (text.count(key, most=100_000_000) + extra) * shape.hidden
+
+    return rows
 
 
-def _full_layers(text: Fields, layers: int, default_interval: int) -> tuple[int, ...]:
-    """Layers with attention to all tokens: `layer_types`, else every so many."""
-    types = text.get("layer_types")
-    if types is None:
-        interval = text.get("sliding_window_pattern") or default_interval
-        return tuple(index for index in range(layers) if (index + 1) % interval == 0)
-    if not isinstance(types, list) or len(types) != layers:
-        raise text.error("layer_types", f"expected a list of {layers} names, found {shown(types)}")
-    return tuple(index for index, kind in enumerate(types) if kind == "full_attention")
+def _opt(text: Fields, shape: Transformer) -> Transformer:
+    """OPT's defaults; its variants with norms behind the branches or a narrower table are not read."""
+    text.refuse_unless("do_layer_norm_before", True, why="norms stand behind the branches")
+    text.refuse_unless("word_embed_proj_dim", None, shape.hidden, why="the token table is narrower than the blocks")
+    text.refuse_unless("_remove_final_layer_norm", False, None, why="there is no norm at the end")
+    text.refuse_unless("layer_norm_elementwise_affine", True, why="its norms have no weights")
+    bias = text.flag("enable_bias")
+    return replace(shape, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
 
 
-def _llama4(text: Fields, shape: Transformer) -> Transformer:
-    """One expert of each token and a shared one; attention in blocks, but for each fourth layer. The norms on queries
-    and keys have no weights and are left out."""
-    width, step = shape.ffn, text.count("interleave_moe_layer_step", most=2_000)
-    interval = text.count("no_rope_layer_interval", most=2_000)
-    moe = Moe(
-        experts=text.count("num_local_experts", most=MAX_EXPERTS),
-        topk=_topk(text, "num_local_experts"),
-        expert_ffn=width,
-        shared_ffn=width,
-        every=step,
-        scoring="sigmoid_plain",
-    )
-    return replace(
-        shape,
-        ffn=text.count("intermediate_size_mlp"),
-        moe=moe,
-        window_tokens=text.count("attention_chunk_size", most=100_000_000),
-        global_layers=tuple(index for index in range(shape.layers) if (index + 1) % interval == 0),
-    )
+def _mllama(text: Fields, shape: Transformer) -> Transformer:
+    """Cross layers attend to image tokens alone: norms on their queries and keys, two gates."""
+    usual = tuple(index for index in range(3, 40, 5) if index < shape.layers)
+    absent = text.get("cross_attention_layers") is None
+    cross = usual if absent else text.indices("cross_attention_layers", shape.layers)
+    shape = replace(shape, cross_layers=cross, cross_width=shape.hidden if cross else None)
+    return each(shape, lambda index, block: replace(block, qk_norm=True, stored=2) if index in cross else block)
 
 
-def _topk(text: Fields, experts: str) -> int:
-    topk, most = text.count("num_experts_per_tok"), text.count(experts, most=MAX_EXPERTS)
-    if topk > most:
-        raise text.error("num_experts_per_tok", f"{topk} experts of a token are more than {experts} = {most}")
-    return topk
+def _gpt2(text: Fields, shape: Transformer) -> Transformer:
+    text.refuse_unless("add_cross_attention", False, None, why="it attends to another model")
+    return replace(shape, ffn=text.optional("n_inner") or 4 * shape.hidden)
 
 
-VARIANTS: Mapping[str, Callable[[Fields, Transformer], Transformer]] = {
-    "deepseek_v3": _deepseek,
-    "gemma3_text": _gemma3,
-    "glm4v_moe_text": _glm4_moe,
-    "kimi_k2": _deepseek,
-    "llama": _plain,
-    "llama4_text": _llama4,
-    "mistral": _plain,
-    "mixtral": _mixtral,
-    "qwen2": _plain,
-    "qwen3": _qwen3,
-    "qwen3_moe": _qwen3,
-    "qwen3_vl_moe_text": _qwen3,
-    "qwen3_vl_text": _qwen3,
+def _norms_of_heads(text: Fields, shape: Transformer) -> Transformer:
+    """Cohere's norms of queries and keys, with weights for each head."""
+    numbers = (shape.heads + shape.kv_heads) * shape.head_dim if text.flag("use_qk_norm") else 0
+    return replace(shape, stored=numbers)
+
+
+def _square_heads(text: Fields, shape: Transformer) -> Transformer:
+    """Helium's output projection is as wide as the blocks on both sides."""
+    if shape.heads * shape.head_dim != shape.hidden:
+        message = f"{shape.heads} heads of {shape.head_dim} are {shape.heads * shape.head_dim}, the output projection "
+        raise text.error("head_dim", f"{message}takes hidden_size = {shape.hidden}")
+    return shape
+
+
+LAYER_NORM = {"norm": "layer"}
+LAYER_NORM_PLAIN_MLP = {"norm": "layer", "gated_mlp": False}
+POST_ONLY = {"pre_norms": False, "post_norms": True, "qk_norm": True}
+PARALLEL = {"norm": "layer", "norm_bias": False, "parallel": True}
+DEEPSEEK = Stack(
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    shape={"mla": True},
+    adapt=(experts.latent_attention, experts.deepseek_experts),
+)
+LLAMA = Stack(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
+QWEN2 = Stack(qkv_bias=True, adapt=(_qwen_window,))
+QWEN3 = Stack(qkv_bias="attention_bias", out_bias="attention_bias", shape={"qk_norm": True}, adapt=(_qwen_window,))
+QWEN3_MOE = replace(QWEN3, adapt=(experts.qwen_experts,))
+MISTRAL = Stack(adapt=(_window,))
+GEMMA = {"activation": "gelu"}
+BIASED = Stack(qkv_bias="attention_bias", out_bias="attention_bias")
+
+STACKS: Mapping[str, Stack] = {
+    "aria_text": replace(LLAMA, adapt=(experts.aria_experts,)),
+    "arcee": replace(LLAMA, shape={"gated_mlp": False}),
+    "cohere": replace(BIASED, shape=PARALLEL, adapt=(_norms_of_heads,)),
+    "cohere2": replace(BIASED, shape=PARALLEL, adapt=(_every(4),)),
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "ernie4_5": Stack(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
+    "ernie4_5_moe": Stack(
+        qkv_bias="use_bias",
+        out_bias="use_bias",
+        mlp_bias="use_bias",
+        adapt=(experts.ernie_experts,),
+        head_bias="use_bias",
+    ),
+    "exaone4": Stack(shape=POST_ONLY, adapt=(_interval,)),
+    "gemma": replace(BIASED, shape=GEMMA),
+    "gemma2": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma2,)),
+    "gemma3_text": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma3,)),
+    "gemma4_text": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma4,)),
+    "glm": Stack(qkv_bias="attention_bias"),
+    "glm4": Stack(qkv_bias="attention_bias", shape={"post_norms": True}),
+    "glm4_moe": Stack(qkv_bias="attention_bias", adapt=(_qk_norm_if("use_qk_norm"), experts.deepseek_experts)),
+    "glm4v_moe_text": Stack(qkv_bias="attention_bias", adapt=(experts.deepseek_experts,)),
+    "glm4v_text": Stack(qkv_bias=True, shape={"post_norms": True}),
+    "glm_ocr_text": Stack(shape={"post_norms": True}),
+    "gpt2": Stack(
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        shape=LAYER_NORM_PLAIN_MLP,
+        ffn="hidden_size",
+        adapt=(_gpt2,),
+        stored=_learned_positions("max_position_embeddings"),
+    ),
+    "gpt_oss": replace(BIASED, adapt=(_every(2), experts.gpt_oss_experts)),
+    "granite": LLAMA,
+    "granitemoe": replace(BIASED, adapt=(experts.granite_experts,)),
+    "granitemoeshared": replace(BIASED, adapt=(experts.granite_experts,)),
+    "helium": replace(LLAMA, out_bias=False, adapt=(_square_heads,)),
+    "hunyuan_v1_dense": replace(BIASED, shape={"qk_norm": True}),
+    "hyperclovax": replace(LLAMA, adapt=(_post_norms_if("use_post_norm"),)),
+    "kimi_k2": DEEPSEEK,
+    "llama": LLAMA,
+    "llama4_text": Stack(
+        qkv_bias="attention_bias", out_bias="attention_bias", adapt=(experts.llama4_experts, mixers.llama4)
+    ),
+    "minimax_m2": Stack(shape={"qk_norm": True, "qk_norm_whole": True}, adapt=(experts.mixtral_experts,)),
+    "ministral3": MISTRAL,
+    "mistral": MISTRAL,
+    "mixtral": replace(MISTRAL, adapt=(_window, experts.mixtral_experts)),
+    "mllama_text_model": Stack(adapt=(_mllama,)),
+    "olmo2": replace(BIASED, shape={**POST_ONLY, "qk_norm_whole": True}),
+    "olmo3": replace(BIASED, shape={**POST_ONLY, "qk_norm_whole": True}, adapt=(_every(4),)),
+    "olmoe": replace(
+        BIASED,
+        shape={"qk_norm": True, "qk_norm_whole": True},
+        adapt=(
+            lambda text, shape: replace(
+                shape, moe=experts.moe_of(text, "num_experts", shape.ffn, scoring=experts.softmax_of(text))
+            ),
+        ),
+    ),
+    "opt": Stack(
+        shape=LAYER_NORM_PLAIN_MLP,
+        ffn="ffn_dim",
+        adapt=(_opt,),
+        stored=_learned_positions("max_position_embeddings", 2),
+    ),
+    "paddleocr_vl_text": Stack(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
+    "phi": Stack(
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        shape={"norm": "layer", "gated_mlp": False, "parallel": True},
+        adapt=(lambda text, shape: _refusing(text, shape, "qk_layernorm", "norms on queries and keys"),),
+        head_bias=True,
+    ),
+    "phi3": MISTRAL,
+    "phimoe": Stack(
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        shape=LAYER_NORM,
+        adapt=(experts.mixtral_experts,),
+        head_bias="lm_head_bias",
+    ),
+    "qwen2": QWEN2,
+    "qwen2_5_omni_text": QWEN2,
+    "qwen2_5_vl_text": QWEN2,
+    "qwen2_moe": Stack(qkv_bias="qkv_bias", adapt=(experts.qwen_shared,)),
+    "qwen2_vl_text": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_5_moe_text": replace(BIASED, ffn="moe_intermediate_size", adapt=(mixers.gated_delta, experts.qwen_shared)),
+    "qwen3_5_text": replace(BIASED, adapt=(mixers.gated_delta,)),
+    "qwen3_moe": QWEN3_MOE,
+    "qwen3_next": replace(BIASED, adapt=(mixers.gated_delta, experts.qwen_shared)),
+    "qwen3_omni_moe_text": QWEN3_MOE,
+    "qwen3_vl_moe_text": QWEN3_MOE,
+    "qwen3_vl_text": replace(QWEN3, adapt=()),
+    "seed_oss": Stack(qkv_bias="attention_bias", out_bias="attention_out_bias", mlp_bias="mlp_bias"),
+    "smollm3": LLAMA,
+    "stablelm": Stack(
+        qkv_bias="use_qkv_bias",
+        shape=LAYER_NORM,
+        adapt=(
+            lambda text, shape: _refusing(text, shape, "qk_layernorm", "a norm for each head"),
+            lambda text, shape: replace(shape, parallel=text.flag("use_parallel_residual")),
+        ),
+    ),
+    "starcoder2": Stack(
+        qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", shape=LAYER_NORM_PLAIN_MLP, adapt=(_window,)
+    ),
+    "step3p7_text": Stack(
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        adapt=(experts.step_experts, mixers.step),
+    ),
 }
+
+
+def _refusing(text: Fields, shape: Transformer, key: str, what: str) -> Transformer:
+    text.refuse_unless(key, False, None, why=f"it adds {what}")
+    return shape

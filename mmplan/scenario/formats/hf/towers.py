@@ -1,86 +1,420 @@
-"""Vision towers that several families share."""
+"""Vision towers by the `model_type` of their configuration class."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
+from mmplan.scenario.formats.hf.blocks_by_layer import each
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import MAX_LAYERS, SOURCE, divided, vit_blocks
+from mmplan.scenario.formats.hf_modules import SOURCE, divided
 from mmplan.scenario.scenario import ModelModule, Transformer, VisionInput
 
-# Class defaults of transformers 5.24.
-SIGLIP: dict[str, Any] = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 16,
-}
-PIXTRAL: dict[str, Any] = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "patch_size": 16,
-}
+Tower = Callable[[Fields], ModelModule]
+BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+RMS_GATED: dict[str, Any] = {"norm": "rms", "gated_mlp": True, "activation": "silu"}
 
 
-def vision_module(shape: Transformer, vision: VisionInput) -> ModelModule:
+def vision_module(shape: Transformer, vision: VisionInput, stored: int = 0) -> ModelModule:
     return ModelModule(
-        name="vision", kind="vision_encoder", modality="vision", transformer=shape, vision=vision, source=SOURCE
+        name="vision",
+        kind="vision_encoder",
+        modality="vision",
+        transformer=shape,
+        vision=vision,
+        stored=stored,
+        source=SOURCE,
     )
 
 
-def square(tower: Fields, name: str) -> int:
-    """A side in pixels, given as a number or as two equal ones."""
-    value = tower.get(name)
-    if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
-        return replace(tower, values={**tower.values, name: value[0]}).count(name)
-    return tower.count(name)
-
-
-def activation_of(tower: Fields, default: str = "gelu") -> Literal["gelu", "silu"]:
-    """`silu`, or `gelu` for all of its approximations."""
-    return "silu" if (tower.get("hidden_act", "hidden_activation") or default) == "silu" else "gelu"
-
-
-def siglip_module(tower: Fields) -> ModelModule:
-    """SigLIP without pooling head: stored positions, no class token, a norm at the end."""
-    return vision_module(
-        vit_blocks(tower, tower.count("num_hidden_layers", most=MAX_LAYERS), first_norm=False),
-        VisionInput(
-            patch=square(tower, "patch_size"),
-            channels=tower.count("num_channels"),
-            image_size=_whole_patches(tower),
-            learned_positions=True,
-            patch_bias=True,
-        ),
-    )
-
-
-def _whole_patches(tower: Fields) -> int:
-    """The image's side without the remainder that the patch convolution drops."""
-    patch = square(tower, "patch_size")
-    return square(tower, "image_size") // patch * patch
-
-
-def pixtral_module(tower: Fields) -> ModelModule:
-    """Pixtral's tower: any size, rotary positions, gated MLP, RMS norms, one of them before the first block."""
-    hidden, heads = tower.count("hidden_size"), tower.count("num_attention_heads")
-    shape = Transformer(
-        layers=tower.count("num_hidden_layers", most=MAX_LAYERS),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=divided(tower, hidden, heads),
-        ffn=tower.count("intermediate_size"),
-        gated_mlp=True,
+def vit(
+    tower: Fields,
+    *,
+    hidden: str = "hidden_size",
+    heads: str = "num_attention_heads",
+    layers: str = "num_hidden_layers",
+    ffn: int | None = None,
+    **shape: Any,
+) -> Transformer:
+    """Blocks of a vision transformer: layer norms, plain MLP and biases everywhere unless `shape` says otherwise."""
+    width, count = tower.count(hidden), tower.count(heads)
+    kv_heads = shape.pop("kv_heads", count)
+    usual: dict[str, Any] = {"norm": "layer", "gated_mlp": False, **BIASES}
+    return Transformer(
+        layers=tower.layers(layers),
+        hidden=width,
+        heads=count,
+        kv_heads=kv_heads,
+        head_dim=shape.pop("head_dim", None) or divided(tower, width, count),
+        ffn=tower.count("intermediate_size") if ffn is None else ffn,
         causal=False,
+        **{**usual, **shape},
+    )
+
+
+def whole_patches(tower: Fields, patch: int, image: str = "image_size") -> int:
+    """The image's side without the remainder that the patch convolution drops."""
+    side = tower.side(image)
+    if side < patch:
+        raise tower.error(image, f"an image of {side} pixels has no patch of {patch}")
+    return side // patch * patch
+
+
+def fixed(
+    tower: Fields, *, bias: bool = True, class_token: bool = False, channels: str = "num_channels"
+) -> VisionInput:
+    """Images of one size with a table of learned positions; without class token behind the tower."""
+    patch = tower.side("patch_size")
+    return VisionInput(
+        patch=patch,
+        channels=tower.count(channels, most=1_000),
+        image_size=whole_patches(tower, patch),
+        class_token=class_token,
+        learned_positions=True,
+        patch_bias=bias,
+    )
+
+
+def native(
+    tower: Fields, *, bias: bool, rows: int = 0, channels: str = "in_channels", temporal: bool = True
+) -> VisionInput:
+    """Images of any size, with `rows` learned positions that are stretched over them."""
+    return VisionInput(
+        patch=tower.side("patch_size"),
+        channels=tower.count(channels, most=1_000),
+        temporal_patch=tower.side("temporal_patch_size") if temporal else 1,
+        position_rows=rows,
+        patch_bias=bias,
+    )
+
+
+def clip(tower: Fields) -> ModelModule:
+    """CLIP: class token, a norm in front of the blocks and one behind them."""
+    return vision_module(vit(tower, norm_first_extra=True), fixed(tower, bias=False, class_token=True))
+
+
+def siglip(tower: Fields) -> ModelModule:
+    """SigLIP: no class token; its pooling head, where there is one, is not used by language models."""
+    stored = _pooling_head(tower) if tower.get("vision_use_head") is not False else 0
+    return vision_module(vit(tower), fixed(tower), stored)
+
+
+def siglip2(tower: Fields) -> ModelModule:
+    """SigLIP 2 for images of any size."""
+    vision = native(tower, bias=True, rows=tower.count("num_patches"), channels="num_channels", temporal=False)
+    stored = _pooling_head(tower) if tower.get("vision_use_head") is not False else 0
+    return vision_module(vit(tower), vision, stored)
+
+
+def _pooling_head(tower: Fields) -> int:
+    """Parameters of attention from one learned query, a norm and an MLP."""
+    width, ffn = tower.count("hidden_size"), tower.count("intermediate_size")
+    return width + 4 * (width * width + width) + 2 * width + 2 * width * ffn + width + ffn
+
+
+def idefics(tower: Fields) -> ModelModule:
+    """SigLIP's blocks with positions of a fixed grid."""
+    return vision_module(vit(tower), fixed(tower))
+
+
+def pixtral(tower: Fields) -> ModelModule:
+    """Pixtral: any size, rotary positions, gated MLP, RMS norms, one of them before the first block."""
+    silu = "silu" if tower.get("hidden_act") in ("silu", "swish") else "gelu"
+    shape = vit(
+        tower,
         norm="rms",
-        activation=activation_of(tower),
+        gated_mlp=True,
+        activation=silu,
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
+        head_dim=tower.optional("head_dim"),
         norm_first_extra=True,
         final_norm=False,
     )
-    return vision_module(shape, VisionInput(patch=square(tower, "patch_size"), channels=tower.count("num_channels")))
+    return vision_module(shape, native(tower, bias=False, channels="num_channels", temporal=False))
+
+
+def internvit(tower: Fields) -> ModelModule:
+    """InternViT: norms over all heads of queries and keys, scaled branches, no norm at the end."""
+    qk_norm = tower.flag("use_qk_norm") or tower.flag("qk_normalization")
+    bias = tower.flag("attention_bias") or tower.flag("qkv_bias")
+    shape = vit(
+        tower,
+        norm="rms" if tower.get("norm_type") == "rms_norm" else "layer",
+        qkv_bias=bias,
+        qk_norm=qk_norm,
+        qk_norm_whole=qk_norm,
+        qk_norm_kind="rms",
+        layer_scale=True,
+        final_norm=tower.get("use_mean_pooling") is False,
+    )
+    vision = fixed(tower, class_token=True)
+    if tower.kind != "intern_vit_6b":
+        mask = shape.hidden if tower.flag("use_mask_token") else 0
+        if not tower.flag("use_absolute_position_embeddings"):
+            vision = replace(vision, learned_positions=False)
+        return vision_module(shape, vision, mask)
+    return vision_module(shape, vision)
+
+
+def qwen2_vl(tower: Fields) -> ModelModule:
+    """Native resolution, layer norms, plain MLP."""
+    hidden = tower.count("embed_dim")
+    ratio = tower.ratio("mlp_ratio")
+    shape = vit(tower, hidden="embed_dim", heads="num_heads", layers="depth", ffn=int(hidden * ratio), final_norm=False)
+    return vision_module(shape, native(tower, bias=False))
+
+
+def qwen2_5_vl(tower: Fields) -> ModelModule:
+    """Native resolution, RMS norms, gated MLP, attention in windows except in a few layers."""
+    shape = vit(tower, heads="num_heads", layers="depth", final_norm=False, **RMS_GATED)
+    if tower.kind == "exaone4_5_vision":
+        shape = replace(shape, kv_heads=tower.optional("num_key_value_heads") or shape.heads)
+    window = (tower.count("window_size", most=100_000) // tower.count("patch_size")) ** 2 or 1
+    whole = tower.indices("fullatt_block_indexes", shape.layers)
+    shape = replace(shape, window_tokens=window, global_layers=whole)
+    return vision_module(shape, native(tower, bias=False, channels=_channels(tower)))
+
+
+def _channels(tower: Fields) -> str:
+    """`in_channels` or, in files of before 2025, `in_chans`, which the class does not read."""
+    return "in_channels"
+
+
+def qwen3_vl(tower: Fields) -> ModelModule:
+    """Native resolution, layer norms, plain MLP, a stretched table of positions."""
+    shape = vit(tower, heads="num_heads", layers="depth", final_norm=False)
+    rows = tower.count("num_position_embeddings")
+    return vision_module(shape, native(tower, bias=True, rows=rows))
+
+
+def glm4v(tower: Fields) -> ModelModule:
+    """GLM-4V: RMS norms, a gated MLP as wide as the tower's output, a norm behind the patches."""
+    bias = tower.flag("attention_bias")
+    shape = vit(
+        tower,
+        heads="num_heads",
+        layers="depth",
+        ffn=tower.count("out_hidden_size"),
+        qkv_bias=bias,
+        out_bias=False,
+        mlp_bias=False,
+        norm_first_extra=True,
+        norm="rms",
+        gated_mlp=True,
+        activation="silu",
+    )
+    patch = tower.side("patch_size")
+    rows = (whole_patches(tower, patch) // patch) ** 2
+    return vision_module(shape, native(tower, bias=True, rows=rows))
+
+
+def glm_ocr(tower: Fields) -> ModelModule:
+    """GLM-OCR: norms on queries and keys, biases, no positions but rotary ones."""
+    bias = tower.flag("attention_bias")
+    shape = vit(
+        tower, heads="num_heads", layers="depth", qkv_bias=bias, out_bias=bias, mlp_bias=bias, qk_norm=True, **RMS_GATED
+    )
+    return vision_module(shape, native(tower, bias=True))
+
+
+def kimi(tower: Fields) -> ModelModule:
+    """MoonViT, with keys as in transformers (`hidden_size`) or as on the Hub (`vt_hidden_size`)."""
+    hub = {key.removeprefix("vt_"): value for key, value in tower.values.items() if key.startswith("vt_")}
+    tower = replace(tower, values={**tower.values, **hub})
+    rows = tower.count("init_pos_emb_height", "pos_emb_height") * tower.count("init_pos_emb_width", "pos_emb_width")
+    vision = VisionInput(patch=tower.count("patch_size"), position_rows=rows, patch_bias=True)
+    return vision_module(vit(tower), vision)
+
+
+def llama4(tower: Fields) -> ModelModule:
+    """Every tile counts as an image."""
+    width = tower.count("hidden_size")
+    shape = vit(tower, norm_first_extra=True, ffn=tower.count("intermediate_size"))
+    vision = fixed(tower, bias=False, class_token=True)
+    joined = width * 4
+    if joined != shape.ffn:
+        message = f"4 joined tokens of width {width} are {joined}, the adapter takes intermediate_size = {shape.ffn}"
+        absent = "" if tower.values else " (the class's defaults: this file has no vision_config)"
+        raise tower.error("hidden_size", message + absent)
+    return vision_module(shape, vision)
+
+
+def mllama(tower: Fields) -> ModelModule:
+    """Llama 3.2: tiles attend jointly; gates in the global layers, tables of tile positions with gates."""
+    own, more = tower.layers(), tower.layers("num_global_layers")
+    shape = vit(tower, heads="attention_heads", qkv_bias=False, out_bias=False, norm_first_extra=True)
+    shape = each(replace(shape, layers=own + more), lambda i, block: replace(block, stored=2) if i >= own else block)
+    tiles = tower.count("max_num_tiles", most=1_000)
+    vision = replace(
+        fixed(tower, bias=False, class_token=True), keep_class_token=True, tiles=tiles, joint_tiles=tiles > 1
+    )
+    assert vision.image_size is not None
+    ratios = tower.get("supported_aspect_ratios")
+    count = len(ratios) if isinstance(ratios, list) else 8  # [1, 1] to [4, 1]
+    rows = (vision.image_size // vision.patch) ** 2 + 1
+    stored = (count + 1) * tiles * shape.hidden * (rows + 2) + 3
+    return vision_module(shape, vision, stored)
+
+
+def janus(tower: Fields) -> ModelModule:
+    ratio, width = tower.ratio("mlp_ratio"), tower.count("hidden_size")
+    qk_norm = tower.flag("use_qk_norm")
+    shape = vit(
+        tower, ffn=int(width * ratio), qkv_bias=tower.flag("attention_bias"), qk_norm=qk_norm, qk_norm_whole=qk_norm
+    )
+    return vision_module(shape, fixed(tower))
+
+
+def blip2(tower: Fields) -> ModelModule:
+    """EVA's ViT: no bias on keys, yet the class stores one for all three."""
+    return vision_module(vit(tower, qkv_bias=tower.flag("qkv_bias")), _with_class(tower))
+
+
+def _with_class(tower: Fields) -> VisionInput:
+    channels = "num_channels" if "num_channels" in {*tower.values, *tower.defaults} else "channels"
+    if channels == "channels":
+        tower = replace(tower, values={**tower.values, "channels": 3})
+    return replace(fixed(tower, class_token=True, channels=channels), keep_class_token=True)
+
+
+def gemma4(tower: Fields) -> ModelModule:
+    """Norms on both sides and on queries and keys, a gated MLP, two tables of positions added together. Tokens are
+    averaged behind it."""
+    tower.refuse_unless("use_clipped_linears", False, None, why="its linears keep ranges beside their weights")
+    bias = tower.flag("attention_bias")
+    shape = vit(
+        tower,
+        norm="rms",
+        gated_mlp=True,
+        activation="gelu",
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=False,
+        qk_norm=True,
+        post_norms=True,
+        final_norm=False,
+        kv_heads=tower.count("num_key_value_heads"),
+        head_dim=tower.count("head_dim"),
+    )
+    rows = tower.count("position_embedding_size")
+    vision = VisionInput(patch=tower.side("patch_size"), position_rows=rows)
+    return vision_module(shape, vision, rows * shape.hidden)
+
+
+def ovis2(tower: Fields) -> ModelModule:
+    """RMS norms and a gated MLP; the head turns each token into probabilities of visual words."""
+    bias = tower.flag("qkv_bias")
+    shape = vit(
+        tower,
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=tower.flag("mlp_bias"),
+        norm_first_extra=False,
+        **RMS_GATED,
+    )
+    return vision_module(shape, fixed(tower), stored=shape.hidden)
+
+
+def paddle(tower: Fields) -> ModelModule:
+    patch = tower.side("patch_size")
+    rows = (whole_patches(tower, patch) // patch) ** 2
+    return vision_module(vit(tower), native(tower, bias=True, rows=rows, channels="num_channels", temporal=False))
+
+
+def ernie(tower: Fields) -> ModelModule:
+    shape = vit(tower, heads="num_heads", layers="depth")
+    return vision_module(shape, native(tower, bias=False, temporal=False))
+
+
+def video_llama(tower: Fields) -> ModelModule:
+    return vision_module(vit(tower), native(tower, bias=True, channels="num_channels", temporal=False))
+
+
+def step(tower: Fields) -> ModelModule:
+    """Perception encoder of Step 3.7: scaled branches, a norm in front, none behind."""
+    width = tower.count("hidden_size")
+    ratio = tower.get("mlp_ratio")
+    ffn = int(width * tower.ratio("mlp_ratio")) if ratio is not None else tower.count("intermediate_size")
+    shape = vit(tower, ffn=ffn, norm_first_extra=True, final_norm=False, layer_scale=True)
+    return vision_module(shape, fixed(tower, bias=False))
+
+
+def minimax(tower: Fields) -> ModelModule:
+    shape = vit(tower, norm_first_extra=True, final_norm=False)
+    return vision_module(shape, native(tower, bias=False, channels="num_channels"))
+
+
+def dinov2(tower: Fields) -> ModelModule:
+    """Class token and mask token, scaled branches."""
+    tower.refuse_unless("use_swiglu_ffn", False, None, why="its gated MLP rounds its width")
+    width = tower.count("hidden_size")
+    shape = vit(tower, ffn=int(width * tower.ratio("mlp_ratio")), qkv_bias=tower.flag("qkv_bias"), layer_scale=True)
+    stored = width if tower.get("use_mask_token") is not False else 0
+    return vision_module(shape, replace(fixed(tower, class_token=True), keep_class_token=True), stored)
+
+
+def cosmos(tower: Fields) -> ModelModule:
+    rows = tower.count("num_patches")
+    return vision_module(vit(tower), native(tower, bias=True, rows=rows, channels="num_channels", temporal=False))
+
+
+TOWERS: Mapping[str, Tower] = {
+    "blip_2_vision_model": blip2,
+    "blip_vision_model": blip2,
+    "clip_vision_model": clip,
+    "cosmos3_edge_vision": cosmos,
+    "dinov2": dinov2,
+    "ernie4_5_vl_moe_vision": ernie,
+    "exaone4_5_vision": qwen2_5_vl,
+    "gemma4_vision": gemma4,
+    "git_vision_model": clip,
+    "glm4v_moe_vision": glm4v,
+    "glm4v_vision": glm4v,
+    "glm_ocr_vision": glm_ocr,
+    "idefics2_vision": idefics,
+    "idefics3_vision": idefics,
+    "instructblip_vision_model": blip2,
+    "instructblipvideo_vision_model": blip2,
+    "intern_vit_6b": internvit,
+    "internvl_vision": internvit,
+    "janus_vision_model": janus,
+    "kimi_k25_vision": kimi,
+    "kosmos_2_vision_model": clip,
+    "llama4_vision_model": llama4,
+    "minimax_m3_vl_vision": minimax,
+    "mllama_vision_model": mllama,
+    "moonvit": kimi,
+    "ovis2_vision": ovis2,
+    "paddleocr_vl_vision": paddle,
+    "phi4_multimodal_vision": siglip,
+    "pixtral": pixtral,
+    "qianfan_ocr_vision": internvit,
+    "qwen2_5_omni_vision_encoder": qwen2_5_vl,
+    "qwen2_5_vl_vision": qwen2_5_vl,
+    "qwen2_vl_vision": qwen2_vl,
+    "qwen3_5_moe_vision": qwen3_vl,
+    "qwen3_5_vision": qwen3_vl,
+    "qwen3_omni_moe_vision_encoder": qwen3_vl,
+    "qwen3_vl_moe_vision": qwen3_vl,
+    "qwen3_vl_vision": qwen3_vl,
+    "siglip2_vision_model": siglip2,
+    "siglip_vision_model": siglip,
+    "smolvlm_vision": idefics,
+    "step3p7_vision": step,
+    "video_llama_3_vision": video_llama,
+}
+
+
+def tower_of(config: Fields, *keys: str, kind: str | None = None) -> ModelModule:
+    """The vision tower of a nested config.
+
+    Raises:
+        InputError: an unknown model_type, or a size that is missing or impossible.
+    """
+    tower = config.part(*(keys or ("vision_config",)), kind=kind)
+    build = TOWERS.get(tower.kind)
+    if build is None:
+        known = ", ".join(f"'{name}'" for name in sorted(TOWERS))
+        raise tower.error("model_type", f"the vision tower '{tower.kind:.60}' is not read; known: {known}")
+    return build(tower)

@@ -1,0 +1,96 @@
+"""What configuration classes of transformers assume for absent keys: `class_defaults.json`, written by
+`benchmarks/hf_class_defaults.py` from the classes themselves. Files on the Hub are sparse."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("class_defaults.json")
+
+
+# Names of the Hub for classes that transformers has under another name.
+READ_AS = {"kimi_k2": "deepseek_v3", "moonvit": "kimi_k25_vision"}
+# Classes that stand beside the weights and not in transformers: configuration_intern_vit.py and
+# configuration_internvl_chat.py of OpenGVLab/InternVL2_5-8B.
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "intern_vit_6b": {
+        "keys": {
+            "hidden_size": 3200,
+            "intermediate_size": 12800,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 25,
+            "num_channels": 3,
+            "image_size": 224,
+            "patch_size": 14,
+            "norm_type": "rms_norm",
+            "qk_normalization": True,
+            "qkv_bias": False,
+            "use_mean_pooling": True,
+        }
+    },
+    "internvl_chat": {"keys": {"downsample_ratio": 0.5}},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartDefaults:
+    """A nested config: `model_type` of its class, and what differs from that class when the key is absent as a whole.
+
+    fixed: the class is the same whatever `model_type` the nested config names; merged: what differs also stands in for
+    keys that a nested config leaves out.
+    """
+
+    kind: str
+    absent: Mapping[str, Any]
+    fixed: bool = False
+    merged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassDefaults:
+    """Of one `model_type`.
+
+    Attributes:
+        keys: key -> value that the class assumes.
+        aliases: key of the class -> other names that it reads the key by; one of them wins where both stand.
+        parts: nested configs.
+        tie_from_text: `tie_word_embeddings: true` in the text config wins over the outer config's `false`.
+    """
+
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    parts: Mapping[str, PartDefaults] = field(default_factory=dict)
+    tie_from_text: bool = False
+
+    def name_of(self, key: str) -> str:
+        """The class's own name of a key that is given by another one."""
+        return next((own for own, others in self.aliases.items() if key in others), key)
+
+
+@cache
+def defaults_of(kind: str) -> ClassDefaults:
+    """Defaults of a `model_type`; none where transformers has no class of that name."""
+    if kind in READ_AS:
+        return defaults_of(READ_AS[kind])
+    row = OWN.get(kind) or _table().get(kind)
+    if not isinstance(row, dict):
+        return ClassDefaults()
+    aliases: dict[str, tuple[str, ...]] = {}
+    for new, old in row.get("aliases", {}).items():
+        aliases[old] = (*aliases.get(old, ()), new)
+    parts = {
+        name: PartDefaults(
+            kind=part["type"], absent=part["absent"], fixed=part.get("fixed", False), merged=part.get("merged", False)
+        )
+        for name, part in row.get("parts", {}).items()
+    }
+    return ClassDefaults(keys=row["keys"], aliases=aliases, parts=parts, tie_from_text=row.get("tie_from_text", False))
+
+
+@cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(FILE.read_text())
+    return table

@@ -1,0 +1,108 @@
+"""Language models whose layers attend in different ways: linear attention, unlike heads in sliding and full layers."""
+
+from dataclasses import replace
+
+from mmplan.scenario.formats.hf.blocks_by_layer import each, full_layers, sliding
+from mmplan.scenario.formats.hf.experts import moe_of
+from mmplan.scenario.formats.hf_fields import Fields
+from mmplan.scenario.scenario import GatedDelta, Transformer
+
+
+def gated_delta(text: Fields, shape: Transformer) -> Transformer:
+    """Qwen3-Next and Qwen3.5: full layers with an output gate among layers with linear attention."""
+    interval = text.optional("full_attention_interval", most=2_000) or 4
+    full = full_layers(text, shape.layers, interval, other=("linear_attention",))
+    delta = GatedDelta(
+        key_heads=text.count("linear_num_key_heads"),
+        value_heads=text.count("linear_num_value_heads"),
+        key_dim=text.count("linear_key_head_dim"),
+        value_dim=text.count("linear_value_head_dim"),
+        conv=text.count("linear_conv_kernel_dim", most=1_000),
+    )
+    if delta.value_heads % delta.key_heads:
+        message = f"{delta.value_heads} value heads are not a multiple of linear_num_key_heads = {delta.key_heads}"
+        raise text.error("linear_num_value_heads", message)
+
+    def block(index: int, plain: Transformer) -> Transformer:
+        if index in full:
+            return replace(plain, qk_norm=True, out_gate="column")
+        return replace(plain, qkv_bias=False, out_bias=False, delta=delta)
+
+    return each(shape, block)
+
+
+def gemma2(text: Fields, shape: Transformer) -> Transformer:
+    """Norms on both sides; every other layer has a window."""
+    return sliding(text, replace(shape, post_norms=True), 2)
+
+
+def gemma3(text: Fields, shape: Transformer) -> Transformer:
+    """Norms on both sides and on queries and keys; five sliding layers for each full one. Image tokens see each other
+    both ways in the model, here they are causal."""
+    interval = text.optional("sliding_window_pattern", "_sliding_window_pattern", most=2_000) or 6
+    return sliding(text, replace(shape, qk_norm=True, post_norms=True), interval)
+
+
+def gemma4(text: Fields, shape: Transformer) -> Transformer:
+    """Full layers have heads of their own width and number, and may take keys as values. With experts a dense MLP
+    stands beside them, with three more norms, a scale of the router's input and one of each expert."""
+    second = "its blocks read a second table of token embeddings"
+    text.refuse_unless("hidden_size_per_layer_input", 0, None, why=second)
+    text.refuse_unless("num_kv_shared_layers", 0, why="its last layers attend to keys of earlier ones")
+    types = text.words("layer_types", shape.layers)
+    full = (*full_layers(text, shape.layers, 6),) if types is None else full_layers(text, shape.layers, 6)
+    full = tuple(sorted({*full, shape.layers - 1}))  # the class makes the last layer a full one
+    shape = replace(shape, qk_norm=True, post_norms=True)
+    if text.flag("enable_moe_block"):
+        width = text.count("moe_intermediate_size")
+        moe = moe_of(text, "num_experts", width, topk="top_k_experts", scoring="softmax")
+        scales = 4 * shape.hidden + moe.experts
+        shape = replace(shape, moe=replace(moe, shared_ffn=shape.ffn), stored=scales)
+    same = text.flag("attention_k_eq_v")
+    kv_heads = (text.optional("num_global_key_value_heads") or shape.kv_heads) if same else shape.kv_heads
+    wide = text.optional("global_head_dim") or 512
+    window = text.count("sliding_window", most=100_000_000)
+    if shape.heads % kv_heads:
+        raise text.error("num_global_key_value_heads", f"{shape.heads} heads are not a multiple of {kv_heads}")
+
+    def block(index: int, plain: Transformer) -> Transformer:
+        if index in full:
+            return replace(plain, head_dim=wide, kv_heads=kv_heads, keys_as_values=same)
+        return replace(plain, window_tokens=window, sliding=True)
+
+    return each(shape, block)
+
+
+def step(text: Fields, shape: Transformer) -> Transformer:
+    """Step 3.7: a gate for each head, other head counts in sliding layers."""
+    full = full_layers(text, shape.layers, None)
+    near = text.optional("num_sliding_attention_heads") or shape.heads
+    if near % shape.kv_heads:
+        raise text.error("num_sliding_attention_heads", f"{near} heads are not a multiple of {shape.kv_heads}")
+
+    def block(index: int, plain: Transformer) -> Transformer:
+        plain = replace(plain, qk_norm=True, out_gate="head")
+        if index in full:
+            return plain
+        window = text.count("sliding_window", most=100_000_000)
+        return replace(plain, heads=near, window_tokens=window, sliding=True)
+
+    return each(shape, block)
+
+
+def llama4(text: Fields, shape: Transformer) -> Transformer:
+    """Attention in blocks but for each fourth layer. The norms on queries and keys have no weights and are left out."""
+    chunk = text.optional("attention_chunk_size", most=100_000_000)
+    listed = text.get("no_rope_layers")
+    if text.words("layer_types", shape.layers) is not None:
+        full = full_layers(text, shape.layers, None, other=("chunked_attention",))
+    elif isinstance(listed, list) and listed:
+        if len(listed) != shape.layers:
+            raise text.error("no_rope_layers", f"expected {shape.layers} numbers, found {len(listed)}")
+        full = tuple(index for index, turns in enumerate(listed) if not turns)
+    else:
+        interval = text.count("no_rope_layer_interval", most=2_000)
+        full = tuple(index for index in range(shape.layers) if (index + 1) % interval == 0)
+    if chunk is None or len(full) == shape.layers:
+        return shape
+    return each(shape, lambda _, block: replace(block, window_tokens=chunk, global_layers=full))
