@@ -1,9 +1,15 @@
 """The frameworks that `mmplan export` writes for."""
 
 from collections.abc import Callable
+from functools import partial
 
 from mmplan.errors import CheckError, InputError
+from mmplan.planner.check import require_structure
+from mmplan.planner.formats.accelerate import export_accelerate
+from mmplan.planner.formats.cornstarch import export_cornstarch
 from mmplan.planner.formats.exported import Exported
+from mmplan.planner.formats.jax_module import export_jax
+from mmplan.planner.formats.matrix import Matrix, migration_matrix
 from mmplan.planner.formats.megatron import export_megatron
 from mmplan.planner.formats.megatron_mimo import export_megatron_mimo
 from mmplan.planner.formats.torch_pipelining import export_torch_pipelining
@@ -19,6 +25,9 @@ TARGETS: dict[str, Callable[[Plan], Exported]] = {
     "torch-pipelining": export_torch_pipelining,
     "torchtitan": export_torchtitan,
     "torchtitan-toml": export_torchtitan_toml,
+    "accelerate": export_accelerate,
+    "jax": export_jax,
+    "cornstarch": export_cornstarch,
     "slurm": export_slurm,
     "kubernetes": export_kubernetes,
 }
@@ -38,3 +47,13 @@ def exported(plan: Plan, target: str) -> Exported:
         apart = " and ".join(plan.meshes[0].modules)
         raise CheckError(f"{target} runs all modules on one mesh, the plan has {apart} on {plan.meshes[0]}")
     return TARGETS[target](plan)
+
+
+def matrix_of(plan: Plan) -> Matrix:
+    """What of the plan each framework can run, every exporter asked.
+
+    Raises:
+        CheckError: the plan is not sound.
+    """
+    require_structure(plan)
+    return migration_matrix(plan, {name: partial(exported, target=name) for name in TARGETS})

@@ -30,19 +30,29 @@ def import_(
 
 def export(
     plan_file: PlanFile,
-    to: Annotated[str, typer.Option("--to", metavar="TARGET", help="The framework to write for.")],
+    to: Annotated[str | None, typer.Option("--to", metavar="TARGET", help="The framework to write for.")] = None,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Write nothing: say what of the plan each framework can run.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="File, or folder where the target takes several.")
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Write a plan for another framework, and say what that framework cannot do and what that costs."""
-    from mmplan.commands.export_targets import exported
+    from mmplan.commands.export_targets import exported, matrix_of
     from mmplan.planner.plan import load_plan
     from mmplan.report.console import emit
     from mmplan.report.formats import export_document, export_parts, write_export
+    from mmplan.report.matrix import matrix_document, matrix_parts
 
     require_folder(json_path(json_file))
+    if matrix == (to is not None) or (matrix and output is not None):
+        raise typer.BadParameter("give --to TARGET [-o FILE], or --matrix alone")
+    if to is None:
+        found = matrix_of(load_plan(plan_file))
+        emit(json_file, matrix_document(found), *matrix_parts(found))
+        return
     made = exported(load_plan(plan_file), to)
     written = write_export(made, output)
     emit(json_file, export_document(made, written), *export_parts(made, written))

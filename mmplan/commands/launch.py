@@ -34,6 +34,7 @@ def launch(
 ) -> None:
     """Write what starts a plan on its cluster; refuse machines that it was not made for, saying how they differ."""
     from mmplan.commands.execute_options import execute_options
+    from mmplan.planner.check import require_structure
     from mmplan.planner.plan import load_plan
     from mmplan.report.console import emit
     from mmplan.report.formats import export_parts, launch_document, write_export
@@ -43,6 +44,7 @@ def launch(
 
     require_folder(json_path(json_file))
     plan, options = load_plan(plan_file), execute_options(arguments or [])
+    require_structure(plan)
     job = launch_job(
         plan, str(plan_file), arguments=options.arguments, setup=tuple(setup or ()), rehearse=options.rehearse
     )

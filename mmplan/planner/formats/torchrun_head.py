@@ -11,7 +11,8 @@ def title(plan: Plan, target: str) -> str:
     """One line that says what a file was made of."""
     degrees = f"tp {plan.tp}, cp {plan.cp}, pp {plan.pp}, dp {plan.dp}"
     experts = f", ep {plan.ep}" if plan.ep > 1 else ""
-    return f"{plan.scenario.name} for {target}: {degrees}{experts}; scenario {plan.scenario_hash}"
+    name = " ".join(plan.scenario.name.split())  # of one line, as the comment it stands in
+    return f"{name} for {target}: {degrees}{experts}; scenario {plan.scenario_hash}"
 
 
 def processes_per_node(plan: Plan) -> tuple[tuple[int, int], ...]:

@@ -1,6 +1,7 @@
 """Launch files of a plan by the launcher they are for; `mmplan launch` and `mmplan export` write the same ones."""
 
 from mmplan.errors import CheckError, InputError
+from mmplan.planner.check import require_structure
 from mmplan.planner.formats.exported import Exported
 from mmplan.planner.plan import Plan, plan_text
 from mmplan.runtime.formats.job import LaunchJob, launch_job
@@ -51,6 +52,7 @@ def export_kubernetes(plan: Plan) -> Exported:
 
 
 def _exported_job(plan: Plan) -> LaunchJob:
+    require_structure(plan)
     try:
         return launch_job(plan, PLAN_FILE)
     except InputError as error:
