@@ -135,15 +135,13 @@ def fit_device(samples: Samples, base: Device, dtype: str, *, known_peaks: bool)
         fastest = max((p for p in samples.products if p.dtype == dtype), key=lambda p: p.flops / p.timed.seconds)
         found[f"{dtype}_flops_per_s"] = _rate(fastest.flops, fastest.timed)
         device = replace(device, **{name: number.value for name, number in found.items()})  # type: ignore[arg-type]
-    found["gemm_fraction"] = _gemm_fraction(samples.products, device, dtype)
+    found["gemm_fraction"] = gemm_fraction(samples.products, device, dtype)
     if not known_peaks:
         found |= _other_peaks(samples.products, device, dtype, found["gemm_fraction"].value)
     for kind in sorted({sample.kind for sample in samples.attention}):
-        ratios = [(_attention_s(s, device), s.timed) for s in samples.attention if s.kind == kind]
-        found[f"attention.{kind}"] = _fraction([r for r in ratios if r[0] > _LAUNCHES * device.launch_s], "attention")
+        found[f"attention.{kind}"] = attention_fraction(samples.attention, device, kind)
     for name, moved in (("memory_fraction", samples.pointwise), ("update_fraction", samples.updates)):
-        ratios = [(m.bytes / device.memory_bytes_per_s, m.timed) for m in moved]
-        found[name] = _fraction([r for r in ratios if r[1].seconds > _LAUNCHES * device.launch_s], name)
+        found[name] = moved_fraction(moved, device, name)
     return found
 
 
@@ -191,8 +189,21 @@ def _line(points: Sequence[tuple[Message, float]]) -> tuple[float, float]:
     return smallest, max(sb / bb, 1e-21)
 
 
-def _gemm_fraction(products: Sequence[Product], device: Device, dtype: str) -> Measured:
-    """Of products that the formula calls bound by computation at any rate near the peak."""
+def attention_fraction(samples: Sequence[FusedAttention], device: Device, kind: str) -> Measured:
+    """Of the samples of that kind; CostModelError where none is long enough."""
+    ratios = [(_attention_s(sample, device), sample.timed) for sample in samples if sample.kind == kind]
+    return _fraction([ratio for ratio in ratios if ratio[0] > _LAUNCHES * device.launch_s], "attention")
+
+
+def moved_fraction(moved: Sequence[Moved], device: Device, name: str) -> Measured:
+    """Of the memory bandwidth; CostModelError where no sample is long enough."""
+    ratios = [(item.bytes / device.memory_bytes_per_s, item.timed) for item in moved]
+    return _fraction([ratio for ratio in ratios if ratio[1].seconds > _LAUNCHES * device.launch_s], name)
+
+
+def gemm_fraction(products: Sequence[Product], device: Device, dtype: str) -> Measured:
+    """Of products that the formula calls bound by computation at any rate near the peak; CostModelError where none
+    is."""
     ratios = [(_product_s(p, device, 1.0), p.timed) for p in products if p.dtype == dtype and _computes(p, device)]
     return _fraction(ratios, f"{dtype} products")
 

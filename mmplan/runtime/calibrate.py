@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,35 +14,8 @@ from mmplan.runtime.link_benchmark import measure_links
 from mmplan.runtime.microbenchmarks import OnProgress, extent, measure
 from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names
 from mmplan.scenario.document import did_you_mean, listed
+from mmplan.scenario.driver_names import device_of_driver
 from mmplan.scenario.profile import Profile
-
-# What CUDA and HIP drivers call the devices of the catalogue.
-_DRIVER_NAMES = (
-    (r"GB300", "gb300"),
-    (r"GB200", "gb200"),
-    (r"B200", "b200"),
-    (r"H200", "h200"),
-    (r"H100 PCIe", "h100-pcie"),
-    (r"H100 NVL", "h100-nvl"),
-    (r"H100", "h100-sxm"),
-    (r"H800", "h800-sxm"),
-    (r"H20\b", "h20"),
-    (r"A100-SXM4-80GB", "a100-sxm-80"),
-    (r"A100-SXM4-40GB", "a100-sxm-40"),
-    (r"A100 80GB PCIe", "a100-pcie-80"),
-    (r"A100-PCIE-40GB", "a100-pcie-40"),
-    (r"A800", "a800-sxm-80"),
-    (r"A40\b", "a40"),
-    (r"A10\b", "a10"),
-    (r"V100-SXM2-16GB", "v100-sxm2-16"),
-    (r"V100-SXM[23]-32GB", "v100-sxm2-32"),
-    (r"L40S", "l40s"),
-    (r"RTX 4090", "rtx-4090"),
-    (r"RTX 3090", "rtx-3090"),
-    (r"MI300X", "mi300x"),
-    (r"MI325X", "mi325x"),
-    (r"MI250X", "mi250x"),
-)
 
 
 def calibrate(
@@ -103,12 +75,11 @@ def calibrate(
 
 
 def catalogue_name(kind: str, name: str) -> str:
-    if kind == "cpu":
-        return "cpu-core"
-    for pattern, device in _DRIVER_NAMES:
-        if re.search(pattern, name):
-            return device
-    raise InputError(f"the catalogue has no '{name}': name a device with its data-sheet peaks by --base")
+    """The catalogue's device for the one here; InputError where there is none."""
+    found = "cpu-core" if kind == "cpu" else device_of_driver(name)
+    if found is None:
+        raise InputError(f"the catalogue has no '{name}': name a device with its data-sheet peaks by --base")
+    return found
 
 
 def _software(kind: str) -> dict[str, str]:

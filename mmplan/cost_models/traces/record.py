@@ -39,16 +39,17 @@ class OperatorTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MessageTime:
-    """Calls of one collective with one size: `bytes` of the full tensor, None where the trace does not say."""
+    """Calls of one collective with one size: `bytes` of the full tensor, None where the trace does not say; no seconds
+    where only the host's part of the calls was recorded."""
 
     collective: str
     bytes: int | None
     ranks: int | None
     group: str
     count: int
-    seconds: float
-    fastest_s: float
-    median_s: float
+    seconds: float | None
+    fastest_s: float | None
+    median_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

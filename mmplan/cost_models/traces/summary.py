@@ -204,16 +204,18 @@ def _kernels(recording: Recording, inside: Flags) -> tuple[OperatorTime, ...]:
 
 
 def _messages(recording: Recording, inside: Flags) -> tuple[MessageTime, ...]:
-    """Communication kernels by collective, size and group; on the CPU the ranges of gloo."""
+    """Communication kernels by collective, size and group; without device work what the host's annotations say, which
+    are the communication itself only where gloo ran on the CPU."""
     work, host = recording.work, recording.host
     rows = np.flatnonzero(inside & (work.message >= 0))
-    index, lengths = work.message[rows], (work.end_ns - work.start_ns)[rows]
-    if recording.on_cpu and not len(work):
+    index, lengths, timed = work.message[rows], (work.end_ns - work.start_ns)[rows], True
+    if not len(work):
         rows = np.flatnonzero((host.message >= 0) & (host.kind == MARK))
-        index, lengths = host.message[rows], (host.end_ns - host.start_ns)[rows]
+        index, lengths, timed = host.message[rows], (host.end_ns - host.start_ns)[rows], recording.on_cpu
     found = []
     for value in np.unique(index).tolist():
         message, own = recording.messages[value], np.sort(lengths[index == value])
+        total, fastest, median = int(own.sum()), int(own[0]), int(own[len(own) // 2])
         found.append(
             MessageTime(
                 collective=message.collective,
@@ -221,12 +223,12 @@ def _messages(recording: Recording, inside: Flags) -> tuple[MessageTime, ...]:
                 ranks=message.ranks,
                 group=message.group,
                 count=len(own),
-                seconds=seconds_of_nanoseconds(int(own.sum())),
-                fastest_s=seconds_of_nanoseconds(int(own[0])),
-                median_s=seconds_of_nanoseconds(int(own[len(own) // 2])),
+                seconds=seconds_of_nanoseconds(total) if timed else None,
+                fastest_s=seconds_of_nanoseconds(fastest) if timed else None,
+                median_s=seconds_of_nanoseconds(median) if timed else None,
             )
         )
-    return tuple(sorted(found, key=lambda item: -item.seconds)[:MOST_ROWS])
+    return tuple(sorted(found, key=lambda item: -(item.seconds or 0.0))[:MOST_ROWS])
 
 
 def _copies(recording: Recording, inside: Flags) -> tuple[CopyTime, ...]:
