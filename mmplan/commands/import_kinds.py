@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmplan.cost_models.formats.nccl_reading import looks_like_nccl, read_nccl
+from mmplan.cost_models.formats.trace_modalities import read_trace_modalities
+from mmplan.cost_models.formats.trace_profile import read_trace_profile
 from mmplan.cost_models.formats.trace_reading import looks_like_kineto, looks_like_nsys, read_kineto, read_nsys
 from mmplan.errors import InputError
 from mmplan.planner.formats.launch_scenario import launch_reading
@@ -60,6 +62,16 @@ KINDS: dict[str, Kind] = {
         what="Nsight Systems or nvprof: SQLite export, tables of `nsys stats`",
         looks_like=looks_like_nsys,
         read=read_nsys,
+    ),
+    "trace-profile": Kind(
+        what="profile of the device and its link from traces (never guessed)",
+        looks_like=lambda head: False,
+        read=read_trace_profile,
+    ),
+    "trace-modalities": Kind(
+        what="seconds of each modality from traces, for `mmplan replan` (never guessed)",
+        looks_like=lambda head: False,
+        read=read_trace_modalities,
     ),
     "hf": Kind(
         what="config.json of a Hugging Face model",

@@ -148,7 +148,7 @@ def fit_device(samples: Samples, base: Device, dtype: str, *, known_peaks: bool)
 def fit_link(exchanges: Sequence[Exchange], start: Link) -> dict[str, Measured]:
     """Latency and bandwidth of a link; which algorithm is fastest depends on them, so the fit is repeated from `start`
     until they agree."""
-    link = replace(start, fraction=1.0)
+    link = replace(start, fraction=1.0, nvls=False, sharp=False)  # a profile's link is priced without them
     for _ in range(_REFITS):
         found = fit_messages([exchange.message(link) for exchange in exchanges])
         link = replace(link, bytes_per_s=found["bytes_per_s"].value, latency_s=found["latency_s"].value)

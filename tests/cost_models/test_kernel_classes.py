@@ -3,7 +3,7 @@
 import pytest
 
 from mmplan.cost_models.traces.kernel_classes import collective, kernel_class, short_name
-from mmplan.cost_models.traces.modules_of import hierarchy_part, part_of
+from mmplan.cost_models.traces.modules_of import part_of
 
 CLASSES = {
     "gemm": (
@@ -109,9 +109,3 @@ def test_a_name_is_shown_without_parameters_and_return_type() -> None:
 )
 def test_a_range_belongs_to_the_part_that_its_words_name(name: str, part: str | None) -> None:
     assert part_of(name) == part
-
-
-def test_a_module_hierarchy_belongs_to_its_first_part() -> None:
-    assert (
-        hierarchy_part("TOP(Llava)::forward.SELF(Llava)::encode.vision_tower(Siglip)::forward.0(Block)::f") == "vision"
-    )

@@ -72,15 +72,27 @@ def looks_like_kineto(head: Head) -> bool:
     return events and any(word in text for word in own + other)
 
 
+def recordings_of(paths: Sequence[Path]) -> tuple[Recording, ...]:
+    """Of traces of the PyTorch profiler or databases of Nsight Systems.
+
+    Raises:
+        InputError: no files, or one that is neither.
+    """
+    if not 0 < len(paths) <= MOST_FILES:
+        raise InputError(f"{len(paths):,} files: one for each of at most {MOST_FILES:,} ranks are read")
+    found = list[Recording]()
+    for path in paths:
+        found += read_database(path) if is_sqlite(path) else (read_recording(path),)
+    return tuple(found)
+
+
 def read_kineto(paths: Sequence[Path]) -> Reading:
     """The record of one or more files, one for each rank.
 
     Raises:
         InputError: a file that is no trace of the profiler, or too many.
     """
-    if len(paths) > MOST_FILES:
-        raise InputError(f"{len(paths):,} files: at most {MOST_FILES:,} ranks are read at a time")
-    return trace_reading("kineto", tuple(map(read_recording, paths)))
+    return trace_reading("kineto", recordings_of(paths))
 
 
 def looks_like_nsys(head: Head) -> bool:

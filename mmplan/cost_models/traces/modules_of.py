@@ -38,12 +38,3 @@ def part_of(name: str) -> str | None:
     if words and _BACKBONES.match(words[0]) and {"model", "causal"} & set(words):
         return TEXT
     return None
-
-
-def hierarchy_part(hierarchy: str) -> str | None:
-    """The part in a 'Module Hierarchy' (`TOP(Llava)::forward.SELF(Llava)::x.vision_tower(Siglip)::forward`)."""
-    for piece in hierarchy[:2_000].split("."):
-        part = part_of(piece.split("(", 1)[0])
-        if part is not None:
-            return part
-    return None

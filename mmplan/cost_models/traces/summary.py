@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from mmplan.cost_models.traces.attribution import BACKWARD, FORWARD, PHASES, Attribution
+from mmplan.cost_models.traces.attribution import BACKWARD, FORWARD, OTHER, PHASES, Attribution
 from mmplan.cost_models.traces.findings import covered_seconds, gaps_of, lock_clusters
 from mmplan.cost_models.traces.intervals import Flags, Ints, Spans, common, empty, union, without
 from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, CLASS_NAMES, COMMUNICATION, MEMCPY, MEMSET, short_name
@@ -130,7 +130,19 @@ def _classes(
 def _phases(
     recording: Recording, attribution: Attribution, inside: Flags, device_of: Ints, window: Spans
 ) -> tuple[ClassTime, ...]:
-    """Nothing where no kernel could be joined to an operator with a phase."""
+    """Nothing where no kernel could be joined to an operator with a phase; on the CPU, operators' own seconds."""
+    if recording.on_cpu:
+        rows, own_ns = own_times(recording, attribution)
+        phase = attribution.phase[rows]
+        sums = [
+            ClassTime(
+                name=name,
+                seconds=seconds_of_nanoseconds(int(own_ns[phase == index].sum())),
+                count=int((phase == index).sum()),
+            )
+            for index, name in enumerate(PHASES)
+        ]
+        return tuple(sorted((item for item in sums if item.count), key=lambda item: -item.seconds))
     phase = attribution.of_work(attribution.phase, 0)
     if not phase.any():
         return ()
@@ -138,23 +150,39 @@ def _phases(
 
 
 def _parts(recording: Recording, attribution: Attribution, inside: Flags) -> tuple[PartTime, ...]:
+    """Kernels but for communication; on the CPU, operators' own seconds."""
     work = recording.work
-    part, phase = attribution.of_work(attribution.part, -1), attribution.of_work(attribution.phase, 0)
-    lengths = work.end_ns - work.start_ns
+    if recording.on_cpu:
+        rows, lengths = own_times(recording, attribution)
+        part, phase, counted = attribution.part[rows], attribution.phase[rows], np.ones(len(rows), bool)
+    else:
+        part, phase = attribution.of_work(attribution.part, -1), attribution.of_work(attribution.phase, 0)
+        lengths, counted = work.end_ns - work.start_ns, inside & (work.kind != CLASS_INDEX[COMMUNICATION])
     found = []
     for index, name in enumerate(attribution.parts):
-        rows = inside & (part == index) & (work.kind != CLASS_INDEX[COMMUNICATION])
-        back = rows & (phase == BACKWARD)
-        ahead = rows & ((phase == FORWARD) | (phase == 0))
+        own = counted & (part == index)
+        ahead = own & ((phase == FORWARD) | (phase == OTHER))
         found.append(
             PartTime(
                 name=name,
                 calls=attribution.calls.get(name, 0),
                 forward_s=seconds_of_nanoseconds(int(lengths[ahead].sum())),
-                backward_s=seconds_of_nanoseconds(int(lengths[back].sum())),
+                backward_s=seconds_of_nanoseconds(int(lengths[own & (phase == BACKWARD)].sum())),
             )
         )
     return tuple(item for item in found if item.calls or item.forward_s or item.backward_s)
+
+
+def own_times(recording: Recording, attribution: Attribution) -> tuple[Ints, Ints]:
+    """(rows of operators, their nanoseconds without those of operators inside)."""
+    host = recording.host
+    rows = np.flatnonzero(host.kind == OPERATOR)
+    lengths = host.end_ns - host.start_ns
+    own = lengths.copy()
+    nested = rows[attribution.parent[rows] >= 0]
+    outer = attribution.operator[attribution.parent[nested]]
+    np.subtract.at(own, outer[outer >= 0], lengths[nested[outer >= 0]])
+    return rows, np.maximum(own[rows], 0)
 
 
 def _by_name(names: tuple[str, ...], indices: Ints, lengths: Ints) -> tuple[OperatorTime, ...]:
@@ -178,16 +206,10 @@ def _operators(recording: Recording, attribution: Attribution, inside: Flags) ->
         if not rows.any():
             return ()
         return _by_name(recording.names, host.name[operator[rows]], (work.end_ns - work.start_ns)[rows])
-    if not recording.on_cpu:
+    if not recording.on_cpu or not (host.kind == OPERATOR).any():
         return ()
-    computed = np.flatnonzero(host.kind == OPERATOR)
-    if len(computed) == 0:
-        return ()
-    lengths = host.end_ns - host.start_ns
-    own = lengths.copy()
-    nested = computed[attribution.parent[computed] >= 0]
-    np.subtract.at(own, attribution.parent[nested], lengths[nested])
-    return _by_name(recording.names, host.name[computed], np.maximum(own[computed], 0))
+    computed, own_ns = own_times(recording, attribution)
+    return _by_name(recording.names, host.name[computed], own_ns)
 
 
 def _host_rows(recording: Recording, window: Spans, kinds: tuple[int, ...]) -> tuple[OperatorTime, ...]:
