@@ -7,6 +7,7 @@ from mmplan.errors import CheckError, InputError
 from mmplan.planner.check import require_structure
 from mmplan.planner.formats.accelerate import export_accelerate
 from mmplan.planner.formats.cornstarch import export_cornstarch
+from mmplan.planner.formats.deepspeed import export_deepspeed
 from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.jax_module import export_jax
 from mmplan.planner.formats.matrix import Matrix, migration_matrix
@@ -20,6 +21,7 @@ from mmplan.runtime.formats.launch_files import export_kubernetes, export_slurm
 from mmplan.scenario.document import did_you_mean, listed
 
 TARGETS: dict[str, Callable[[Plan], Exported]] = {
+    "deepspeed": export_deepspeed,
     "megatron": export_megatron,
     "megatron-mimo": export_megatron_mimo,
     "torch-pipelining": export_torch_pipelining,

@@ -88,6 +88,15 @@ def with_sequence_parallel(draft: Draft, why: str) -> Draft:
     return draft.changed(repriced(draft.plan, scenario=other), why)
 
 
+def recomputed_everywhere(draft: Draft, target: str) -> Draft:
+    """All blocks of all stages where the plan recomputes any, else none."""
+    levels = {stage.recompute for stage in draft.plan.stages}
+    if levels <= {"none"} or levels == {"full"}:
+        return draft
+    made = repriced(draft.plan, levels=["full"] * len(draft.plan.stages))
+    return draft.changed(made, f"{target} recomputes whole blocks everywhere or nowhere")
+
+
 def require_fit(plan: Plan, target: str) -> None:
     """Refuse what a target's own way makes too large.
 

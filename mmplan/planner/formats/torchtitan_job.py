@@ -18,7 +18,13 @@ from mmplan.planner.formats.language_chain import (
     the_language_model,
     without_spread,
 )
-from mmplan.planner.formats.linearised import Draft, repriced, require_fit, with_sequence_parallel
+from mmplan.planner.formats.linearised import (
+    Draft,
+    recomputed_everywhere,
+    repriced,
+    require_fit,
+    with_sequence_parallel,
+)
 from mmplan.planner.formats.sequence_length import padded, sequence_length
 from mmplan.planner.formats.simple_schedule import under_1f1b
 from mmplan.planner.plan import Plan
@@ -63,7 +69,7 @@ def titan_job(plan: Plan, target: str, *, before_0_3: bool = False) -> TitanJob:
         draft = with_sequence_parallel(draft, f"{target} has tp only with sequence parallelism")
     elif draft.plan.ep > 1 and draft.plan.etp > 1:
         draft = draft.changed(repriced(draft.plan, etp=1), f"{target} keeps every expert whole on its rank")
-    draft = padded(_recomputed(draft, target), module, target)
+    draft = padded(recomputed_everywhere(draft, target), module, target)
     made = draft.plan
     require_fit(made, target)
     csv = torch_csv(made, build_graph(made.scenario)) if len(made.stages) > 1 and made.orders else ""
@@ -140,16 +146,6 @@ def _sharded(draft: Draft, target: str) -> Draft:
         what = "context parallelism" if plan.cp > 1 else "expert parallelism beyond tp"
         return draft.changed(repriced(plan, sharding="gradients"), f"{target} shards gradients under {what}")
     return draft
-
-
-def _recomputed(draft: Draft, target: str) -> Draft:
-    """All blocks of all stages, or none."""
-    levels = {stage.recompute for stage in draft.plan.stages}
-    if levels <= {"none"} or levels == {"full"}:
-        return draft
-    stages = [stage.layers for stage in draft.plan.stages]
-    made = repriced(draft.plan, stages=stages, levels=["full"] * len(stages))
-    return draft.changed(made, f"{target} recomputes whole blocks everywhere or nowhere")
 
 
 def _parallelism(plan: Plan, by_csv: bool) -> dict[str, object]:
