@@ -31,6 +31,10 @@ def execute(
         Path | None,
         typer.Option(metavar="FILE", help="Your own model and data: a Python file with `model` and `batches`."),
     ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="safetensors files with the weights of the job's model; default: drawn."),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Run a plan: under torchrun (torchrun ... -m mmplan execute PLAN), or here with --local N."""
@@ -54,6 +58,7 @@ def execute(
             unit_s=unit,
             timeout_s=timeout,
             job=job,
+            weights=weights,
             on_step=progress,
         )
     if run is not None:  # on rank 0 alone

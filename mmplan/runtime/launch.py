@@ -42,6 +42,7 @@ def execute(
     unit_s: float = DEFAULT_UNIT_S,
     timeout_s: float | None = None,
     job: Path | None = None,
+    weights: Path | None = None,
     on_step: OnStep | None = None,
 ) -> Measurement | None:
     """Run the plan for `steps` optimizer steps, on synthetic data or on a job's own.
@@ -51,6 +52,7 @@ def execute(
         rehearse: replace computes by sleeps, a mean forward of at least `unit_s` (see `rehearse.py`).
         timeout_s: of any communication; a rank that hangs ends the run after it. None: see `default_timeout_s`.
         job: a file with the user's own model and data (see `ghost/job.py`); None: the scenario's model, built here.
+        weights: a folder of safetensors files with the weights of the job's model; None: they are drawn.
         on_step: is told each finished step while the run goes on; under torchrun on rank 0 only.
 
     Returns:
@@ -65,13 +67,22 @@ def execute(
         raise InputError(f"a run needs at least 1 step, found {steps}")
     if job is not None and rehearse:
         raise InputError("a rehearsal sleeps instead of computing: it takes no job")
+    if weights is not None and job is None:
+        raise InputError("weights are those of a job's model: name the job too")
     require_structure(plan)
     if local is None:
         # Imported here so that a launcher, which computes nothing, does not load torch.
         from mmplan.runtime.worker import run_worker
 
         return run_worker(
-            plan, steps=steps, rehearse=rehearse, unit_s=unit_s, timeout_s=timeout_s, on_step=on_step, job=job
+            plan,
+            steps=steps,
+            rehearse=rehearse,
+            unit_s=unit_s,
+            timeout_s=timeout_s,
+            on_step=on_step,
+            job=job,
+            weights=weights,
         )
     check_local_run(plan, local, rehearse=rehearse)
     with _unwound_by_signals(), tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
@@ -81,6 +92,7 @@ def execute(
         options += [] if timeout_s is None else ["--timeout-s", str(timeout_s)]
         options += ["--rehearse"] if rehearse else []
         options += [] if job is None else ["--job", str(job.resolve())]
+        options += [] if weights is None else ["--weights", str(weights.resolve())]
         _run_processes(scratch, local, options, on_step)
         return load_run(scratch / "run.json")
 

@@ -50,6 +50,7 @@ def run_worker(
     timeout_s: float | None,
     on_step: OnStep | None,
     job: Path | None = None,
+    weights: Path | None = None,
 ) -> Measurement | None:
     """Take part in a run; the measurement on rank 0, None elsewhere. Collective over all processes of torchrun.
 
@@ -77,7 +78,7 @@ def run_worker(
         if rehearse:
             prepare = prepare_rehearsal(plan, rank, scale, groups.replicas)
         elif job is not None:
-            prepare = prepare_job(plan, load_job(job), rank, device, groups.replicas)
+            prepare = prepare_job(plan, load_job(job), rank, device, groups.replicas, weights)
         else:
             prepare = prepare_training(plan, rank, device, groups.tensor, groups.replicas)
         dist.barrier()  # stages differ much in size: whoever is ready waits here, not in a step
@@ -216,6 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--unit-s", type=float, default=DEFAULT_UNIT_S, help="shortest sleep of a forward")
     parser.add_argument("--timeout-s", type=float, default=None, help="of any communication")
     parser.add_argument("--job", type=Path, default=None, help="the user's own model and data")
+    parser.add_argument("--weights", type=Path, default=None, help="folder of safetensors files for the job's model")
     parser.add_argument("--scratch", type=Path, default=None)
     options = parser.parse_args(arguments)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -230,6 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
             unit_s=options.unit_s,
             timeout_s=options.timeout_s,
             job=options.job,
+            weights=options.weights,
             on_step=None if options.scratch is None else _progress_to(options.scratch / "progress.jsonl"),
         )
         if measurement is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ghost_models import FAMILIES, Case, joined
 
 from mmplan.errors import InputError
 from mmplan.runtime.ghost.model import GhostModel, Pass, parameter_names
+from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Recorder, Recording, Source, loss_of
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
@@ -187,3 +189,24 @@ def test_a_model_of_seven_billion_weights_is_recorded_without_memory() -> None:
     batch = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 336, 336), "labels": ids, "use_cache": False}
     recording = Recorder(model, find_units(model)).record(batch)
     assert len(recording.calls) == len(find_units(model))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_saved_weights_reach_their_parameters(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    build, _ = FAMILIES[name]()
+    real = build()
+    real.save_pretrained(tmp_path, max_shard_size="60KB")  # several files; the library saves under older names
+    model = build_weightless(build)
+    pretrained = Pretrained(tmp_path, model)
+    for key, parameter in model.named_parameters():
+        assert torch.equal(pretrained.value(key, parameter), real.get_parameter(key)), key
+
+
+def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
+    FAMILIES["llava"]()[0]().save_pretrained(tmp_path)
+    model = build_weightless(joined()[0])
+    with pytest.raises(InputError, match=r"no tensor for the parameter 'left\.weight'"):
+        Pretrained(tmp_path, model).value("left.weight", model.get_parameter("left.weight"))
+    with pytest.raises(InputError, match="no safetensors files"):
+        Pretrained(tmp_path.parent, model)

@@ -2,13 +2,16 @@
 
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 
 from ghost_models import llava
+from llava_job import batches
 from tiny_plans import hand_plan, tiny_scenario
 
 from mmplan.errors import RunError
@@ -36,8 +39,8 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
     return replace(tiny_scenario(), model=read_hf_config(config), global_batch=8, optimizer=sgd)
 
 
-def losses(plan: Plan, steps: int = 4) -> list[float]:
-    run = execute(plan, local=plan.rank_count, steps=steps, job=JOB, timeout_s=60.0)
+def losses(plan: Plan, steps: int = 4, weights: Path | None = None) -> list[float]:
+    run = execute(plan, local=plan.rank_count, steps=steps, job=JOB, timeout_s=60.0, weights=weights)
     assert run is not None
     return [step.losses["llm"] for step in run.steps]
 
@@ -71,6 +74,18 @@ def test_a_frozen_tower_and_split_backwards_change_no_loss(scenario: Scenario) -
         "1F0 1I0 1W0 1F1 1I1 1W1 1F2 1I2 1W2 1F3 1I3 1W3 1F4 1I4 1W4 1F5 1I5 1W5 1F6 1I6 1W6 1F7 1I7 1W7",
     )
     assert losses(replace(plan, orders=orders, schedule="zb-h1")) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.distributed
+def test_a_run_begins_with_the_weights_that_were_saved(scenario: Scenario, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    real = llava()[0]()
+    real.save_pretrained(tmp_path)
+    first = [next(islice(batches(1), index, None)) for index in range(8)]
+    counts = [float((batch["labels"][:, 1:] != -100).sum()) for batch in first]
+    with torch.no_grad():
+        expected = sum(float(real(**b).loss) * n for b, n in zip(first, counts, strict=True)) / sum(counts)
+    assert losses(hand_plan(scenario, STAGES[2]), steps=1, weights=tmp_path) == pytest.approx([expected], rel=1e-5)
 
 
 def test_a_job_without_a_model_is_refused(tmp_path: Path, scenario: Scenario) -> None:

@@ -4,12 +4,15 @@ What multimodal models read from tensors (grids, masks, image positions) they co
 runs to the end on tensors without memory, which plain meta tensors and fake tensors do not allow.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+import torch.fx.experimental._config
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_map
 
@@ -30,14 +33,49 @@ class _HalfMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tree_map(_without_masses, func(*args, **kwargs))
 
 
-def half_meta() -> AbstractContextManager[object]:
+class _RealConstants(TorchFunctionMode):
+    """Tensors of Python numbers are real wherever they are asked for: torch itself would drop the numbers on meta."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor, Tensor.new_tensor):
+            kwargs["device"] = CPU
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def half_meta() -> Iterator[None]:
     """Forwards inside compute shapes, and values where they follow from integers alone."""
+    enter_autocast = torch.autocast.__init__
+
+    def on_some_device(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+        enter_autocast(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)  # it knows no meta
+
+    torch.autocast.__init__ = on_some_device  # type: ignore[method-assign]
     mode: AbstractContextManager[object] = _HalfMeta()  # type: ignore[no-untyped-call]
-    return mode
+    try:
+        with mode, _RealConstants():
+            yield
+    finally:
+        torch.autocast.__init__ = enter_autocast  # type: ignore[method-assign]
+
+
+@contextmanager
+def any_routing() -> Iterator[None]:
+    """Where shapes depend on values that are not known, as those of routed tokens do, they are the largest possible; a
+    value that Python reads is 0.
+
+    For the inside of a block, whose output has the shape of its input however its tokens were routed. Where that is not
+    so, a run finds other numbers of bytes than its program says, and ends.
+    """
+    with torch.fx.experimental._config.patch(meta_nonzero_assume_all_nonzero=True):  # type: ignore[attr-defined]
+        yield
 
 
 def _shapes_only(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = func.overloadpacket.__name__
+    if name == "_local_scalar_dense" and torch.fx.experimental._config.meta_nonzero_assume_all_nonzero:
+        return 0
     if name in ("index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put"):
         args = (args[0], _positions(args[1]), *args[2:])
     if name == "masked_select" and not _is_shape_only(args[1]):

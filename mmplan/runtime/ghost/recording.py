@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from mmplan.errors import InputError
-from mmplan.runtime.ghost.half_meta import META, as_input, half_meta
+from mmplan.runtime.ghost.half_meta import META, any_routing, as_input, half_meta
 
 Batch = Mapping[str, Any]  # the keyword arguments of the model's forward
 _READS = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy"}
@@ -127,7 +127,8 @@ class Recorder:
         if key in self._known:
             output = self._known[key]
             return output.rebuilt(lambda _, like: torch.empty_like(like)), output
-        result = forward(*args, **kwargs)
+        with any_routing():
+            result = forward(*args, **kwargs)
         leaves, spec = tree_flatten(result)
         likes = tuple(torch.empty_like(leaf, device=META) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         output = Output(leaves=likes, spec=spec)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.job import Job
 from mmplan.runtime.ghost.model import GhostModel, parameter_names
+from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
 from mmplan.runtime.ghost.stage import Example, GhostStage
 from mmplan.runtime.ghost.traffic import Owners, payload, payload_bytes, recorded_graph
@@ -49,8 +51,18 @@ class _Laid:
     trained: frozenset[str]  # parameters
 
 
-def prepare_job(plan: Plan, job: Job, rank: int, device: torch.device, replicas: dist.ProcessGroup | None) -> Prepare:
+def prepare_job(
+    plan: Plan,
+    job: Job,
+    rank: int,
+    device: torch.device,
+    replicas: dist.ProcessGroup | None,
+    weights: Path | None = None,
+) -> Prepare:
     """The steps of one rank.
+
+    Args:
+        weights: a folder of safetensors files; None: weights are drawn (`weightless.py`).
 
     Raises:
         InputError: the model does not fit the plan's layers, or the plan asks of it what is not executed.
@@ -62,7 +74,7 @@ def prepare_job(plan: Plan, job: Job, rank: int, device: torch.device, replicas:
     if not first:
         raise InputError("`batches` gave no batch", file=job.file, key="batches")
     laid, recordings = _laid(plan, job, graph, first)
-    stages = _stages(plan, graph, laid, at.row, device, replicas)
+    stages = _stages(plan, graph, laid, at.row, device, replicas, weights)
     seen: dict[tuple[str, str], Recording] = {}  # edges of layers: what once passed keeps its place
     stream = chain(first, stream)
 
@@ -119,6 +131,7 @@ def _stages(
     row: int,
     device: torch.device,
     replicas: dist.ProcessGroup | None,
+    weights: Path | None,
 ) -> dict[int, GhostStage]:
     scenario, indices = plan.scenario, plan.stages_of(row)
     dtype = TORCH_DTYPES[scenario.precision]
@@ -132,7 +145,7 @@ def _stages(
         units,
         pieces=[piece for index in indices for piece in laid.pieces[index]],
         trained=laid.trained,
-        weights=drawn,
+        weights=drawn if weights is None else Pretrained(weights, laid.model).value,
         device=device,
         dtype=dtype,
     )
