@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmplan.cost_models.formats.chakra import looks_like_chakra, read_chakra
+from mmplan.cost_models.formats.nccl_profiler import looks_like_nccl_profiler, read_nccl_profiler
 from mmplan.cost_models.formats.nccl_reading import looks_like_nccl, read_nccl
 from mmplan.cost_models.formats.trace_modalities import read_trace_modalities
 from mmplan.cost_models.formats.trace_profile import read_trace_profile
@@ -62,6 +64,12 @@ KINDS: dict[str, Kind] = {
         what="Nsight Systems or nvprof: SQLite export, tables of `nsys stats`",
         looks_like=looks_like_nsys,
         read=read_nsys,
+    ),
+    "chakra": Kind(
+        what="execution trace of Chakra or of PyTorch's observer", looks_like=looks_like_chakra, read=read_chakra
+    ),
+    "nccl-profiler": Kind(
+        what="trace of NCCL's profiler plug-in", looks_like=looks_like_nccl_profiler, read=read_nccl_profiler
     ),
     "trace-profile": Kind(
         what="profile of the device and its link from traces (never guessed)",

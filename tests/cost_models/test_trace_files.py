@@ -141,3 +141,30 @@ def test_schemas_are_refused_as_text_and_read_as_databases(name: str, tmp_path: 
     (rank,) = reading.fragment["ranks"]
     assert rank["source"] == ("nvprof" if nvprof else "nsys")
     assert rank["kernels"] == [{"name": "ampere_sgemm_128x64_nn", "seconds": 4e-6, "count": 1}]
+
+
+def test_a_small_chakra_trace() -> None:
+    reading: Any = read_files([str(FILES / "chakra" / "01_small_chakra.0.json")])
+    (rank,) = reading.fragment["ranks"]
+    assert (reading.kind, rank["rank"]) == ("chakra", 0)
+    assert {row["name"]: row["seconds"] for row in rank["classes"]} == {"communication": 28e-6, "elementwise": 4e-6}
+    assert {row["name"]: row["seconds"] for row in rank["operators"]} == {
+        "aten::flatten_dense_tensors": 499e-6, "c10d::broadcast_": 164e-6,
+    }  # fmt: skip
+
+
+def test_an_execution_trace_of_pytorch_has_no_times() -> None:
+    reading: Any = read_files([str(FILES / "chakra" / "02_pytorch_execution_trace_simple_add.json")])
+    (rank,) = reading.fragment["ranks"]
+    assert rank["source"] == "pytorch execution trace" and rank["classes"] == []
+    assert {row["name"]: row["count"] for row in rank["operators"]}["aten::add"] == 2
+    assert "holds no times" in " ".join(reading.ignored)
+
+
+def test_the_plug_in_of_nccl() -> None:
+    reading: Any = read_files([str(FILES / "kineto" / "20_nccl_profiler_plugin_chrome_trace_excerpt.json")])
+    (rank,) = reading.fragment["ranks"]
+    assert reading.kind == "nccl-profiler"
+    assert [(row["collective"], row["bytes"], row["seconds"]) for row in rank["messages"]] == [
+        ("all_reduce", 4 * 2_097_152, None)
+    ]

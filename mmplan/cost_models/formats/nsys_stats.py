@@ -272,29 +272,16 @@ def _trace(path: Path, sums: _Sums) -> RankTrace:
         file=path.name,
         source="nsys stats",
         rank=rank_in_name(path),
-        world_size=None,
-        device="",
-        marked_by="",
-        step_s=(),
-        window_s=0.0,
-        devices=(),
-        classes=tuple(ClassTime(name=item.name, seconds=item.seconds, count=item.count) for item in _ranked(classes)),
-        phases=(),
+        classes=tuple(ClassTime(name=n, seconds=s, count=c) for n, s, c in _ranked(classes)),
         parts=tuple(parts.values()),
-        operators=(),
-        kernels=_ranked(sums.tables["kernels"]),
-        host_ranges=_ranked(sums.tables["ranges"]),
-        calls=_ranked(sums.tables["calls"]),
+        kernels=_times(sums.tables["kernels"]),
+        host_ranges=_times(sums.tables["ranges"]),
+        calls=_times(sums.tables["calls"]),
         messages=tuple(_message(what, names, sums) for what, names in messages.items()),
         copies=tuple(
-            CopyTime(
-                kind=item.name, bytes=round(sums.bytes.get(item.name, 0.0)), seconds=item.seconds, count=item.count
-            )
-            for item in _ranked(sums.tables["copies"])
+            CopyTime(kind=name, bytes=round(sums.bytes.get(name, 0.0)), seconds=seconds, count=count)
+            for name, seconds, count in _ranked(sums.tables["copies"])
         ),
-        streams=(),
-        gaps=(),
-        locks=(),
     )
 
 
@@ -314,9 +301,14 @@ def _message(what: str, names: list[str], sums: _Sums) -> MessageTime:
     )
 
 
-def _ranked(table: Sums) -> tuple[OperatorTime, ...]:
+def _ranked(table: Sums) -> list[tuple[str, float, int]]:
+    """(name, seconds, count) by seconds; names that look alike in a table are one."""
     merged: Sums = {}
     for name, (seconds, count) in table.items():
         _sum(merged, short_name(name), seconds, count)
     order = sorted(merged.items(), key=lambda item: (-item[1][0], item[0]))[:MOST_ROWS]
-    return tuple(OperatorTime(name=name, seconds=seconds, count=count) for name, (seconds, count) in order)
+    return [(name, seconds, count) for name, (seconds, count) in order]
+
+
+def _times(table: Sums) -> tuple[OperatorTime, ...]:
+    return tuple(OperatorTime(name=name, seconds=seconds, count=count) for name, seconds, count in _ranked(table))

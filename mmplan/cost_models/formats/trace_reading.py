@@ -194,9 +194,8 @@ def _told_sums(trace: RankTrace) -> list[str]:
     )
     if trace.calls:
         longest = trace.calls[0]
-        found.append(
-            f"{trace.file}: calls, most time in {longest.name}: {longest.count:,}, {format_seconds(longest.seconds)}"
-        )
+        seconds = format_seconds(longest.seconds or 0.0)
+        found.append(f"{trace.file}: calls, most time in {longest.name}: {longest.count:,}, {seconds}")
     if trace.host_ranges:
         found.append(f"{trace.file}: {counted(len(trace.host_ranges), 'named range')}")
     if trace.parts:

@@ -28,12 +28,11 @@ class ClassTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorTime:
-    """An operator or kernel: device seconds summed over calls (host seconds without nested operators for one of the
-    CPU).
-    """
+    """An operator, kernel, range or call: device seconds summed over its calls, for one of the host its own; none where
+    a file holds no times."""
 
     name: str
-    seconds: float
+    seconds: float | None
     count: int
 
 
@@ -50,6 +49,17 @@ class MessageTime:
     seconds: float | None
     fastest_s: float | None
     median_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProductCount:
+    """[rows, inner] x [inner, outer], how often: where a file has sizes and no times."""
+
+    rows: int
+    inner: int
+    outer: int
+    dtype: str
+    count: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,25 +138,26 @@ class RankTrace:
 
     file: str
     source: str
-    rank: int | None
-    world_size: int | None
-    device: str
-    marked_by: str
-    step_s: tuple[float, ...]
-    window_s: float
-    devices: tuple[DeviceTime, ...]
-    classes: tuple[ClassTime, ...]
-    phases: tuple[ClassTime, ...]
-    parts: tuple[PartTime, ...]
-    operators: tuple[OperatorTime, ...]
-    kernels: tuple[OperatorTime, ...]
-    host_ranges: tuple[OperatorTime, ...]
-    calls: tuple[OperatorTime, ...]
-    messages: tuple[MessageTime, ...]
-    copies: tuple[CopyTime, ...]
-    streams: tuple[StreamTime, ...]
-    gaps: tuple[Gap, ...]
-    locks: tuple[LockCluster, ...]
+    rank: int | None = None
+    world_size: int | None = None
+    device: str = ""
+    marked_by: str = ""
+    step_s: tuple[float, ...] = ()
+    window_s: float = 0.0
+    devices: tuple[DeviceTime, ...] = ()
+    classes: tuple[ClassTime, ...] = ()
+    phases: tuple[ClassTime, ...] = ()
+    parts: tuple[PartTime, ...] = ()
+    operators: tuple[OperatorTime, ...] = ()
+    kernels: tuple[OperatorTime, ...] = ()
+    host_ranges: tuple[OperatorTime, ...] = ()
+    calls: tuple[OperatorTime, ...] = ()
+    messages: tuple[MessageTime, ...] = ()
+    products: tuple[ProductCount, ...] = ()
+    copies: tuple[CopyTime, ...] = ()
+    streams: tuple[StreamTime, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    locks: tuple[LockCluster, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

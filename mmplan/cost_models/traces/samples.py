@@ -119,14 +119,21 @@ def _dims(call: Call, index: int, count: int) -> tuple[int, ...] | None:
     return sizes if len(sizes) == count and all(0 < size < 2**31 for size in sizes) else None
 
 
-def _product(name: str, call: Call, timed: Timed) -> Product | None:
+def product_of(name: str, call: Call) -> tuple[int, int, int, str] | None:
+    """(rows, inner, outer, type) of a matrix product, None for other operators and where sizes are not plain."""
     if name not in _OPERANDS:
         return None
     left, right = _OPERANDS[name]
     a, b, dtype = _dims(call, left, 2), _dims(call, right, 2), _dtype(call, left)
-    if a is None or b is None or dtype is None or a[1] != b[0]:
+    return (a[0], a[1], b[1], dtype) if a and b and dtype and a[1] == b[0] else None
+
+
+def _product(name: str, call: Call, timed: Timed) -> Product | None:
+    found = product_of(name, call)
+    if found is None:
         return None
-    return Product(rows=a[0], outer=b[1], inner=a[1], dtype=dtype, timed=timed)
+    rows, inner, outer, dtype = found
+    return Product(rows=rows, outer=outer, inner=inner, dtype=dtype, timed=timed)
 
 
 def _attention(name: str, call: Call, kernel: str, timed: Timed) -> FusedAttention | None:
