@@ -60,7 +60,7 @@ def _model(setup: SetUp, told: Told) -> dict[str, Any] | None:
         known = known_model(str(name.value))
         if known is not None:
             told.read.append(f"model {name.value}, from {name.place}: its published sizes")
-            return known
+            return _with_tower(known, setup, told) if "modules" in known else known
     missing = [key for key in ("layers", "hidden", "heads") if not setup.has(key)]
     if not missing:
         return _by_dimensions(setup, told)
@@ -108,9 +108,15 @@ def _by_dimensions(setup: SetUp, told: Told) -> dict[str, Any]:
     told.read.append(
         f"language model of {layers} layers, width {hidden:,}, {heads} heads, ffn {ffn:,}, from {_first(setup).place}"
     )
-    tower = tower_of(setup, hidden)
+    return _with_tower({"modules": {"llm": llm}}, setup, told)
+
+
+def _with_tower(model: dict[str, Any], setup: SetUp, told: Told) -> dict[str, Any]:
+    """The language model behind the vision tower that the files name, if any."""
+    llm = model["modules"]["llm"]
+    tower = tower_of(setup, llm["hidden"])
     if tower is None:
-        return {"modules": {"llm": llm}}
+        return model
     told.read.append(tower.sentence)
     told.warnings += tower.warnings
     modules = {"vision": tower.vision, "projector": tower.projector, "llm": llm}

@@ -17,6 +17,7 @@ from mmplan.planner.formats.launch_model import language_module, model_part
 from mmplan.planner.formats.launch_size import Size, size_of
 from mmplan.planner.formats.launch_told import Told
 from mmplan.planner.row_stack import device_in
+from mmplan.scenario.catalogue import catalogue_device
 from mmplan.scenario.document import Document
 from mmplan.scenario.formats.launch.facts import SetUp
 from mmplan.scenario.formats.reading import Reading
@@ -26,6 +27,7 @@ from mmplan.scenario.stacks import technique_of
 
 DEFAULT_DEVICE = "h100-sxm"
 DEFAULT_SEQUENCE = 2048
+_DTYPES = ("bf16", "fp16", "fp32")
 MOST_SEQUENCE = 100_000_000
 DEFAULT_AUDIO_S = 10
 DEFAULT_IMAGE = 448  # pixels per side where a file speaks of images and of no size
@@ -67,15 +69,17 @@ def launch_reading(setup: SetUp) -> Reading:
 def _part(setup: SetUp, told: Told) -> Reading:
     """What the files say, without anything assumed, and what a scenario needs besides."""
     size = size_of(setup, Told())  # raises where the numbers contradict each other
+    counted = setup.has("world") or {"nodes", "per_node"} <= setup.facts.keys()
+    whole = counted and setup.has("microbatch")  # microbatch x accumulation x replicas
     recipe = {key: value for key, value in _recipe(setup, size).items() if key == "source" or setup.has(key)}
     cluster: dict[str, Any] = {}
-    if setup.has("gpu"):
-        cluster["device"] = _cluster(setup, size, told)["device"]
+    if setup.has("gpu") and (device := _device(setup, told)) is not None:
+        cluster["device"] = device
     if setup.facts.keys() & {"nodes", "per_node", "world"}:
         cluster |= {"nodes": size.nodes, "devices_per_node": size.per_node}
     fragment = {
         "data": {"text_tokens": setup.count("sequence", most=MOST_SEQUENCE)} if setup.has("sequence") else {},
-        "batch": {"global": setup.count("global_batch")} if setup.has("global_batch") else {},
+        "batch": {"global": size.global_batch} if whole or setup.has("global_batch") else {},
         "precision": setup.text("precision"),
         "cluster": cluster,
         "technique": _technique(setup),
@@ -108,21 +112,33 @@ def _name(setup: SetUp) -> str:
 
 
 def _cluster(setup: SetUp, size: Size, told: Told) -> dict[str, Any]:
+    return {
+        "device": _device(setup, told) or DEFAULT_DEVICE,
+        "nodes": size.nodes,
+        "devices_per_node": size.per_node,
+    }
+
+
+def _device(setup: SetUp, told: Told) -> str | None:
+    """The catalogue's device that the files speak of, if it can compute in their precision."""
     said = setup.facts.get("gpu")
-    device = None if said is None else device_in(str(said.value))
-    if device is None:
+    device = device_in(str(said.value)) if said is not None else None
+    if said is None or device is None:
         told.warnings.append(
             f"no file says which GPU: {DEFAULT_DEVICE} is assumed; change cluster.device, or `mmplan fit --gpu NAME`"
         )
-    elif said is not None:
-        told.read.append(f"GPU {device}, from {said.place}")
-    nodes, per_node = size.nodes, size.per_node
-    return {"device": device or DEFAULT_DEVICE, "nodes": nodes, "devices_per_node": per_node}
+        return None
+    precision = setup.text("precision")
+    if precision in _DTYPES and catalogue_device(device).device.flops_per_s(precision) is None:
+        told.warnings.append(f"{device} ({said.place}) has no {precision} units: {DEFAULT_DEVICE} is assumed")
+        return None
+    told.read.append(f"GPU {device}, from {said.place}")
+    return device
 
 
 def _precision(setup: SetUp, told: Told) -> str:
     word = setup.text("precision")
-    if word in ("bf16", "fp16", "fp32"):
+    if word in _DTYPES:
         return word
     told.warnings.append("no file says the precision: bf16 is assumed")
     return "bf16"

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmplan.errors import InputError
-from mmplan.scenario.document import listed, read_text
+from mmplan.scenario.document import MAX_FILE_BYTES, listed, read_text
 from mmplan.scenario.formats.launch.facts import Fact, Value, is_unresolved
 from mmplan.scenario.formats.launch.shell import Script, read_shell
 from mmplan.scenario.formats.launch.shell_text import Word
 from mmplan.scenario.formats.reading import without_terminal_codes
 
 MAX_VALUES = 10_000
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 _NUMBER = re.compile(r"-\d|-\.\d")
 _OPTION = re.compile(r"--?[A-Za-z][\w.\-]*")
 # What starts processes; its own arguments stand before the training script.
@@ -117,11 +118,12 @@ def is_argument_list(text: str) -> bool:
 
 def _training_command(script: Script, path: Path) -> tuple[list[Word], list[int]]:
     """The words of the command with the most arguments among those that train, and lines of others like it."""
-    commands = [_unpacked(words) for words in script.commands]
+    commands = [_unpacked(words, script.variables) for words in script.commands]
     counts = [
         (sum(bool(_OPTION.fullmatch(w.text.split("=")[0])) or "=" in w.text for w in words), words)
         for words in commands
     ]
+    counts = [(count, words) for count, words in counts if words and words[0].text not in ("echo", "printf", "cat")]
     trains = [
         (count, words) for count, words in counts if count >= 2 and _TRAINS.search(" ".join(w.text for w in words))
     ]
@@ -133,10 +135,13 @@ def _training_command(script: Script, path: Path) -> tuple[list[Word], list[int]
     return chosen, like
 
 
-def _unpacked(words: Sequence[Word]) -> list[Word]:
-    """Words with the commands inside `bash -c "..."` and `eval "..."` opened."""
+def _unpacked(words: Sequence[Word], variables: Mapping[str, str]) -> list[Word]:
+    """Words with the commands inside `bash -c "..."` and `eval "..."` opened, exported variables put in."""
     result: list[Word] = []
-    for word in words:
+    for index, word in enumerate(words):
+        if index and words[index - 1].text == "-c" and "$" in word.text:
+            text = _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], match[0])[:MAX_VALUES], word.text)
+            word = Word(text[:MAX_FILE_BYTES], word.line)
         inside = re.split(r"[\s;]+", word.text) if re.search(r"\s--\w", word.text) else [word.text]
         result += [Word(part, word.line) for part in inside if part and part != "\\"]
     return result
@@ -159,13 +164,16 @@ def _parsed(
     for name, several in found.items():
         arguments[name] = several[-1]
         different = [each for each in several[:-1] if each.values != several[-1].values]
-        if different:
+        if different and several[-1].written.startswith("--"):
             first = different[0]
             told = " ".join(several[-1].values)[:60] or "(no value)"
             warnings.append(
                 f"{several[-1].written} stands {len(several)} times (lines {first.line} and {several[-1].line}): "
                 f"the last, {told}, is taken"
             )
+    open_words = [word for word in plain if re.fullmatch(r"\$\{\w+\}", word) and len(plain) > 1]
+    if open_words:
+        warnings.append(f"the command takes {listed(open_words, 8)}, which no line sets: what stands there is not read")
     if not arguments and not overrides:
         raise InputError("no arguments such as --num-layers 32", file=path)
     return CommandLine(

@@ -13,6 +13,26 @@ _COUNTED = re.compile(rf"\b(\d{{1,6}})\s*(?:x|\*|×)?\s*(?:NVIDIA[ -]|AMD[ -])?(
 _NAMED = re.compile(rf"(?<![A-Za-z0-9])({_GPU})(?![A-Za-z0-9])", re.IGNORECASE)
 
 
+_MEASURED = re.compile(
+    r"(?<!\d)(\d{1,4})\s*(?:\*|x|×)\s*(\d{1,3}(?:\.\d{1,2})?)\s?Gi?B\b(?:[^\n]{0,40}?(\d{1,5}(?:\.\d{1,4})?)\s?s/it)?",
+    re.IGNORECASE,
+)
+
+
+def measured_comment(comments: Iterable[Word], file: Path) -> tuple[dict[str, Fact], str]:
+    """ms-swift's "# 2 * 72GiB; 4.1s/it" above a script: a hint at the number of GPUs, and a sentence; else nothing."""
+    for word in comments:
+        found = _MEASURED.search(word.text)
+        if found is None or int(found[1]) < 1:
+            continue
+        step = f", {found[3]} s a step" if found[3] else ""
+        sentence = f"line {word.line}: its author measured {found[2]} GiB on each of {found[1]} GPUs{step}"
+        return {
+            "hinted_world": Fact(value=int(found[1]), file=file, line=word.line or None, key="the comment")
+        }, sentence
+    return {}, ""
+
+
 def hinted_devices(comments: Iterable[Word], file: Path) -> dict[str, Fact]:
     """`gpu`, and `hinted_world` where a count stands before it: of the first comment that names a GPU, else the file's
     name. No more than a hint: arguments come first."""

@@ -3,6 +3,7 @@
 Most values are "auto": the trainer fills them in, so that the file beside it says them.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -79,9 +80,7 @@ _OTHERS = {
 
 def looks_like_deepspeed(head: Head) -> bool:
     """A JSON object with one of DeepSpeed's own top-level keys; templates need not be valid JSON."""
-    text = head.text.lstrip()
-    if text.startswith(("//", "#", "/*")):
-        text = text[max(text.find("{"), 0) :]
+    text = re.sub(r"\A(?:\s*(?://|#(?!!))[^\n]*\n|\s*/\*.*?\*/)*\s*", "", head.text, count=1, flags=re.DOTALL)
     return text.startswith("{") and any(f'"{mark}"' in head.text for mark in _MARKS) and '"model_type"' not in head.text
 
 

@@ -133,6 +133,18 @@ def _arguments(document: Document, kind: str) -> tuple[dict[str, Argument], tupl
     return arguments, needed
 
 
+def overriding(kind: str, overrides: Mapping[str, Argument]) -> dict[str, Argument]:
+    """Arguments of `model.micro_batch_size=2` words on a command line (Hydra)."""
+    arguments: dict[str, Argument] = {}
+    for key, override in overrides.items():
+        text = override.values[0].strip("\"'")
+        value: Any = {"true": True, "false": False, "null": None}.get(text.lower(), text)
+        for name, said in _translated(kind, tuple(key.split(".")), value):
+            if said is not None:
+                arguments[name] = Argument(written=key, values=(said,), line=override.line, file=override.file)
+    return arguments
+
+
 def _leaves(values: Any, path: KeyPath) -> list[tuple[KeyPath, Any]]:
     if isinstance(values, dict):
         return [leaf for key, value in values.items() for leaf in _leaves(value, (*path, str(key)))]

@@ -2,6 +2,7 @@
 Hugging Face Trainer, as facts of a training run.
 """
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -72,12 +73,12 @@ _VALUES: Mapping[str, tuple[str, ...]] = {
     "expert_ffn": ("moe_ffn_hidden_size",),
     "shared_ffn": ("moe_shared_expert_intermediate_size",),
     "patch": ("patch_dim",),
-    "image_size": ("img_h", "image_size"),
+    "image_size": ("img_h", "image_size", "force_image_size"),
     "vision_type": ("vision_model_type",),
     "language_type": ("language_model_type",),
     "tower": ("vision_tower",),
     "model_name": ("model", "model_name_or_path", "hf_model", "hf_model_path", "model_id", "load_hf"),
-    "lora_rank": ("lora_rank", "lora_r"),
+    "lora_rank": ("lora_rank", "lora_r", "use_llm_lora"),
     "dp_sharding": ("data_parallel_sharding_strategy",),
 }
 _SWITCHES: Mapping[str, tuple[str, ...]] = {
@@ -91,6 +92,7 @@ _SWITCHES: Mapping[str, tuple[str, ...]] = {
     ),
     "freeze_projector": (
         "freeze_aligner",
+        "freeze_mlp",
         "freeze_projection",
         "freeze_vision_projection",
         "freeze_multi_modal_projector",
@@ -219,6 +221,9 @@ def _launcher(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> None
             known = facts.get(fact)
             if value.isdigit() and (known is None or is_unresolved(known.value)):
                 facts[fact] = Fact(value=int(value), file=taken.line.file, key=name)
+    pixels = taken.line.variables.get("MAX_PIXELS", "")  # of ms-swift and the processors of Qwen-VL
+    if re.fullmatch(r"\d{2,9}", pixels) and "image_size" not in facts:
+        facts["image_size"] = Fact(value=round(math.sqrt(int(pixels))), file=taken.line.file, key="MAX_PIXELS")
     devices = taken.line.variables.get("CUDA_VISIBLE_DEVICES", "")
     if "per_node" not in facts and re.fullmatch(r"\d{1,3}(,\d{1,3}){0,127}", devices):
         facts["per_node"] = Fact(value=devices.count(",") + 1, file=taken.line.file, key="CUDA_VISIBLE_DEVICES")
@@ -269,7 +274,7 @@ def _refuse_open_values(facts: Mapping[str, Fact], line: CommandLine) -> None:
     missing = [fact for name, fact in facts.items() if name in _NEEDED and is_unresolved(fact.value)]
     if not missing:
         return
-    told = listed((f"{fact.key} {fact.value}" for fact in missing), 8)
+    told = listed((f"{fact.key} {' '.join(str(fact.value).split())[:40]}" for fact in missing), 8)
     message = f"{told}: no line sets these values; write them into the file and import it again"
     raise InputError(message, file=line.file, line=missing[0].line)
 

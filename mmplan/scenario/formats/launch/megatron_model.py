@@ -155,6 +155,10 @@ def training_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) ->
     targets = taken.argument("target_modules", "lora_target", "lora_target_modules")
     if targets is not None:
         facts["lora_targets"] = targets.fact(" ".join(targets.values))
+    if facts.get("lora_rank") is not None and str(facts["lora_rank"].value) == "0":
+        del facts["lora_rank"]
+        facts.pop("lora", None)
+    _tower(taken, facts)
     adapter = taken.argument("tune_mm_mlp_adapter")
     if adapter is not None and taken.on("tune_mm_mlp_adapter"):
         facts["freeze_llm"], facts["freeze_vision"] = adapter.fact(True), adapter.fact(True)
@@ -163,3 +167,34 @@ def training_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) ->
         facts["tiles"] = tiles.fact(tiles.values[0])
         if taken.on("use_thumbnail"):
             facts["thumbnail"] = tiles.fact(True)
+
+
+# Words of a vision tower's name on the Hub -> our name for it.
+_TOWERS = (
+    ("siglip", "siglip"),
+    ("clip-vit-large-patch14", "clip"),
+    ("internvit-300m", "internvit300m"),
+    ("internvit-6b", "internvit"),
+)
+
+
+def _tower(taken: Taken, facts: dict[str, Fact]) -> None:
+    """LLaVA's `--vision_tower`: frozen unless it is unfrozen, and its class token is not handed on."""
+    tower = taken.argument("vision_tower", "mm_vision_tower")
+    if tower is None or not tower.values:
+        return
+    name = tower.values[0].lower()
+    facts["vision_type"] = tower.fact(next((kind for word, kind in _TOWERS if word in name), tower.values[0]))
+    facts["drop_class_token"] = tower.fact(True)
+    side = re.search(r"(?:patch\d{2}-|-)(224|336|384|448)\b", name)
+    if side is not None:
+        facts["image_size"] = tower.fact(side[1])
+    elif facts["vision_type"].value == "clip":
+        facts["image_size"] = tower.fact(224)
+    backbone = taken.argument("freeze_backbone")  # of the language model, where a tower has a name of its own
+    if backbone is not None:
+        facts["freeze_llm"] = backbone.fact(bool(taken.on("freeze_backbone")))
+    trained = taken.on("unfreeze_mm_vision_tower", "unlock_vision_tower") or "vision_tower" in taken.text(
+        "mm_tunable_parts"
+    )
+    facts["freeze_vision"] = tower.fact(not trained)

@@ -1,13 +1,14 @@
 """Launch scripts and argument lists as set-ups, and a model's config.json that stands beside them."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from mmplan.scenario.formats.hf_config import read_hf_config
-from mmplan.scenario.formats.launch.arguments import read_command_line
-from mmplan.scenario.formats.launch.comments import hinted_devices
+from mmplan.scenario.formats.launch.arguments import CommandLine, read_command_line
+from mmplan.scenario.formats.launch.comments import hinted_devices, measured_comment
 from mmplan.scenario.formats.launch.facts import Fact, SetUp
-from mmplan.scenario.formats.launch.framework_yaml import looks_like_framework, read_framework
+from mmplan.scenario.formats.launch.framework_yaml import looks_like_framework, overriding, read_framework
 from mmplan.scenario.formats.launch.megatron import megatron_set_up
 from mmplan.scenario.formats.logs.reading import log_set_up, looks_like_megatron_log
 from mmplan.scenario.formats.reading import Head, read_head
@@ -17,6 +18,7 @@ _ARGUMENT = re.compile(
     r"|pipeline[-_]model[-_]parallel[-_]size|global[-_]batch[-_]size|expert[-_]model[-_]parallel[-_]size|seq[-_]length"
     r"|per_device_train_batch_size|model_name_or_path|use[-_]distributed[-_]optimizer|tokenizer[-_]type|nproc[-_]per[-_]node"
     r"|hf[-_]model|recipe|deepspeed|num_processes)\b"
+    r"|(?:^|\s)\+{0,2}(?:model\.(?:tensor|pipeline)_model_parallel_size|trainer\.(?:devices|num_nodes))="
 )
 _SWIFT_YAML = looks_like_framework("ms-swift")
 _LIST = re.compile(r"(?:\s*(?:#[^\n]*)?\n)*\s*--?[A-Za-z]")
@@ -40,19 +42,31 @@ def read_script(path: Path) -> SetUp:
         return log_set_up(path)
     line = read_command_line(path)
     swift = re.search(r"\b(megatron|swift) (sft|pt|rlhf)\b", line.command) or "tuner_type" in line.arguments
-    setup = megatron_set_up(line, "ms-swift" if swift else "megatron")
-    facts = hinted_devices(line.comments, path) | dict(setup.facts)
-    for name in ("gres", "constraint", "partition"):
-        found = line.arguments.get(name)
-        if found is not None and found.values and "gpu" not in setup.facts:
-            facts |= (
-                {"gpu": found.fact(found.values[0])}
-                if re.search(r"[ABHVL]\d{2,3}|mi\d{3}", found.values[0], re.I)
-                else {}
-            )
+    if line.overrides:
+        line = replace(line, arguments={**overriding("nemo", line.overrides), **line.arguments})
+    setup = megatron_set_up(line, "ms-swift" if swift else "nemo" if line.overrides else "megatron")
+    measured, sentence = measured_comment(line.comments, path)
+    facts = hinted_devices(line.comments, path) | measured | dict(setup.facts)
+    if "gpu" not in setup.facts:
+        facts |= _requested_gpu(line)
     return SetUp(
-        kind=setup.kind, files=setup.files, facts=facts, read=setup.read, ignored=setup.ignored, warnings=setup.warnings
+        kind=setup.kind,
+        files=setup.files,
+        facts=facts,
+        read=(*setup.read, *filter(None, [sentence])),
+        ignored=setup.ignored,
+        warnings=setup.warnings,
     )
+
+
+def _requested_gpu(line: CommandLine) -> dict[str, Fact]:
+    """The GPU that Slurm is asked for: `--gres=gpu:a100:8`, `-C h100`, `--partition=h200`; the last that names one."""
+    named = {}
+    for name in ("partition", "p", "constraint", "c", "gres"):
+        for argument in (*line.earlier.get(name, ()), *filter(None, [line.arguments.get(name)])):
+            if argument.values and re.search(r"(?i)\b[abhvl]\d{2,3}|mi\d{3}|gb\d{3}", argument.values[0]):
+                named["gpu"] = argument.fact(argument.values[0])
+    return named
 
 
 def looks_like_swift(head: Head) -> bool:

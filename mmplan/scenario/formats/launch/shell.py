@@ -189,8 +189,8 @@ class _Reader:
                 file=self.source.file,
                 line=self.source.line,
             )
-        if self.guard is None and text_of(before) != text_of(value):
-            value = ((Piece(f"${{{name}}}", self.source.line),),)
+        if self.guard is None:
+            value = self.agreed(name, [before, value], self.source.line)
         self.source.variables[name] = value
 
     def branch(self, keyword: str, words: list[Pieces]) -> list[Pieces]:
@@ -241,18 +241,26 @@ class _Reader:
         for name in dict.fromkeys(name for result in results for name in result):
             values = [result.get(name) for result in results]
             self.source.spend(len(values))
-            if all(value is values[0] for value in values):
-                continue
-            texts = {
-                None if v is None else " ".join(w.text for each in v for w in self.source.split(each)) for v in values
-            }
-            if len(texts) > 1:
-                merged[name] = ((Piece(f"${{{name}}}", branch.line),),)
+            if any(value is not values[0] for value in values):
+                merged[name] = self.agreed(name, values, branch.line)
         self.source.variables = merged
 
-    def flat(self, words: tuple[Pieces, ...]) -> str:
-        """A value with one blank between its words: layout is no difference."""
-        return " ".join(word.text for each in words for word in self.source.split(each))
+    def agreed(self, name: str, values: list[tuple[Pieces, ...] | None], line: int) -> tuple[Pieces, ...]:
+        """What holds of a variable where it is not known which of the values it has: if some of them only add arguments
+        to the shortest, that one, and the others are told; else it is not known."""
+        texts = [text_of(value or ()).split() for value in values]
+        self.source.spend(sum(map(len, texts)))
+        least = min(range(len(texts)), key=lambda index: len(texts[index]))
+        shortest, more = texts[least], [text[len(texts[least]) :] for text in texts]
+        if all(
+            text[: len(shortest)] == shortest and (not rest or rest[0].startswith("-"))
+            for text, rest in zip(texts, more, strict=True)
+        ):
+            added = dict.fromkeys(" ".join(rest)[:80] for rest in more if rest)
+            for arguments in added:
+                self.source.warnings.append(f"line {line}: {arguments}: depends on what is not known here; not read")
+            return values[least] or ()
+        return ((Piece(f"${{{name}}}", line),),)
 
     @property
     def in_case(self) -> bool:

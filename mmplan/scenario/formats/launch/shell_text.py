@@ -264,7 +264,7 @@ class ShellText:
             inner = self.text[self.at + 3 : end - 2]
             self.advance(end - self.at)
             number = evaluated(inner, self.variables_in(inner))
-            return [Piece(f"${{{inner.strip()[:60]}}}" if number is None else str(number), line, not quoted)]
+            return [Piece(self.open_part(inner) if number is None else str(number), line, not quoted)]
         if self.text.startswith("$(", self.at):
             end = self.balanced(self.at + 1)
             self.advance(end - self.at)
@@ -293,6 +293,12 @@ class ShellText:
             return [Piece(self.text[start : start + size], line, not quoted)]
         self.advance(name.end() - self.at)
         return self.value(name[0], line, quoted, all_words=False)
+
+    def open_part(self, text: str) -> str:
+        """The first variable of an arithmetic text that has no number, as `${NAME}`."""
+        names = _NAME.findall(text[:400])
+        known = self.variables_in(text)
+        return f"${{{next((name for name in names if not known.get(name, '').strip().isdigit()), 'arithmetic')}}}"
 
     def variables_in(self, text: str) -> dict[str, str]:
         """Values of the variables that an arithmetic text names."""
