@@ -153,12 +153,13 @@ def _with_degrees(scenario: Scenario, question: Question, recipe: Recipe | None)
 
 def _technique(base: Technique, question: Question, recipe: Recipe | None) -> Technique:
     """The scenario's technique (or the named stack's defaults) with the recipe's and the question's choices."""
-    choices: dict[str, Any] = dict(question.choices)
+    choices: dict[str, Any] = dict(() if recipe is None else recipe.technique) | dict(question.choices)
+    stack = question.stack or choices.pop("stack", None)
     if recipe is not None and recipe.sharding is not None:
         choices["sharding"] = recipe.sharding
     if recipe is not None and recipe.recompute is not None:
-        layers = base.recompute_layers if recipe.recompute == base.recompute and question.stack is None else None
-        choices |= {"recompute": recipe.recompute, "recompute_layers": layers}
+        layers = base.recompute_layers if recipe.recompute == base.recompute and stack is None else None
+        choices = {"recompute_layers": layers} | choices | {"recompute": recipe.recompute}
     if question.zero is not None:
         choices["sharding"] = SHARDINGS[question.zero]
     if question.sequence_parallel is not None:
@@ -177,7 +178,7 @@ def _technique(base: Technique, question: Question, recipe: Recipe | None) -> Te
         kinds = (*get_args(Recompute), "a number of layers")
         choices |= {"recompute": _one_of("recompute", question.recompute, kinds), "recompute_layers": None}
     try:
-        return replace(base, **choices) if question.stack is None else technique_of(question.stack, **choices)
+        return replace(base, **choices) if stack is None else technique_of(stack, **choices)
     except ValueError as error:
         raise InputError(str(error)) from None
 

@@ -65,6 +65,9 @@ def plan_recipe(scenario: Scenario, recipe: Recipe, ours: Plan | None = None) ->
     certificate = replace(found.certificate, bound_s=0.0, gap=1.0, status="given")
     plan, notes = replace(found, certificate=certificate), [_outside(scenario, recipe)]
     reason = "" if ours is None else _against(step_time(plan), step_time(ours))
+    if recipe.technique:
+        told = ", ".join(f"{name} {str(value).lower()}" for name, value in recipe.technique)
+        notes.append(f"plans do not price {told}; mmplan fit does")
     if recipe.vp > 1:
         plan, note = _interleaved(plan, recipe.vp)
         notes.append(note)

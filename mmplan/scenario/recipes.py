@@ -19,7 +19,9 @@ def recipes_from_spec(specs: Mapping[str, RecipeSpec], model: Model, document: D
         if spec.vp > 1 and spec.pp == 1:
             raise document.error((*at, "vp"), f"vp = {spec.vp} chunks per rank need a pipeline: pp is 1")
         spread = spread_modules(spec.spread, model, (*at, "spread"), document)
-        recipes.append(Recipe(name=name, **{**spec.model_dump(), "spread": spread}))
+        technique = spec.technique.model_dump(exclude_unset=True, exclude_none=True) if spec.technique else {}
+        written = {**spec.model_dump(), "spread": spread, "technique": tuple(technique.items())}
+        recipes.append(Recipe(name=name, **written))
     return tuple(recipes)
 
 

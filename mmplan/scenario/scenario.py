@@ -367,6 +367,7 @@ class Recipe:
     sharding: Sharding | None = None
     recompute: Recompute | None = None
     spread: tuple[str, ...] | None = None
+    technique: tuple[tuple[str, bool | int | str], ...] = ()  # fields of Technique by name, for `mmplan fit` alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

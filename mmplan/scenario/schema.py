@@ -274,25 +274,6 @@ class ConstraintsSpec(Strict):
     )
 
 
-class RecipeSpec(Strict):
-    """A published configuration of this job, for `mmplan compare --expert`. Degrees as on a launch command."""
-
-    source: Annotated[str, Field(min_length=1)] = Field(description="who published it, and where")
-    tp: Count = Field(default=1, description="tensor-parallel degree")
-    pp: Count = Field(default=1, description="pipeline stages")
-    dp: Count | None = Field(default=None, description="replicas; default: all devices of the cluster")
-    cp: Count = Field(default=1, description="context-parallel degree")
-    ep: Count = Field(default=1, description="expert-parallel degree")
-    etp: Count | None = Field(default=None, description="ranks that share one expert; default: as is best")
-    vp: Count = Field(default=1, description="chunks of layers per pipeline rank (interleaved 1F1B)")
-    microbatch: Count | None = Field(default=None, description="samples per microbatch; default: as is best")
-    sharding: Sharding | None = Field(default=None, description="ZeRO over the replicas; default: as is best")
-    recompute: Recompute | None = Field(default=None, description="what stages recompute; default: as is best")
-    spread: list[ModuleName] | None = Field(
-        default=None, description="modules not split by tp, see constraints; default: as is best"
-    )
-
-
 class TechniqueSpec(Strict):
     """How the software executes a step, apart from degrees. What is not written follows from `stack`."""
 
@@ -320,6 +301,28 @@ class TechniqueSpec(Strict):
     dropout: bool | None = Field(default=None, description="dropout after attention and MLP")
     overlap_dp: bool | None = Field(default=None, description="gradient reduction beside backward")
     frozen_hooks: bool | None = Field(default=None, description="frozen modules run with gradient hooks on")
+
+
+class RecipeSpec(Strict):
+    """A published configuration of this job, for `mmplan compare --expert`. Degrees as on a launch command."""
+
+    source: Annotated[str, Field(min_length=1)] = Field(description="who published it, and where")
+    tp: Count = Field(default=1, description="tensor-parallel degree")
+    pp: Count = Field(default=1, description="pipeline stages")
+    dp: Count | None = Field(default=None, description="replicas; default: all devices of the cluster")
+    cp: Count = Field(default=1, description="context-parallel degree")
+    ep: Count = Field(default=1, description="expert-parallel degree")
+    etp: Count | None = Field(default=None, description="ranks that share one expert; default: as is best")
+    vp: Count = Field(default=1, description="chunks of layers per pipeline rank (interleaved 1F1B)")
+    microbatch: Count | None = Field(default=None, description="samples per microbatch; default: as is best")
+    sharding: Sharding | None = Field(default=None, description="ZeRO over the replicas; default: as is best")
+    recompute: Recompute | None = Field(default=None, description="what stages recompute; default: as is best")
+    spread: list[ModuleName] | None = Field(
+        default=None, description="modules not split by tp, see constraints; default: as is best"
+    )
+    technique: TechniqueSpec | None = Field(
+        default=None, description="what the software of this run does besides; mmplan fit prices it, plans do not"
+    )
 
 
 class ScenarioSpec(Strict):

@@ -9,8 +9,10 @@ from mmplan.commands.import_kinds import read_files
 from mmplan.errors import InputError
 from mmplan.planner.fit import fit
 from mmplan.planner.fit_job import Question, job_of
+from mmplan.planner.recipes import plan_recipe
 from mmplan.report.formats import fragment_text
 from mmplan.scenario.formats.reading import Reading
+from mmplan.scenario.load import load_scenario
 
 GPT = """#!/bin/bash
 # on 16 A100-SXM4-80GB
@@ -72,6 +74,17 @@ def test_fit_prices_the_imported_run_without_options_and_options_change_it(tmp_p
         job_of(Question(scenario=path, recipe="presnt"))
 
 
+def test_the_imported_run_is_a_baseline_beside_plans(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(fragment_text(reading(tmp_path, run__sh=GPT)))
+    scenario = load_scenario(path)
+    assert not scenario.technique.overlap_dp  # plans do not price it; the recipe has it for `mmplan fit`
+    planned = plan_recipe(scenario, scenario.recipes[0])
+    assert planned.plan is not None
+    assert (planned.plan.tp, planned.plan.dp, planned.plan.sharding) == (2, 4, "optimizer")
+    assert "plans do not price overlap_dp true; mmplan fit does" in planned.note
+
+
 def test_a_needed_variable_that_no_line_sets_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--tensor-model-parallel-size \$\{TP\}.*no line sets") as caught:
         reading(tmp_path, run__sh=GPT.replace("parallel-size 2 --pipe", "parallel-size ${TP} --pipe"))
@@ -125,8 +138,9 @@ def test_a_script_and_its_deepspeed_file_are_one_run(tmp_path: Path) -> None:
     assert read.document == "scenario"
     assert read.fragment["model"] == {"hf_config": "qwen2.5-vl-7b"}
     assert read.fragment["batch"] == {"global": 64}
-    assert read.fragment["recipes"]["present"]["sharding"] == "gradients"  # type: ignore[index]
-    assert read.fragment["technique"]["offload"] == "optimizer"  # type: ignore[index]
+    recipe = read.fragment["recipes"]["present"]  # type: ignore[index]
+    assert recipe["sharding"] == "gradients"
+    assert recipe["technique"] == {"offload": "optimizer", "overlap_dp": True}
 
 
 def test_files_that_contradict_each_other_are_told_with_both_places(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ def test_torchtitan_runs_a_local_batch_in_microbatches_where_a_pipeline_is(tmp_p
     reading = read(tmp_path, "run.toml", TITAN)
     assert recipe(reading) == {
         "source": "run.toml", "tp": 8, "pp": 2, "vp": 2, "microbatch": 1, "sharding": "gradients", "recompute": "full",
+        "technique": {"overlap_dp": True},
     }  # fmt: skip
     assert reading.fragment["cluster"] == {"device": "h100-sxm", "nodes": 8, "devices_per_node": 8}
     assert reading.fragment["batch"] == {"global": 32}  # 8 samples x dp 4

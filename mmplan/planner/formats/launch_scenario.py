@@ -46,6 +46,10 @@ def launch_reading(setup: SetUp) -> Reading:
         return _part(setup, told)
     size = size_of(setup, told)
     cluster = _cluster(setup, size, told)
+    technique, own, summed = _plannable(_technique(setup))
+    recipe = _recipe(setup, size) | ({"technique": own} if own else {})
+    optimizer = {"name": "sgd"} if setup.text("optimizer") == "sgd" else {}
+    optimizer |= {"gradient_dtype": summed} if summed != "fp32" else {}
     fragment: dict[str, Any] = {
         "name": name,
         "source": f"read from {', '.join(file.name for file in setup.files)}",
@@ -54,12 +58,11 @@ def launch_reading(setup: SetUp) -> Reading:
         "data": {},
         "batch": {"global": size.global_batch},
         "precision": _precision(setup, told),
+        "optimizer": optimizer,
         "cluster": cluster,
-        "technique": _technique(setup),
-        "recipes": {"present": _recipe(setup, size)},
+        "technique": technique,
+        "recipes": {"present": recipe},
     }
-    if setup.text("optimizer") == "sgd":
-        fragment["optimizer"] = {"name": "sgd"}
     _fill_data(fragment, kinds, setup, told)
     fragment = {key: value for key, value in fragment.items() if value != {}}
     _told_recipe(size, told)
@@ -144,35 +147,43 @@ def _precision(setup: SetUp, told: Told) -> str:
     return "bf16"
 
 
-_TECHNIQUES = ("attention", "fp8", "context_parallel", "offload", "gradient_dtype", "cross_entropy")
+_TECHNIQUES = (
+    "attention", "fp8", "context_parallel", "offload", "gradient_dtype", "cross_entropy", "recompute", "sharding",
+)  # fmt: skip
 
 
 def _technique(setup: SetUp) -> dict[str, Any]:
+    """What the files say of the software, and its stack."""
     stack = setup.text("stack") or "torch-2025"
-    defaults = technique_of(stack)
     technique: dict[str, Any] = {"stack": stack}
     technique |= {key: setup.text(key) for key in _TECHNIQUES if setup.has(key)}
-    recompute = setup.text("recompute")
-    if recompute is not None:
-        technique["recompute"] = recompute
-    if recompute == "full" and (layers := setup.count("recompute_layers")) is not None:
+    if technique.get("recompute") == "full" and (layers := setup.count("recompute_layers")) is not None:
         technique["recompute_layers"] = layers
-    if (sharding := setup.text("sharding")) is not None:
-        technique["sharding"] = sharding
+    megatron = stack.startswith(("nemo", "megatron"))
     for key in ("sequence_parallel", "overlap_dp", "dropout"):
-        if setup.has(key) or (key == "sequence_parallel" and stack.startswith(("nemo", "megatron"))):
+        if setup.has(key) or (key == "sequence_parallel" and megatron):
             technique[key] = setup.flag(key)
-    if (
-        "gradient_dtype" not in technique
-        and setup.text("precision") == "bf16"
-        and stack.startswith(("nemo", "megatron"))
-    ):
+    if "gradient_dtype" not in technique and setup.text("precision") == "bf16" and megatron:
         technique["gradient_dtype"] = "fp32"  # Megatron sums bf16 gradients in fp32 (arguments.py, bf16)
-    return {
-        key: value
-        for key, value in technique.items()
-        if key == "stack" or getattr(defaults, key) != value or setup.has(key)
-    }
+    return technique
+
+
+def _plannable(technique: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """(what plans and runs price, what only the present run does, type that gradients are summed in).
+
+    Plans do not price overlapped reductions, host memory and recomputation of some layers (planner/plan_technique.py).
+    What the recipe says of sharding and recomputation binds it alone: a search is free to do less.
+    """
+    whole = technique_of(**technique)
+    own: dict[str, Any] = {}
+    technique |= {key: "none" for key in ("sharding", "recompute") if key in technique}
+    if whole.overlap_dp:
+        own["overlap_dp"], technique["overlap_dp"] = True, False
+    if whole.offload != "none":
+        own["offload"], technique["offload"] = whole.offload, "none"
+    if technique.pop("recompute_layers", None) is not None:
+        own["recompute_layers"] = whole.recompute_layers
+    return technique, own, whole.gradient_dtype or "fp32"
 
 
 def _recipe(setup: SetUp, size: Size) -> dict[str, Any]:
