@@ -17,7 +17,7 @@ COLLECTIVES = (
     "scatter", "hypercube", "all_reduce_bias",
 )  # fmt: skip
 
-_PARAMETERS = re.compile(r"\bnThread +\d+ +nGpus +(\d+)")
+_PARAMETERS = re.compile(r"\bnThread +(\d{1,4}) +nGpus +(\d{1,4})\b")
 _TITLES = re.compile(r"\bsize +count +type\b|\bsize +count +\(?type\b")
 _STARTING = re.compile(r"Collective test starting: *(\w+)_perf")
 _PROGRAM = re.compile(rf"\b({'|'.join(sorted(COLLECTIVES, key=len, reverse=True))})_perf")
@@ -60,7 +60,7 @@ class Run:
     line: int
     titles: str = ""
     titles_line: int = 0
-    gpus_per_thread: int | None = None
+    gpus_per_process: int | None = None
     nodes: int | None = None  # by NCCL's own lines
     tasks_per_node: int | None = None  # by the command
     named: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ def _take(line: str, number: int, stream: list[Run], file: Path) -> None:
         stream.append(Run(file=file, line=number))
     run = stream[-1]
     if parameters is not None:
-        run.gpus_per_thread = int(parameters[1][:6])
+        run.gpus_per_process = int(parameters[1]) * int(parameters[2])
     if titles is not None:
         run.titles, run.titles_line = line, number
     _placed(line, run)
@@ -164,7 +164,7 @@ def _share(runs: Sequence[Run]) -> None:
         table.named += [name for name in run.named if name not in table.named]
         table.failures += run.failures
         table.titles, table.titles_line = table.titles or run.titles, table.titles_line or run.titles_line
-        table.gpus_per_thread = table.gpus_per_thread or run.gpus_per_thread
+        table.gpus_per_process = table.gpus_per_process or run.gpus_per_process
         table.nodes = table.nodes or run.nodes
         table.tasks_per_node = table.tasks_per_node or run.tasks_per_node
         run.ranks, run.failures, run.titles = [], [], ""

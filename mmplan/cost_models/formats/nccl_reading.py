@@ -286,7 +286,7 @@ def _residuals(fit: Fit) -> str:
 
 def _name(sweep: Sweep) -> str:
     low, high = sweep.ranks
-    ranks = f"{low} ranks" if low == high else f"{low} to {high} ranks"
+    ranks = f"{low} ranks" if low == high else f"{low} to {high} ranks" if high < 2 * low else "unknown ranks"
     return f"{sweep.collective or 'a collective'} of {ranks}, line {sweep.run.titles_line or sweep.run.line}"
 
 
@@ -320,9 +320,10 @@ def _record(sweeps: Sequence[Sweep], read: Sequence[str], ignored: list[str], wa
     rows = []
     for sweep in sweeps:
         alpha_s, beta = plain_fit(sweep)
-        row: dict[str, object] = {"collective": sweep.collective, "ranks": sweep.ranks[0]}
-        if sweep.ranks[0] != sweep.ranks[1]:
-            row["most_ranks"] = sweep.ranks[1]
+        low, high = sweep.ranks
+        row: dict[str, object] = {"collective": sweep.collective, "ranks": low if high < 2 * low else None}
+        if low < high < 2 * low:
+            row["most_ranks"] = high
         row |= {"nodes": sweep.nodes, "alpha_s": _short(alpha_s), "beta_bytes_per_s": _short(beta)}
         row |= {"least_bytes": sweep.points[0].size_bytes, "most_bytes": sweep.points[-1].size_bytes}
         rows.append(row)

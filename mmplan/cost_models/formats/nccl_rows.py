@@ -25,14 +25,15 @@ _ERRORS = re.compile(r"N/A|\d{1,18}|\d(?:\.\d+)?e[+-]\d+|nan|inf", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Out of place, or in place. `wrong`: how many values are wrong; None where it was not checked."""
+    """Out of place, or in place. `wrong`: how many values are wrong. `checked`: whether they were (False: N/A is
+    printed); None where the column is missing."""
 
     time_us: float
     algbw: float  # GB/s, as busbw
     busbw: float
     digits: int  # of the time after the point
     wrong: float | None
-    checked: bool
+    checked: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def _blocks(words: list[str], size: int) -> tuple[tuple[Block, ...], int] | None
         else:
             told = None
         wrong = float(told) if told is not None and told.isdigit() else None
-        blocks.append(Block(time_us, algbw, busbw, digits, wrong, told not in (None, "N/A")))
+        blocks.append(Block(time_us, algbw, busbw, digits, wrong, None if told is None else told != "N/A"))
     return (tuple(blocks), place) if blocks else None
 
 

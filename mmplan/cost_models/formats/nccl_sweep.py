@@ -166,7 +166,10 @@ def _collective(run: Run, listed: int | None) -> tuple[str | None, list[str]]:
     """By the program that the text names, else by columns, counts and factor, else by the name of the file."""
     if len(run.named) == 1:
         return run.named[0], []
-    large = max(run.rows, key=lambda row: row.blocks[0].algbw)
+    share = _usual_share(run)
+    usual = Counter((row.redop, row.root) for row in run.rows).most_common(1)[0][0]
+    alike = [row for row in run.rows if _share(row) == share and (row.redop, row.root) == usual]
+    large = max(alike or run.rows, key=lambda row: row.blocks[0].algbw)
     block = large.blocks[0]
     ratio = block.busbw / block.algbw if block.algbw >= _LEAST_RATE else None
     possible = _by_columns(run, large, ratio)
@@ -212,10 +215,10 @@ def _by_columns(run: Run, large: Row, ratio: float | None) -> list[str]:
     }
     kept = [name for name in possible if fits[name]]
     if set(kept) == {"all_gather", "alltoall"} and not old:
-        checked = [row for row in run.rows if len(row.blocks) == 2 and row.blocks[0].checked]
-        if checked and all(row.blocks[1].checked for row in checked):
+        checked = [row.blocks[1].checked for row in run.rows if len(row.blocks) == 2 and row.blocks[0].checked]
+        if checked and all(checked):
             return ["all_gather"]
-        if checked and not any(row.blocks[1].checked for row in checked):
+        if checked and all(one is False for one in checked):
             return ["alltoall"]  # has no result in place
     return kept
 
@@ -229,8 +232,7 @@ def _sound_rows(run: Run, collective: str | None, listed: int | None) -> tuple[l
     notes = [f"line {item.line} left out: {item.why}" for item in run.damaged[:5] if not item.cut]
     cut = [item for item in run.damaged if item.cut]
     notes += [f"line {item.line} left out: the row is cut off" for item in cut[:3]]
-    shares = Counter(_share(row) for row in run.rows if row.count)
-    share = shares.most_common(1)[0][0] if shares else 1
+    share = _usual_share(run)
     kept: list[Row] = []
     odd: list[tuple[Row, str]] = []
     for row in run.rows:
@@ -239,25 +241,43 @@ def _sound_rows(run: Run, collective: str | None, listed: int | None) -> tuple[l
         else:
             kept.append(row)
     if collective is not None and listed is not None:
+        _check_share(run, collective, listed, share)
         expected = factor_of(collective, listed)
-        for row in list(kept):
-            low, high = _factor_range(row)
-            if not low <= expected <= high:
-                kept.remove(row)
-                block = row.blocks[0]
-                told = (
-                    f"busbw {block.busbw} is not {expected:.4g} x algbw {block.algbw} ({collective} of {listed} ranks)"
-                )
-                odd.append((row, told))
+        telling = [row for row in kept if row.blocks[0].algbw >= _LEAST_RATE]
+        wrong = [row for row in kept if not _factor_range(row)[0] <= expected <= _factor_range(row)[1]]
+        for row in wrong:
+            block = row.blocks[0]
+            told = f"busbw {block.busbw} is not {expected:.4g} x algbw {block.algbw}"
+            odd.append((row, f"{told} ({collective} of {listed} ranks)"))
+        if 2 * len(wrong) > max(1, len(telling)):
+            raise InputError(odd[-1][1], file=run.file, line=odd[-1][0].line)
+        kept = [row for row in kept if row not in wrong]
     if len(odd) > len(kept):
         raise InputError(odd[0][1], file=run.file, line=odd[0][0].line)
     notes += [f"line {row.line} left out: {why}" for row, why in odd[:5]]
     return kept, notes
 
 
+def _check_share(run: Run, collective: str, listed: int, share: int) -> None:
+    """Counts of gathers and scatters are a rank's part of the size."""
+    if collective in ("all_gather", "reduce_scatter", "alltoall") and share not in (1, listed):
+        row = next(row for row in run.rows if _share(row) == share)
+        told = f"{row.count:,} {row.dtype} are 1/{share} of {row.size_bytes:,} bytes"
+        message = f"{told}, so {share} ranks ran, and the list of devices has {listed}: it is not whole"
+        raise InputError(message, file=run.file, line=row.line)
+
+
 def _share(row: Row) -> int:
     """Size over the bytes of `count` elements: the ranks for gathers and scatters, else 1."""
+    if row.count == 0:
+        return 1
     return max(1, round(row.size_bytes / (row.count * TYPE_BYTES[row.dtype])))
+
+
+def _usual_share(run: Run) -> int:
+    """That of the most rows, as one of them may be damaged."""
+    shares = Counter(_share(row) for row in run.rows if row.count)
+    return shares.most_common(1)[0][0] if shares else 1
 
 
 def _factor_range(row: Row) -> tuple[float, float]:
@@ -338,11 +358,11 @@ def _nodes(
             told = ", ".join(f"{count} on {host}" for host, count in list(per_group.items())[:4])
             raise InputError(f"hosts with unlike numbers of ranks ({told})", file=run.file, line=run.ranks[0].line)
         return len(per_group), "by the list of devices"
-    if low == high and run.gpus_per_thread == low > 1:
+    if low == high and run.gpus_per_process == low > 1:
         return 1, "as one process has all GPUs"
     if low == high and run.nodes is not None and 1 <= run.nodes <= low and low % run.nodes == 0:
         return run.nodes, "by NCCL's own lines"
-    per_node = (run.tasks_per_node or 0) * (run.gpus_per_thread or 1)
+    per_node = (run.tasks_per_node or 0) * (run.gpus_per_process or 1)
     if low == high and per_node > 0 and low % per_node == 0:
         return low // per_node, "by the tasks per node of the command"
     block = max((row.blocks[0] for row in rows), key=lambda one: one.busbw)
@@ -365,7 +385,7 @@ def _points(rows: Sequence[Row]) -> tuple[Point, ...]:
         lines.setdefault(row.size_bytes, row.line)
         blocks = found.setdefault(row.size_bytes, [])
         blocks.append(row.blocks[0])
-        if len(row.blocks) == 2 and row.blocks[1].checked == row.blocks[0].checked:
+        if len(row.blocks) == 2 and not (row.blocks[0].checked and row.blocks[1].checked is False):
             blocks.append(row.blocks[1])
     return tuple(
         Point(size_bytes=size, samples_s=tuple(block.time_us * 1e-6 for block in blocks), line=lines[size])

@@ -17,7 +17,10 @@ HEAD_BYTES = 65_536
 MAX_TEXT_BYTES = 64_000_000
 MAX_LINE_CHARACTERS = 100_000
 
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f]")
+_ANSI = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]"  # what YAML does not allow either
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -158,8 +158,15 @@ def _read_matrix(host: str, stream: Sequence[tuple[int, str]], place: int, file:
             cut = f"the row of {label} in line {number} is cut off after {counted(len(links), 'cell')}"
             break
         _check_row(label, links, names, rows, file, number)
+        after = tokens[len(names) :]
+        if affinity and not after and label.startswith("GPU") and not any(line.strip() for _, line in stream[place:]):
+            cut = f"the row of {label} in line {number} is cut off after its links"  # the last one may not be whole
+            break
+        if after and not _NUMBERS.fullmatch(after[0]):
+            message = f"expected CPUs or nothing after the links of {label}, found {shown(after[0])}"
+            raise InputError(message, file=file, line=number)
         rows[label], row_lines[label] = tuple(links[: len(names)]), number
-        rest[label] = tuple(tokens[len(names) :])
+        rest[label] = tuple(after)
     missing = [name for name in names if name not in rows]
     if missing:
         what = f"{len(missing)} of {len(names)} rows are missing ({_shortened(missing)})"
@@ -198,7 +205,7 @@ def _check_names(names: Sequence[str], file: Path, line: int) -> None:
             lost = [name for name in expected if name not in found]
             what = f"{lost[0]} is missing" if lost else "they are not in order"
             raise InputError(f"the columns {_shortened(found)} do not count from {kind}0: {what}", file=file, line=line)
-    odd = [name for name in names if not re.fullmatch(r"[A-Za-z][\w.:-]{0,63}", name)]
+    odd = [name for name in names if not re.fullmatch(r"GPU\d+|NIC\d+|[a-z][\w.:-]{0,63}", name)]
     if odd:
         raise InputError(f"expected the name of a GPU or a NIC, found {shown(odd[0])}", file=file, line=line)
 
