@@ -223,13 +223,14 @@ def _fill_data(fragment: dict[str, Any], kinds: Collection[str], setup: SetUp, t
     data: dict[str, Any] = {}
     sample = Sample(text_tokens=0, images=())
     if "vision_encoder" in encoders:
-        data["images"] = 1
+        data["images"] = images = _images(setup, scenario)
         pixels = _image_size(setup, scenario, told)
         if pixels is not None:
             data["image_size"] = pixels
         side = pixels or DEFAULT_IMAGE  # an encoder with a size of its own takes no other
-        sample = Sample(text_tokens=0, images=((side, side),))
-        told.warnings.append("no file says how many images a sample has: one in each is assumed; change data.images")
+        sample = Sample(text_tokens=0, images=((side, side),) * images)
+        cut = f", cut into {images} tiles at most" if images > 1 else ""
+        told.warnings.append(f"no file says how many images a sample has: one{cut} is assumed; change data.images")
     if "audio_encoder" in encoders:
         data |= {"audio_clips": 1, "audio_seconds": DEFAULT_AUDIO_S}
         sample = replace(sample, audio_s=(float(DEFAULT_AUDIO_S),))
@@ -250,6 +251,15 @@ def _fill_data(fragment: dict[str, Any], kinds: Collection[str], setup: SetUp, t
     if used:
         told.read.append(f"sequence of {sequence:,} tokens, {used:,} of them of images and sound")
     _checked(fragment, setup)
+
+
+def _images(setup: SetUp, scenario: Scenario) -> int:
+    """One image, or its tiles, where a file cuts it for an encoder of fixed size that does not know of tiles."""
+    vision = next(module.vision for module in scenario.model.modules if module.vision is not None)
+    if vision.image_size is None or vision.tiles > 1:
+        return 1
+    tiles = setup.count("tiles", most=1_000) or 1
+    return tiles + setup.flag("thumbnail") if tiles > 1 else 1
 
 
 def _image_size(setup: SetUp, scenario: Scenario, told: Told) -> int | None:

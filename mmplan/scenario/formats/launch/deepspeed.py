@@ -166,7 +166,7 @@ def _mapping(values: Mapping[str, Any], key: str, path: Path) -> Mapping[str, An
 
 def _zero(zero: Mapping[str, Any], take: Any, warnings: list[str], path: Path) -> None:
     stage = zero.get("stage", 0)
-    if isinstance(stage, str) and stage.isdigit():
+    if isinstance(stage, str) and stage in ("0", "1", "2", "3"):
         stage = int(stage)
     if isinstance(stage, str):
         take("sharding", "zero_optimization.stage", stage if stage.lower() == "auto" else f"${{{stage}}}")

@@ -105,6 +105,12 @@ def truth(value: Value) -> bool | None:
     return words.get(str(value).strip().lower())
 
 
+def whole(value: Value) -> int | None:
+    """A whole number of 0 or more as it stands, of at most 12 digits; None of anything else."""
+    text = str(value)
+    return int(text) if not isinstance(value, bool) and re.fullmatch(r"[0-9]{1,12}", text) else None
+
+
 def is_unresolved(value: Value) -> bool:
     """Whether a text still holds a variable, a command's output or a placeholder that no file sets."""
     return isinstance(value, str) and _UNRESOLVED.search(value) is not None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from mmplan.errors import InputError
 from mmplan.scenario.document import listed
 from mmplan.scenario.formats.launch.arguments import CommandLine
-from mmplan.scenario.formats.launch.facts import Fact, SetUp, is_unresolved
+from mmplan.scenario.formats.launch.facts import Fact, SetUp, is_unresolved, whole
 from mmplan.scenario.formats.launch.megatron_model import (
     expert_facts,
     head_facts,
@@ -123,6 +123,7 @@ _NEEDED = (
 )
 
 
+_MEGATRON_KINDS = ("megatron", "megatron-log", "ms-swift", "nemo", "llama-factory")
 NEEDED_ARGUMENTS = frozenset(name for fact in _NEEDED for name in _VALUES.get(fact, ()))
 
 
@@ -146,7 +147,7 @@ def megatron_set_up(line: CommandLine, kind: str = "megatron") -> SetUp:
             continue
         facts[fact] = found.fact(found.values[0])
     for fact, names in _SWITCHES.items():
-        found, on = taken.argument(*names), taken.on(*names)
+        found, on = taken.switch(*names), taken.on(*names)
         if found is not None and on is not None:
             facts[fact] = found.fact(on)
     for special in (
@@ -166,6 +167,8 @@ def megatron_set_up(line: CommandLine, kind: str = "megatron") -> SetUp:
         stack_facts,
     ):
         special(taken, facts, warnings)
+    if "etp" not in facts and "tp" in facts and "ep" in facts and kind in _MEGATRON_KINDS:
+        facts["etp"] = facts["tp"]  # Megatron's default (megatron/training/arguments.py, expert_tensor_parallel_size)
     _refuse_open_values(facts, line)
     if not facts.keys() - {"nodes", "per_node", "world", "stack", "precision", "optimizer", "overlap_dp"}:
         raise InputError("no degrees, batch or sizes of a model among the arguments", file=line.file)
@@ -206,9 +209,9 @@ def _launcher(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> None
             facts[fact] = every[-1].fact(every[-1].values[0])
     tasks = taken.argument("ntasks_per_node")
     if "per_node" not in facts and (gres := taken.argument("gres", "gpus_per_task")) is not None:
-        number = re.search(r"(\d+)$", gres.values[0]) if gres.values else None
-        if number:
-            facts["per_node"] = gres.fact(number[1])
+        count = re.search(r"([0-9]{1,6})$", gres.values[0]) if gres.values else None
+        if count:
+            facts["per_node"] = gres.fact(count[1])
     if "per_node" not in facts and tasks is not None and tasks.values and tasks.values[0] not in ("1",):
         facts["per_node"] = tasks.fact(tasks.values[0])
     for fact, names in (
@@ -219,8 +222,11 @@ def _launcher(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> None
         for name in names:
             value = taken.line.variables.get(name, "")
             known = facts.get(fact)
-            if value.isdigit() and (known is None or is_unresolved(known.value)):
-                facts[fact] = Fact(value=int(value), file=taken.line.file, key=name)
+            if fact == "world" and {"nodes", "per_node"} <= facts.keys():
+                continue  # some launchers call the number of nodes so
+            number = whole(value)
+            if number and (known is None or is_unresolved(known.value)):
+                facts[fact] = Fact(value=number, file=taken.line.file, key=name)
     pixels = taken.line.variables.get("MAX_PIXELS", "")  # of ms-swift and the processors of Qwen-VL
     if re.fullmatch(r"\d{2,9}", pixels) and "image_size" not in facts:
         facts["image_size"] = Fact(value=round(math.sqrt(int(pixels))), file=taken.line.file, key="MAX_PIXELS")
@@ -237,10 +243,10 @@ def _launcher(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> None
             del facts[fact]
         elif re.fullmatch(r"(\d+):\d+", value):  # elastic: 1:4 nodes
             facts[fact] = Fact(value=value.split(":")[0], file=known.file, line=known.line, key=known.key)
-        elif not value.isdigit() or int(value) < 1:
-            del facts[fact]
+        elif number := whole(value):
+            facts[fact] = Fact(value=number, file=known.file, line=known.line, key=known.key)
         else:
-            facts[fact] = Fact(value=int(value), file=known.file, line=known.line, key=known.key)
+            del facts[fact]
 
 
 def _components(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 import re
 
-from mmplan.scenario.formats.launch.facts import Fact, is_unresolved
+from mmplan.scenario.formats.launch.facts import Fact, is_unresolved, whole
 from mmplan.scenario.formats.launch.taken import Taken, like
 
 # Tokens of tokenizers: vocab_size of the models' config.json; GPT-2: arXiv 1909.08053, section 3.
@@ -110,8 +110,8 @@ def expert_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> N
             facts["first_dense"] = frequency.fact(int(pattern[1]))
         elif ones and re.fullmatch(r"0*1+", ones[1].replace(",", "")):
             facts["first_dense"] = frequency.fact(ones[1].split(",").index("1"))
-        elif text.isdigit() and 1 <= int(text) <= 100:
-            facts["moe_every"] = frequency.fact(int(text))
+        elif 1 <= (whole(text) or 0) <= 100:
+            facts["moe_every"] = frequency.fact(text)
         elif not re.fullmatch(r"\(?\[1\]\*\d+\)?", text):
             warnings.append(f"{frequency.written} {text[:40]}: not read; every layer is priced with experts")
     capacity = taken.argument("moe_expert_capacity_factor")

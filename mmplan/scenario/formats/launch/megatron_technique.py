@@ -3,7 +3,7 @@
 import re
 
 from mmplan.errors import InputError
-from mmplan.scenario.formats.launch.facts import Fact, is_unresolved
+from mmplan.scenario.formats.launch.facts import Fact, is_unresolved, whole
 from mmplan.scenario.formats.launch.pipeline_layout import layout_stages
 from mmplan.scenario.formats.launch.taken import Taken, like
 
@@ -112,12 +112,12 @@ def pipeline_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) ->
         stages, pp = layout_stages(layout.values[0]), facts.get("pp")
         if stages is None:
             warnings.append(f"{layout.written} is not read")
-        elif pp is not None and str(pp.value).isdigit() and int(pp.value) > 0:
-            if stages % int(pp.value):
-                each = stages / int(pp.value)
+        elif pp is not None and (ranks := whole(pp.value)):
+            if stages % ranks:
+                each = stages / ranks
                 message = f"{stages} stages of the layout / pp {pp.value} = {each:g} per rank: no whole number"
                 raise InputError(message, file=layout.file, line=layout.line, key=layout.written)
-            facts["vp"] = layout.fact(stages // int(pp.value))
+            facts["vp"] = layout.fact(stages // ranks)
             facts.pop("layers_per_chunk", None)
         warnings.append(f"{layout.written}: the cut it describes is not priced; stages are cut as is best")
     for name in (

@@ -313,7 +313,7 @@ def _compared(words: list[str]) -> bool | None:
     if operator in ("=", "==", "!="):
         return None if set("*?[") & set(right) else (left == right) == (operator != "!=")
     numeric = {"-eq": 0, "-ne": 0, "-gt": 1, "-lt": -1, "-ge": 1, "-le": -1}
-    if operator in numeric and left.lstrip("-").isdigit() and right.lstrip("-").isdigit() and len(left + right) < 40:
+    if operator in numeric and all(re.fullmatch(r"-?[0-9]{1,15}", side) for side in (left, right)):
         sign = (int(left) > int(right)) - (int(left) < int(right))
         if operator in ("-eq", "-ge", "-le") and sign == 0:
             return True

@@ -298,7 +298,7 @@ class ShellText:
         """The first variable of an arithmetic text that has no number, as `${NAME}`."""
         names = _NAME.findall(text[:400])
         known = self.variables_in(text)
-        return f"${{{next((name for name in names if not known.get(name, '').strip().isdigit()), 'arithmetic')}}}"
+        return f"${{{next((name for name in names if not known.get(name, '').strip().isdecimal()), 'arithmetic')}}}"
 
     def variables_in(self, text: str) -> dict[str, str]:
         """Values of the variables that an arithmetic text names."""

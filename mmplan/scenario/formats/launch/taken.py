@@ -21,15 +21,22 @@ class Taken:
 
     def on(self, *names: str) -> bool | None:
         """A switch: yes, no, or None where it does not stand. What stands behind a bare switch is not its value."""
-        found = self.argument(*names)
-        if found is None:
-            return None
-        answer = truth(found.values[0]) if found.values else True
-        return True if answer is None else answer
+        found = self.switch(*names)
+        return None if found is None else _answer(found)
+
+    def switch(self, *names: str) -> Argument | None:
+        """Of several spellings the one that is on, else the first that stands."""
+        found = [argument for name in names if (argument := self.argument(name)) is not None]
+        return next((argument for argument in found if _answer(argument)), found[0] if found else None)
 
     def text(self, *names: str) -> str:
         found = self.argument(*names)
         return found.values[0] if found is not None and found.values else ""
+
+
+def _answer(argument: Argument) -> bool:
+    answer = truth(argument.values[0]) if argument.values else True
+    return True if answer is None else answer
 
 
 def like(fact: Fact, value: Value) -> Fact:

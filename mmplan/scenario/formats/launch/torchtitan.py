@@ -9,7 +9,7 @@ from typing import Any
 from mmplan.errors import InputError
 from mmplan.scenario.document import listed, read_text, shown
 from mmplan.scenario.formats.launch.comments import hinted_devices
-from mmplan.scenario.formats.launch.facts import Fact, SetUp, truth
+from mmplan.scenario.formats.launch.facts import Fact, SetUp, truth, whole
 from mmplan.scenario.formats.launch.shell_text import Word
 from mmplan.scenario.formats.reading import Head
 
@@ -327,8 +327,8 @@ def _technique(flat: Mapping[str, Any], facts: dict[str, Fact], fact: Any, warni
     if mode in ("none", "selective", "full"):
         facts["recompute"] = fact("activation_checkpoint.mode", mode)
         option = str(flat.get("activation_checkpoint.selective_ac_option", "op"))
-        if mode == "selective" and option.isdigit():
-            if int(option) <= 1:
+        if mode == "selective" and (every := whole(option)) is not None:
+            if every <= 1:
                 facts["recompute"] = fact("activation_checkpoint.selective_ac_option", "full")
             else:
                 warnings.append(

@@ -10,7 +10,7 @@ from mmplan.errors import InputError
 from mmplan.scenario.document import counted, listed
 from mmplan.scenario.formats.launch.arguments import CommandLine
 from mmplan.scenario.formats.launch.comments import hinted_devices
-from mmplan.scenario.formats.launch.facts import Fact, SetUp
+from mmplan.scenario.formats.launch.facts import Fact, SetUp, whole
 from mmplan.scenario.formats.launch.megatron import megatron_set_up
 from mmplan.scenario.formats.launch.shell_text import Word
 from mmplan.scenario.formats.logs.row import missing_for_a_row, row_of
@@ -234,18 +234,18 @@ def _configuration(setup: SetUp, steps: Steps | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.isdigit() and len(value) < 15 else value
+    number = whole(value) if isinstance(value, str) else None
+    return value if number is None else number
 
 
 def _parameters(run: Run, setup: SetUp) -> int | None:
     """Of the whole model: printed, or the sum over all model-parallel ranks where each printed its own."""
     if run.total_parameters is not None:
         return run.total_parameters
-    whole = 1
+    ranks = 1
     for name in ("tp", "pp"):
-        value = setup.facts[name].value if name in setup.facts else 1
-        whole *= int(value) if str(value).isdigit() else 1
-    return sum(run.parameters.values()) if run.parameters and len(run.parameters) == whole else None
+        ranks *= (whole(setup.facts[name].value) or 1) if name in setup.facts else 1
+    return sum(run.parameters.values()) if run.parameters and len(run.parameters) == ranks else None
 
 
 def _ignored(run: Run, steps: Steps | None) -> tuple[str, ...]:

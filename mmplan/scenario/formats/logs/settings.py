@@ -69,5 +69,5 @@ def arguments_in(text: str, line: int, file: Path) -> Iterator[tuple[str, Argume
             "global_batch_size",
         )
         for name, value in zip(names, named.groups(), strict=True):
-            if value.isdigit():
+            if value.isdecimal():
                 yield argument(name, value, "the experiment's name")
