@@ -1,6 +1,6 @@
 """The files that `mmplan import` knows: how each kind is recognised, and who reads it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,17 +134,22 @@ def read_files(words: Sequence[str]) -> Reading:
     kinds = _guess(paths)
     if len(set(kinds.values())) == 1:
         return KINDS[kinds[paths[0]]].read(paths)
-    return launch_reading(merged([_set_up_of(kind)(path) for path, kind in kinds.items()]))
+    return _together(kinds)
 
 
-def _set_up_of(kind: str) -> Callable[[Path], SetUp]:
-    set_up = KINDS[kind].set_up
-    assert set_up is not None  # `_guess` has seen to it
-    return set_up
+def _together(kinds: Mapping[Path, str]) -> Reading:
+    """Files of several kinds that describe one run: how it is launched, its model, and the machines it runs on."""
+    set_ups = [set_up(path) for path, kind in kinds.items() if (set_up := KINDS[kind].set_up) is not None]
+    others = {kind for kind in kinds.values() if KINDS[kind].set_up is None}
+    machines = [KINDS[kind].read([path for path in kinds if kinds[path] == kind]) for kind in sorted(others)]
+    if not set_ups or any(set(reading.fragment) != {"cluster"} for reading in machines):
+        told = ", ".join(f"'{path}' is {kind}" for path, kind in kinds.items())
+        raise InputError(f"expected files of one kind, or launch files with those of their machines: {told}")
+    return launch_reading(merged(set_ups), machines)
 
 
 def _guess(paths: Sequence[Path]) -> dict[Path, str]:
-    """The kind of each file; one for all, or several of files that say together how a run is launched."""
+    """The kind of each file."""
     kinds: dict[Path, str] = {}
     for path in paths:
         kind = _kind_of(read_head(path))
@@ -152,9 +157,6 @@ def _guess(paths: Sequence[Path]) -> dict[Path, str]:
             hint = did_you_mean(str(path), KINDS) if path == paths[0] else ""
             raise InputError(f"not a kind of file that is known{hint}; name one of {listed(KINDS, 40)}", file=path)
         kinds[path] = kind
-    if len(set(kinds.values())) > 1 and any(KINDS[kind].set_up is None for kind in kinds.values()):
-        told = ", ".join(f"'{path}' is {kind}" for path, kind in kinds.items())
-        raise InputError(f"expected files of one kind: {told}")
     return kinds
 
 

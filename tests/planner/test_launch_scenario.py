@@ -165,6 +165,15 @@ def test_a_config_beside_a_script_gives_its_model(tmp_path: Path) -> None:
     assert both.fragment["model"] == {"hf_config": str((tmp_path / "config.json").resolve())}
 
 
+def test_files_of_the_machines_fill_what_the_launch_leaves_open(tmp_path: Path) -> None:
+    script = GPT.replace("--nnodes 2", "").replace("# on 16 A100-SXM4-80GB\n", "")
+    alone = reading(tmp_path, run__sh=script)
+    assert alone.fragment["cluster"]["nodes"] == 1  # type: ignore[index]
+    hosts = "".join(f"node{index} slots=8\n" for index in range(4))
+    both = reading(tmp_path, run__sh=script, hostfile=hosts)
+    assert both.fragment["cluster"] == {"device": "h100-sxm", "nodes": 4, "devices_per_node": 8}
+
+
 def test_a_layout_counts_the_chunks_of_a_rank(tmp_path: Path) -> None:
     layout = '--pipeline-model-parallel-layout "Et*3|(tt|)*9tL"'  # 1 + 9 + 1 parts
     with pytest.raises(InputError, match=r"11 stages of the layout / pp 2 = 5\.5 per rank"):

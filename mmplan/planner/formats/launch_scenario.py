@@ -4,7 +4,7 @@ What no file says and a price needs (the GPU, the number of nodes, images of a s
 A model that is only named and not known is left out and asked for.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from mmplan.planner.formats.launch_model import language_module, model_part
 from mmplan.planner.formats.launch_size import Size, size_of
 from mmplan.planner.formats.launch_told import Told
 from mmplan.planner.row_stack import device_in
-from mmplan.scenario.catalogue import catalogue_device
+from mmplan.scenario.catalogue import catalogue_device, device_names
 from mmplan.scenario.document import Document
-from mmplan.scenario.formats.launch.facts import SetUp
+from mmplan.scenario.formats.launch.facts import Fact, SetUp
 from mmplan.scenario.formats.reading import Reading
 from mmplan.scenario.load import scenario_of
 from mmplan.scenario.scenario import Sample, Scenario
@@ -33,19 +33,30 @@ DEFAULT_AUDIO_S = 10
 DEFAULT_IMAGE = 448  # pixels per side where a file speaks of images and of no size
 
 
-def launch_reading(setup: SetUp) -> Reading:
+def launch_reading(setup: SetUp, machines: Sequence[Reading] = ()) -> Reading:
     """The scenario of a set-up, or the part of one that its files give.
+
+    Args:
+        machines: readings of files about the machines, whose fragment is a `cluster`.
 
     Raises:
         InputError: a value that is needed and set nowhere, or sizes that no scenario accepts.
     """
     told = Told(list(setup.read), list(setup.ignored), list(setup.warnings))
-    name = _name(setup)
+    links = _machines(machines, told)
+    for key, name in (("nodes", "nodes"), ("devices_per_node", "per_node"), ("device", "gpu")):
+        found = links.pop(key, None)
+        if found is not None and (name not in setup.facts or name == "gpu"):
+            fact = Fact(value=found, file=setup.files[0], key="the machines' files")
+            setup = replace(setup, facts={**setup.facts, name: fact})
+        elif found is not None and str(setup.facts[name].value) != str(found):
+            said = setup.facts[name]
+            told.warnings.append(f"{said.place} = {said.value}, the machines' files say {found}: the first is taken")
     model, train, kinds = model_part(setup, told)
     if model is None:
-        return _part(setup, told)
+        return _part(setup, links, told)
     size = size_of(setup, told)
-    cluster = _cluster(setup, size, told)
+    cluster = _cluster(setup, size, told) | links
     technique, own, summed = _plannable(_technique(setup))
     recipe = _recipe(setup, size) | ({"technique": own} if own else {})
     optimizer = {"name": "sgd"} if setup.text("optimizer") == "sgd" else {}
@@ -69,13 +80,25 @@ def launch_reading(setup: SetUp) -> Reading:
     return _reading(setup, fragment, "scenario", told)
 
 
-def _part(setup: SetUp, told: Told) -> Reading:
+def _machines(readings: Sequence[Reading], told: Told) -> dict[str, Any]:
+    """The `cluster` that the readings give together; of several values the first."""
+    cluster: dict[str, Any] = {}
+    for reading in readings:
+        told.read += reading.read
+        told.ignored += reading.ignored
+        told.warnings += reading.warnings
+        found = reading.fragment["cluster"]
+        cluster = (dict(found) if isinstance(found, dict) else {}) | cluster
+    return cluster
+
+
+def _part(setup: SetUp, links: dict[str, Any], told: Told) -> Reading:
     """What the files say, without anything assumed, and what a scenario needs besides."""
     size = size_of(setup, Told())  # raises where the numbers contradict each other
     counted = setup.has("world") or {"nodes", "per_node"} <= setup.facts.keys()
     whole = counted and setup.has("microbatch")  # microbatch x accumulation x replicas
     recipe = {key: value for key, value in _recipe(setup, size).items() if key == "source" or setup.has(key)}
-    cluster: dict[str, Any] = {}
+    cluster = dict(links)
     if setup.has("gpu") and (device := _device(setup, told)) is not None:
         cluster["device"] = device
     if setup.facts.keys() & {"nodes", "per_node", "world"}:
@@ -125,7 +148,8 @@ def _cluster(setup: SetUp, size: Size, told: Told) -> dict[str, Any]:
 def _device(setup: SetUp, told: Told) -> str | None:
     """The catalogue's device that the files speak of, if it can compute in their precision."""
     said = setup.facts.get("gpu")
-    device = device_in(str(said.value)) if said is not None else None
+    text = str(said.value) if said is not None else ""
+    device = text if text in device_names() else device_in(text)
     if said is None or device is None:
         told.warnings.append(
             f"no file says which GPU: {DEFAULT_DEVICE} is assumed; change cluster.device, or `mmplan fit --gpu NAME`"
