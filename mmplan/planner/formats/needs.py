@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mmplan.cost_models.graph import ComputationGraph
+from mmplan.planner.formats.sequence_length import sample_lengths
 from mmplan.planner.formats.stage_needs import stage_needs
 from mmplan.planner.formats.torchrun_head import processes_per_node
 from mmplan.planner.plan import Plan
@@ -121,8 +122,19 @@ def _rest(plan: Plan) -> Found:
         yield "FP8", f"fp8 {scenario.technique.fp8}"
     if scenario.technique.sequence_parallel and plan.tp > 1:
         yield "sequence parallelism", "norms and residuals split over tp"
-    languages = [module.name for module in scenario.model.modules if module.kind == "language_model"]
+    crossed = [f"{edge.producer} to {edge.consumer}" for edge in scenario.model.edges if edge.kind == "cross_attention"]
+    if crossed:
+        yield "cross-attention between modules", " and ".join(crossed)
+    languages = [module for module in scenario.model.modules if module.kind == "language_model"]
     if not languages:
         yield "no language model", scenario.model.name
     if len(languages) > 1:
-        yield "several language models", " and ".join(languages)
+        yield "several language models", " and ".join(module.name for module in languages)
+    for module in languages:
+        lengths = sample_lengths(plan, module)
+        if min(lengths) < max(lengths):
+            told = f"{min(lengths):,} to {max(lengths):,} tokens in {module.name}"
+            yield "samples of unlike length", told
+            if plan.pp > 1:
+                yield "samples of unlike length between stages", told
+            break

@@ -12,7 +12,7 @@ from mmplan.scenario.scenario import ModelModule
 def sequence_length(plan: Plan, module: ModelModule) -> int:
     """Tokens of the longest sample in the language model, rounded up to what cp and sequence parallelism divide."""
     unit = plan.tp * plan.cp * (2 if plan.cp > 1 else 1)
-    return -(-max(_lengths(plan, module)) // unit) * unit
+    return -(-max(sample_lengths(plan, module)) // unit) * unit
 
 
 def padded(draft: Draft, module: ModelModule, target: str) -> Draft:
@@ -20,7 +20,7 @@ def padded(draft: Draft, module: ModelModule, target: str) -> Draft:
     scenario = draft.plan.scenario
     samples, lengths, longest = (
         reference_samples(scenario.data),
-        _lengths(draft.plan, module),
+        sample_lengths(draft.plan, module),
         sequence_length(draft.plan, module),
     )
     if len(samples) == 1 or min(lengths) == longest:
@@ -35,6 +35,7 @@ def padded(draft: Draft, module: ModelModule, target: str) -> Draft:
     return draft.changed(repriced(draft.plan, scenario=other), sentence)
 
 
-def _lengths(plan: Plan, module: ModelModule) -> list[int]:
+def sample_lengths(plan: Plan, module: ModelModule) -> list[int]:
+    """Tokens of each reference sample in the language model."""
     model = plan.scenario.model
     return [sum(sequence_lengths(model, sample)[module.name]) for sample in reference_samples(plan.scenario.data)]

@@ -41,7 +41,7 @@ def _modules(plan: Plan, layers: tuple[str, ...]) -> tuple[str, ...]:
     """Modules of a stage; projectors count with what they lie beside."""
     projectors = {module.name for module in plan.scenario.model.modules if module.kind == "projector"}
     names = tuple(dict.fromkeys(map(module_of, layers)))
-    return tuple(name for name in names if name not in projectors) or names
+    return tuple(name for name in names if name not in projectors) or names[:1]
 
 
 def _mixed(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -13,6 +13,7 @@ from mmplan.planner.formats.exported import Loss
 from mmplan.planner.formats.language_chain import without_spread
 from mmplan.planner.formats.linearised import Draft, repriced, require_fit
 from mmplan.planner.formats.needs import plan_needs
+from mmplan.planner.formats.sequence_length import padded
 from mmplan.planner.formats.support import plugged, target_of
 from mmplan.planner.plan import Plan, scenario_hash
 
@@ -84,6 +85,14 @@ def by_ring(draft: Draft, target: str) -> Draft:
 def residuals_whole(draft: Draft, target: str) -> Draft:
     """Without sequence parallelism."""
     return with_technique(draft, f"{target} keeps residuals whole on every tp rank", sequence_parallel=False)
+
+
+def filled_up(draft: Draft, target: str) -> Draft:
+    """Every sample as long as the longest."""
+    for module in draft.plan.scenario.model.modules:
+        if module.kind == "language_model":
+            draft = padded(draft, module, target)
+    return draft
 
 
 SPLIT: Mapping[str, Workaround] = {"spread modules": without_spread}
