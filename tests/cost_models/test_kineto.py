@@ -122,6 +122,27 @@ def test_the_cause_of_an_idle_device_is_what_its_host_did(tmp_path: Path, host: 
     assert gap["cause"].startswith(cause)
 
 
+def test_an_item_that_drained_the_device_is_named(tmp_path: Path) -> None:
+    events = [mark("ProfilerStep#1", 0, 20_000), *launched(GEMM, 500, 500, 1), operator("aten::item", 600, 420)]
+    events += [
+        call("cudaStreamSynchronize", 650, 360),
+        operator("aten::to", 1_100, 8_000),
+        *launched(GEMM, 10_000, 10_000, 2),
+    ]
+    (gap,) = only_rank(read_kineto([write(tmp_path / "t.json", events)]))["gaps"]
+    assert gap["cause"].startswith("host synchronisation (aten::item, cudaStreamSynchronize), then the host's own work")
+
+
+def test_work_after_the_last_step_is_no_part_of_it(tmp_path: Path) -> None:
+    lag = launched(GEMM, 40_500, 2_000, 77)
+    lag[0]["ts"] = 1_039_000  # launched in the last step
+    lag[1]["ts"] = 1_041_000
+    later = [event | {"ts": event["ts"] + 5_000_000} for event in launched(GEMM, 0, 9_000, 78)]
+    rank = only_rank(read_kineto([write(tmp_path / "t.json", [*two_steps(), *lag, *later])]))
+    assert rank["step_s"] == [0.02, 0.02]
+    assert rank["window_s"] == pytest.approx(0.043)  # both steps and the tail of what they launched
+
+
 def test_a_gap_below_five_milliseconds_is_none(tmp_path: Path) -> None:
     events = [*launched(GEMM, 500, 500, 1), *launched(GEMM, 5_999, 500, 2), *launched(GEMM, 11_499, 500, 3)]
     (gap,) = only_rank(read_kineto([write(tmp_path / "t.json", events)]))["gaps"]

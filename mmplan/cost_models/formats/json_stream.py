@@ -27,6 +27,7 @@ _UNSUSPICIOUS_BYTES = 50_000_000
 
 _DECODER = json.JSONDecoder(strict=False)  # control characters in strings: kernel names from debuggers have them
 _SPACE = re.compile(r"[ \t\r\n]*")
+_BETWEEN = re.compile(r"[, \t\r\n]*")
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 # What printf writes for floats that JSON does not know, and escapes it does not know (Windows paths).
 _BAD_NUMBER = re.compile(r"(?<=[:,\[])(\s*)[+-]?(?:nan|inf|infinity)(?:\(ind\))?(?=\s*[,}\]])", re.IGNORECASE)
@@ -133,6 +134,16 @@ class _Reader:
 
     def elements(self, key: str) -> Iterator[tuple[str, object]]:
         while True:
+            between = _BETWEEN.match(self.text, self.at)
+            at = between.end() if between else self.at
+            if self.text.startswith("{", at):  # nearly always: a whole object lies in the window
+                try:
+                    value, self.at = _DECODER.raw_decode(self.text, at)
+                except (ValueError, RecursionError):
+                    pass  # below: more text, a repair, or a refusal
+                else:
+                    yield key, value
+                    continue
             character = self.next_character()
             if character == "]":
                 self.at += 1

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from mmplan.cost_models.formats.json_stream import Broken, Cut, json_items
 from mmplan.cost_models.formats.kineto_arguments import call_of, integer, message_of
-from mmplan.cost_models.formats.kineto_head import device_names, rank_of, uses_device
+from mmplan.cost_models.formats.kineto_head import HEAD_KEYS, device_names, rank_of, uses_device
 from mmplan.cost_models.formats.look_alikes import tool_of
-from mmplan.cost_models.traces.gathering import BY_NAME, Gathered, Times
+from mmplan.cost_models.traces.gathering import BY_NAME, LONGEST_NAME, MOST_DISTINCT, Gathered, Times
 from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, MEMCPY, MEMSET
 from mmplan.cost_models.traces.recording import CALL, MARK, OPERATOR, PYTHON, Recording, Stream
 from mmplan.errors import InputError
+from mmplan.scenario.document import counted
 from mmplan.units import nanoseconds_of_microseconds
 
 _DEVICE_KIND = {
@@ -41,17 +42,18 @@ _LEGACY = {"CPU functions": "operator", "CUDA functions": "kernel"}  # torch.aut
 
 MOST_US, MOST_LENGTH_US = 4.6e15, 1e12  # the year 2115 on a Unix clock; eleven days
 MOST_EVENTS = 40_000_000
-MOST_NAMES = 2_000_000
-_MOST_OTHERS, _MOST_LABELS = 2_000, 5_000
+_CHECK_EVERY = 1_000
+_MOST_OTHERS, _MOST_LABELS, _MOST_KEYS = 2_000, 5_000, 1_000
 
 
 @dataclass(slots=True)
 class _Rows:
-    """What has been read so far. `others`: events of no category of the profiler."""
+    """What has been read so far. `others`: categories that are none of the profiler's, and whether XLA's words stand in
+    the arguments."""
 
     gathered: Gathered = field(default_factory=Gathered)
     labels: list[str] = field(default_factory=list)
-    others: list[dict[str, object]] = field(default_factory=list)
+    others: set[tuple[str, bool]] = field(default_factory=set)
     span_ns: Times | None = None
     events: int = 0
 
@@ -67,19 +69,21 @@ def read_recording(path: Path) -> Recording:
         if isinstance(value, Cut):
             cut = value
         elif isinstance(value, Broken):
-            rows.gathered.dropped["no JSON"] += 1
+            rows.gathered.drop("no JSON")
         elif key not in ("traceEvents", ""):
-            head[key] = value
+            if len(head) < _MOST_KEYS:
+                head[key] = value if key in HEAD_KEYS else None
         elif not isinstance(value, dict):
-            rows.gathered.dropped["no object"] += 1
+            rows.gathered.drop("no object")
         elif not _add(value, rows) and len(rows.others) < _MOST_OTHERS:
-            rows.others.append(value)
-        if rows.events > MOST_EVENTS or len(rows.gathered.names.values) > MOST_NAMES:
-            most = f"{MOST_EVENTS:,} events or {MOST_NAMES:,} names"
+            rows.others.add((str(value.get("cat"))[:40], "hlo" in str(value.get("args"))[:2_000]))
+        if rows.events % _CHECK_EVERY == 0 and (rows.events > MOST_EVENTS or rows.gathered.distinct > MOST_DISTINCT):
+            most = f"{MOST_EVENTS:,} events or {MOST_DISTINCT:,} different names, threads and sizes"
             raise InputError(f"more than {most}: profile fewer steps", file=path)
     tool = tool_of(head, rows.others, rows.labels)
-    if not rows.gathered.work.cells and not rows.gathered.host.cells:
-        message = f"no event of the PyTorch profiler in it{f': {tool}' if tool else ''}"
+    if not len(rows.gathered.work) and not len(rows.gathered.host):
+        dropped = "".join(f"; {counted(n, 'event')} with {why}" for why, n in rows.gathered.dropped.most_common(1))
+        message = f"no event of the PyTorch profiler in it{f': {tool}' if tool else dropped}"
         raise InputError(message, file=path, line=cut.line if cut else None)
     warnings, ignored = list[str](), list[str]()
     if cut is not None:
@@ -120,13 +124,13 @@ def _add(event: dict[str, object], rows: _Rows) -> bool:
     kind, device_kind = _HOST_KIND.get(known or ""), _DEVICE_KIND.get(known or "")
     if kind is None and device_kind is None:
         if known is not None:
-            rows.gathered.dropped[f"category '{known[:40]}'"] += 1
+            rows.gathered.drop(f"category '{known[:40]}'")
         return False
     times = _times(event, rows.gathered)
     if times is None:
         return True
     name = event.get("name")
-    text = name if isinstance(name, str) else str(name)[:100]
+    text = name[:LONGEST_NAME] if isinstance(name, str) else str(name)[:100]
     values = event.get("args")
     arguments = values if isinstance(values, dict) else {}
     if device_kind is not None:
@@ -176,17 +180,17 @@ def _times(event: dict[str, object], gathered: Gathered) -> Times | None:
     """(start, end) in ns; None where they are missing or cannot be."""
     start, length = event.get("ts"), event.get("dur")
     if length is None:
-        gathered.dropped["no duration: they did not end"] += 1
+        gathered.drop("no duration: they did not end")
         return None
     if not _is_number(start) or not _is_number(length):
-        gathered.dropped["times that are no numbers"] += 1
+        gathered.drop("times that are no numbers")
         return None
     assert isinstance(start, int | float) and isinstance(length, int | float)
     if not abs(start) < MOST_US or not abs(length) < MOST_LENGTH_US:
-        gathered.dropped["times beyond any clock"] += 1
+        gathered.drop("times beyond any clock")
         return None
     if length < 0:
-        gathered.dropped["a negative duration"] += 1
+        gathered.drop("a negative duration")
         return None
     start_ns = nanoseconds_of_microseconds(start)
     return start_ns, start_ns + nanoseconds_of_microseconds(length)

@@ -10,6 +10,7 @@ from pathlib import Path
 from mmplan.cost_models.formats.kineto_arguments import NCCL, integer
 from mmplan.cost_models.traces.gathering import Gathered
 
+HEAD_KEYS = ("distributedInfo", "deviceProperties")
 _RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _ON_DEVICE = re.compile(r"^(cuda|hip|cu)[A-Z]\w*|^nccl[:A-Z]")
 

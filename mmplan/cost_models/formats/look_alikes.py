@@ -1,6 +1,6 @@
 """Files that look like a profiler's trace and are another tool's: which, and what they can or cannot say."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
 _BY_KEY = (
     ("viztracer_metadata", "a VizTracer trace of Python functions, without device work"),
@@ -19,17 +19,21 @@ _BY_CATEGORY = (
 )
 
 
-def tool_of(head: Mapping[str, object], events: Collection[Mapping[str, object]], labels: Iterable[str]) -> str:
-    """Which other tool wrote a file, in words; empty where that is not known. `labels`: of processes and threads."""
+def tool_of(head: Collection[str], others: Collection[tuple[str, bool]], labels: Iterable[str]) -> str:
+    """Which other tool wrote a file, in words; empty where that is not known.
+
+    Args:
+        head: keys of the outer object.
+        others: categories of events, and whether XLA's words stand in their arguments.
+        labels: of processes and threads.
+    """
     for key, words in _BY_KEY:
         if key in head:
             return words
-    categories = {str(event.get("cat")) for event in events}
+    categories = {category for category, _ in others}
     for known, words in _BY_CATEGORY:
         if categories & set(known):
             return words
-    if any("XLA" in label or label.startswith("/device:") for label in labels) or any(
-        "hlo" in str(event.get("args"))[:2_000] for event in events
-    ):
+    if any(hlo for _, hlo in others) or any("XLA" in label or label.startswith("/device:") for label in labels):
         return "a trace of JAX or XLA, whose kernels have no categories"
     return ""

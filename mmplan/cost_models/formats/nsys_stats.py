@@ -81,7 +81,7 @@ def read_stats(path: Path) -> Stats:
         why = "; SQL statements are not run: give the .sqlite file" if looks_like_sql(path) else why
         raise InputError(f"no table of `nsys stats` with rows in it{why}", file=path)
     recording = None
-    if sums.device.work.cells:
+    if len(sums.device.work):
         recording = sums.device.recording(
             "nsys stats", path.name, rank=rank_in_name(path), world_size=None, device_names={}, on_cpu=False
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from mmplan.cost_models.formats.kineto_arguments import integer
 from mmplan.cost_models.formats.kineto_head import rank_in_name
 from mmplan.cost_models.formats.sqlite_file import Database
-from mmplan.cost_models.traces.gathering import BY_NAME, Gathered, Times
+from mmplan.cost_models.traces.gathering import BY_NAME, MOST_DISTINCT, Gathered, Times
 from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, MEMCPY, MEMSET
 from mmplan.cost_models.traces.recording import Recording, Stream
 from mmplan.errors import InputError
@@ -46,6 +46,11 @@ class ProfilerTables:
             self._count += 1
             if self._count > MOST_ROWS:
                 raise InputError(f"more than {MOST_ROWS:,} events: profile fewer steps", file=self.database.path)
+            if (
+                self._count % 1_000 == 0
+                and sum(item.gathered.distinct for item in self.processes.values()) > MOST_DISTINCT
+            ):
+                raise InputError(f"more than {MOST_DISTINCT:,} different names and threads", file=self.database.path)
             times = _times(begin, end)
             if isinstance(times, str):
                 self.dropped[times] += 1
@@ -123,9 +128,9 @@ class ProfilerTables:
             InputError: nothing was recorded.
         """
         path = self.database.path
-        working = {number: item for number, item in sorted(self.processes.items()) if item.gathered.work.cells}
-        if not working and any(item.gathered.host.cells for item in self.processes.values()):
-            largest = max(self.processes.items(), key=lambda item: len(item[1].gathered.host.cells))
+        working = {number: item for number, item in sorted(self.processes.items()) if len(item.gathered.work)}
+        if not working and any(len(item.gathered.host) for item in self.processes.values()):
+            largest = max(self.processes.items(), key=lambda item: len(item[1].gathered.host))
             working = dict([largest])
         if not working:
             raise InputError("its tables hold no kernel, copy, call or range", file=path)

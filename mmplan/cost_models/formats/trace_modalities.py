@@ -26,7 +26,7 @@ def read_trace_modalities(paths: Sequence[Path]) -> Reading:
     ranks = []
     for recording in recordings_of(paths):
         item = analysed(recording)
-        trace, _ = rank_trace(item.recording, item.attribution, steps_of(item.recording))
+        trace, _ = rank_trace(item.recording, item.attribution, steps_of(item.recording, item.attribution.launch))
         ranks.append((recording.label, {part.name: part for part in trace.parts if part.calls and part.forward_s > 0}))
     if not any(parts for _, parts in ranks):
         message = (

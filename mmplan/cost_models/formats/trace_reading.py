@@ -132,7 +132,7 @@ def trace_reading(kind: str, recordings: tuple[Recording, ...], stats: tuple[Sta
     ranks, read, ignored, warnings, joined = [], list[str](), list[str](), list[str](), list[Recording]()
     for recording in recordings:
         item = analysed(recording)
-        steps = steps_of(item.recording)
+        steps = steps_of(item.recording, item.attribution.launch)
         trace, waits = rank_trace(item.recording, item.attribution, steps)
         ranks.append(trace)
         joined.append(item.recording)

@@ -88,7 +88,7 @@ def _descend(
 ) -> tuple[Ints, Ints, Ints, Ints, dict[tuple[int, int], int]]:
     """Parents and what rows inherit from them, thread by thread in nesting order."""
     host = recording.host
-    found = Columns(4)
+    found = Columns("iiii")
     entered: dict[tuple[int, int], int] = {}
     columns = (host.start_ns, host.end_ns, host.thread, host.name, host.kind, host.sequence, host.backward)
     stack: list[tuple[int, int, int, int, int]] = []  # end, row, operator, phase, part
@@ -113,7 +113,7 @@ def _descend(
                 entered[own_part, name] = entered.get((own_part, name), 0) + 1
         found.add((above, own_operator, own_phase, own_part))
         stack.append((end_ns, row, own_operator, own_phase, own_part))
-    parent, operator, phase, part = (column.copy() for column in found.table())
+    parent, operator, phase, part = map(found.take, range(4))
     return parent, operator, phase, part, entered
 
 

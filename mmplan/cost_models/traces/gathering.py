@@ -10,8 +10,8 @@ import numpy as np
 from mmplan.cost_models.traces.intervals import Flags, Ints
 from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, COMMUNICATION, collective, kernel_class
 from mmplan.cost_models.traces.recording import (
-    HOST_WIDTH,
-    WORK_WIDTH,
+    HOST_KINDS,
+    WORK_KINDS,
     Call,
     Columns,
     Host,
@@ -23,6 +23,9 @@ from mmplan.cost_models.traces.recording import (
 )
 from mmplan.scenario.document import counted
 
+MOST_DISTINCT = 1_000_000
+LONGEST_NAME = 1_000
+_MOST_REASONS = 50
 BY_NAME = -1  # the class of a kernel follows from its name
 _SLACK_NS = 60 * 10**9  # device work so far outside of what the host did has a broken clock
 
@@ -33,8 +36,8 @@ Times = tuple[int, int]
 class Gathered:
     """What has been found so far. `dropped`: why rows were left out, and how many."""
 
-    work: Columns = field(default_factory=lambda: Columns(WORK_WIDTH))
-    host: Columns = field(default_factory=lambda: Columns(HOST_WIDTH))
+    work: Columns = field(default_factory=lambda: Columns(WORK_KINDS))
+    host: Columns = field(default_factory=lambda: Columns(HOST_KINDS))
     names: Indexed[str] = field(default_factory=Indexed)
     streams: Indexed[Stream] = field(default_factory=Indexed)
     threads: Indexed[str] = field(default_factory=Indexed)
@@ -83,6 +86,16 @@ class Gathered:
         )
         columns = (self.threads.of(thread), self.names.of(name), kind, correlation, external, sequence, int(backward))
         self.host.add((*times, *columns, *said))
+
+    @property
+    def distinct(self) -> int:
+        """Different names, streams, threads, messages and sizes that are kept."""
+        kept = (self.names, self.streams, self.threads, self.messages, self.calls)
+        return sum(len(indexed.values) for indexed in kept)
+
+    def drop(self, reason: str) -> None:
+        """Count a row that is left out; of very many reasons only the first ones are told apart."""
+        self.dropped[reason if len(self.dropped) < _MOST_REASONS or reason in self.dropped else "other reasons"] += 1
 
     def is_message(self, name: str) -> bool:
         """Whether a kernel of this name communicates."""
@@ -146,44 +159,47 @@ class Gathered:
 
 def _work_of(rows: Columns, names: Indexed[str]) -> tuple[Work, int]:
     """The rows by start, and how many stood twice."""
-    table = rows.table()
+    start_ns, end_ns, stream, name, kind = (rows.take(column) for column in range(5))
     used = np.zeros(len(names.values), bool)
-    used[table[3][table[4] == BY_NAME]] = True
-    kinds = np.array(
-        [CLASS_INDEX[kernel_class(name)] if used[i] else 0 for i, name in enumerate(names.values)], np.int64
-    )
-    by_name = kinds[table[3]] if len(kinds) else table[4]
-    kind = np.where(table[4] == BY_NAME, by_name, table[4])
-    order = np.lexsort((table[3], table[5], table[2], table[1], table[0]))
-    chosen = _once(table[:, order])
-    start_ns, end_ns, stream, name, _, correlation, external, message, size = table[:, order][:, chosen]
-    work = Work(
-        start_ns=start_ns,
-        end_ns=end_ns,
-        stream=stream,
-        name=name,
-        kind=kind[order][chosen],
-        correlation=correlation,
-        external=external,
-        message=message,
-        bytes=size,
-    )
-    return work, int((~chosen).sum())
+    used[name[kind == BY_NAME]] = True
+    of_name = [CLASS_INDEX[kernel_class(text)] if used[i] else 0 for i, text in enumerate(names.values)]
+    kind = np.where(kind == BY_NAME, np.array(of_name, np.int32)[name], kind) if of_name else kind
+    correlation = rows.take(5)
+    order = np.lexsort((name, correlation, stream, end_ns, start_ns))
+    order = order[_first_of_equals(order, start_ns, end_ns, stream, name, correlation)]
+    columns = (start_ns, end_ns, stream, name, kind, correlation)
+    ordered = [column[order] for column in columns] + [rows.take(column)[order] for column in range(6, 9)]
+    return Work(**dict(zip(Work.__slots__, ordered, strict=True))), len(start_ns) - len(order)
 
 
 def _host_of(rows: Columns) -> tuple[Host, int]:
     """The rows in nesting order, and how many stood twice; without an id two equal rows may be two calls."""
-    table = rows.table()
-    kept = table[:, np.lexsort((table[6], table[3], -table[1], table[0], table[2]))]
-    chosen = _once(kept) | ((kept[5] < 0) & (kept[6] < 0))
-    fields = ("start_ns", "end_ns", "thread", "name", "kind", "correlation", "external", "sequence", "backward")
-    return Host(**dict(zip((*fields, "message", "call"), kept[:, chosen], strict=True))), int((~chosen).sum())
+    start_ns, end_ns, thread, name, kind, correlation, external = (rows.take(column) for column in range(7))
+    order = np.lexsort((external, name, -end_ns, start_ns, thread))
+    first = _first_of_equals(order, start_ns, end_ns, thread, name, kind, correlation, external)
+    order = order[first | ((correlation < 0) & (external < 0))[order]]
+    found, count = {}, len(start_ns)
+    found["start_ns"] = start_ns[order]
+    del start_ns
+    found["end_ns"] = end_ns[order]
+    del end_ns
+    columns = {"thread": thread, "name": name, "kind": kind, "correlation": correlation, "external": external}
+    found |= {field: column[order] for field, column in columns.items()}
+    del columns, thread, name, kind, correlation, external
+    for index, field_name in enumerate(("sequence", "backward", "message", "call"), 7):
+        found[field_name] = rows.take(index)[order]
+    return Host(**found), count - len(order)
 
 
-def _once(table: Ints) -> Flags:
-    """Columns of a sorted table that differ from the one before."""
-    first = np.ones(min(1, table.shape[1]), bool)
-    return np.concatenate((first, (table[:, 1:] != table[:, :-1]).any(axis=0))) if table.shape[1] > 1 else first
+def _first_of_equals(order: Ints, *columns: Ints) -> Flags:
+    """In sorted order, the rows that differ from the one before in any column."""
+    differs = np.ones(len(order), bool)
+    if len(order):
+        differs[1:] = False
+    for column in columns:
+        ordered = column[order]
+        differs[1:] |= ordered[1:] != ordered[:-1]
+    return differs
 
 
 def _on_clock(work: Work, host: Host) -> tuple[Work, int]:

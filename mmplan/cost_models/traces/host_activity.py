@@ -32,6 +32,7 @@ _CAUSES = (
     ("host synchronisation", r"(Device|Stream|Event|Ctx|Context)Synchronize"),
     ("garbage collection", r"gc\.collect|garbage"),
 )
+_ITEM = next(index for index, (cause, _) in enumerate(_CAUSES) if cause == ".item()")
 _COMPILED = tuple((cause, re.compile(words, re.IGNORECASE)) for cause, words in _CAUSES)
 _ANNOTATED = re.compile(r"^ProfilerStep|^Iteration|^profiler|^PyTorch Profiler", re.IGNORECASE)
 _WAITS_FOR_DEVICE = re.compile(r"(Device|Stream|Event|Ctx|Context)Synchronize|^(cuda|hip|cu)Memcpy|^(cuda|hip)Free")
@@ -106,7 +107,14 @@ class HostActivity:
         last = int(np.searchsorted(self._start_ns, begin_ns, side="right"))
         rows = self._rows[first:last]
         rows = rows[self._waits[host.name[rows]] & (host.end_ns[rows] >= begin_ns) & (host.end_ns[rows] < end_ns)]
-        return short_name(names[int(host.name[rows[-1]])]) if len(rows) else ""
+        if len(rows) == 0:
+            return ""
+        row = above = int(rows[-1])
+        while above >= 0:
+            if self._cause[host.name[above]] == _ITEM:
+                return f"{names[int(host.name[above])]}, {names[int(host.name[row])]}"
+            above = int(self._parent[above])
+        return short_name(names[int(host.name[row])])
 
     def _told(self, rows: Ints, overlap_ns: Ints) -> str:
         """The three names with most time; of nested ones the innermost that holds nearly all of it."""

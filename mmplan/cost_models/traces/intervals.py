@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mmplan.units import seconds_of_nanoseconds
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]  # or narrower, where a column holds indices
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 

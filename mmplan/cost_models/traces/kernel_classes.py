@@ -14,6 +14,8 @@ GEMM, ATTENTION, OTHER = "gemm", "attention", "other"
 # The first class whose words are found has the kernel: `splitKreduce` is a product although it reduces, a fused
 # `multi_tensor_apply` an optimizer although it is element-wise.
 _CLASSES = (
+    (MEMCPY, r"__amd_rocclr_copy"),  # ROCm runs copies and fills as kernels
+    (MEMSET, r"__amd_rocclr_fill"),
     (
         COMMUNICATION,
         r"nccl|rccl|msccl|nvshmem|deep_?ep\b|\bep::(internode|intranode)|one_shot_all_?reduce|two_shot_all_?reduce|"
@@ -50,7 +52,7 @@ _CLASSES = (
     ),
 )
 _COMPILED = tuple((name, re.compile(words, re.IGNORECASE)) for name, words in _CLASSES)
-CLASS_NAMES = (*(name for name, _ in _CLASSES), OTHER, MEMCPY, MEMSET)
+CLASS_NAMES = (*(name for name, _ in _CLASSES), OTHER)
 CLASS_INDEX = {name: index for index, name in enumerate(CLASS_NAMES)}
 
 # Words in names of kernels, of profiler annotations (nccl:_all_gather_base) and in "Collective name" -> one spelling.

@@ -115,6 +115,7 @@ class Recording:
 
 
 T = TypeVar("T")
+_PIECE_ROWS = 100_000
 
 
 @dataclass(slots=True)
@@ -133,20 +134,35 @@ class Indexed(Generic[T]):
 
 
 class Columns:
-    """Rows that a reader appends, of 64-bit integers."""
+    """Rows that a reader appends, kept as packed columns; `kinds`: q for 64 bits, i for 32, as in `array`."""
 
-    def __init__(self, width: int) -> None:
-        self.width, self.cells = width, array("q")
+    def __init__(self, kinds: str) -> None:
+        self._kinds, self._cells = kinds, array("q")
+        self._pieces: list[list[Ints]] = [[] for _ in kinds]
+        self._most = _PIECE_ROWS * len(kinds)
 
     def add(self, row: tuple[int, ...]) -> None:
-        self.cells.extend(row)
+        self._cells.extend(row)
+        if len(self._cells) >= self._most:
+            self._pack()
 
-    def table(self) -> Ints:
-        """[width, rows]."""
-        return np.frombuffer(self.cells, dtype=np.int64).reshape(-1, self.width).T if self.cells else self._none()
+    def __len__(self) -> int:
+        """Rows that have been added and not taken."""
+        return sum(map(len, self._pieces[-1])) + len(self._cells) // len(self._kinds)
 
-    def _none(self) -> Ints:
-        return np.zeros((self.width, 0), np.int64)
+    def take(self, index: int) -> Ints:
+        """A column, which is then no longer kept here: a million rows of all of them are 60 MB."""
+        self._pack()
+        pieces, self._pieces[index] = self._pieces[index], []
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+
+    def _pack(self) -> None:
+        if self._cells:
+            table = np.frombuffer(self._cells, np.int64).reshape(-1, len(self._kinds))
+            for column, kind in enumerate(self._kinds):
+                self._pieces[column].append(table[:, column].astype(np.int32 if kind == "i" else np.int64))
+            self._cells = array("q")
 
 
-WORK_WIDTH, HOST_WIDTH = 9, 11
+# Of `Work` (class -1: by the name) and of `Host`, in the order of their fields.
+WORK_KINDS, HOST_KINDS = "qqiiiqqiq", "qqiiiqqqiii"

@@ -1,15 +1,16 @@
 """Where the steps of a recording begin and end: the profiler's own marks, or ranges that repeat.
 
-Device work lags behind the host, so a step lasts from the beginning of one mark to that of the next; the last one ends
-with its mark or with the last work on the device, whichever is later.
+A step lasts from the beginning of one mark to that of the next, the last one as long as its mark. Device work lags
+behind the host: what was launched in the last step and ran after it is a tail.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
+from mmplan.cost_models.traces.intervals import Ints
 from mmplan.cost_models.traces.recording import MARK, Recording
 
 _PROFILER = re.compile(r"^ProfilerStep\s?[#*]?\s?(\d+)")
@@ -33,13 +34,21 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """`marked_by` is empty where nothing repeats; then there are no steps."""
+    """`marked_by` is empty where nothing repeats; then there are no steps. `tail_ns`: end of the device's work for
+    them."""
 
     marked_by: str
     steps: tuple[Step, ...]
+    tail_ns: int = 0
 
 
-def steps_of(recording: Recording) -> Steps:
+def steps_of(recording: Recording, launch: Ints) -> Steps:
+    """The steps; `launch` is the host row that launched each kernel."""
+    found = _found(recording)
+    return replace(found, tail_ns=_tail_ns(recording, launch, found.steps[-1].end_ns)) if found.steps else found
+
+
+def _found(recording: Recording) -> Steps:
     """By the first of: ProfilerStep#, ranges whose name says step or iteration, the ends of optimizer steps."""
     names = recording.names
     profiler = {i: int(match[1][:18]) for i, name in enumerate(names) if (match := _PROFILER.match(name))}
@@ -83,18 +92,22 @@ def _are_apart(marks: list[tuple[int, int, int]]) -> bool:
 
 
 def _stretched(recording: Recording, marks: list[tuple[int, int, int]], numbers: dict[int, int]) -> tuple[Step, ...]:
-    """Each mark up to the next, unless numbers are left out between them."""
-    work = recording.work
-    device_end_ns = int(work.end_ns.max()) if len(work) else 0
+    """Each mark up to the next, unless numbers are left out between them; the last one as long as its mark."""
     steps = []
     for i, (name, begin_ns, end_ns) in enumerate(marks):
         follows = i + 1 < len(marks) and numbers.get(marks[i + 1][0], 1) - numbers.get(name, 0) == 1
         if follows or (i + 1 < len(marks) and not numbers):
             end_ns = marks[i + 1][1]
-        elif i + 1 == len(marks):
-            end_ns = max(end_ns, device_end_ns)
-        if recording.span_ns is not None and begin_ns < recording.span_ns[1] < end_ns:
-            end_ns = max(recording.span_ns[1], device_end_ns)  # the profiler stopped before the mark ended
+        elif recording.span_ns is not None and begin_ns < recording.span_ns[1] < end_ns:
+            end_ns = recording.span_ns[1]  # the profiler stopped before the mark ended
         if end_ns > begin_ns:
             steps.append(Step(name=recording.names[name], begin_ns=begin_ns, end_ns=end_ns))
     return tuple(steps)
+
+
+def _tail_ns(recording: Recording, launch: Ints, end_ns: int) -> int:
+    """When the device has done what was launched before `end_ns`."""
+    work, host = recording.work, recording.host
+    joined = np.flatnonzero(launch >= 0)
+    late = joined[host.start_ns[launch[joined]] < end_ns]
+    return max(end_ns, int(work.end_ns[late].max())) if len(late) else end_ns

@@ -70,7 +70,9 @@ def rank_trace(recording: Recording, attribution: Attribution, steps: Steps) -> 
 def window_of(recording: Recording, steps: Steps) -> Spans:
     """The steps; without them all device work, or all that the host did."""
     if steps.steps:
-        return union(*(np.array(column) for column in zip(*((s.begin_ns, s.end_ns) for s in steps.steps), strict=True)))
+        begins = [step.begin_ns for step in steps.steps]
+        ends = [step.end_ns for step in steps.steps[:-1]] + [max(steps.tail_ns, steps.steps[-1].end_ns)]
+        return union(np.array(begins), np.array(ends))
     rows = recording.work if len(recording.work) else recording.host
     if len(rows) == 0:
         return empty()
