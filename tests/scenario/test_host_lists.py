@@ -76,6 +76,8 @@ def test_a_range_has_every_number_of_its_width(first: int, more: int, width: int
         ("node01:8,node02:8\n", {"nodes": 2, "devices_per_node": 8}),
         ("node01 slots=8\nnode02 slots=4\n", {"pools": [{"nodes": 1, "devices_per_node": n} for n in (8, 4)]}),
         ("node01\nnode02\n", {"nodes": 2}),
+        ("n1 8 all.q@n1 UNDEFINED\nn2 8 all.q@n2 UNDEFINED\n", {"nodes": 2, "devices_per_node": 8}),
+        ("SLURM_JOB_NODELIST: n[1-3]\n", {"nodes": 3}),
         ("$ scontrol show hostnames 'n[1-2],m1'\n", {"nodes": 3}),
         (
             "SLURM_JOB_NODELIST=n[1-4]\nSLURM_NNODES=4\nSLURM_GPUS_ON_NODE=8\nHOME=/x\n",

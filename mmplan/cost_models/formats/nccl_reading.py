@@ -138,13 +138,15 @@ def _refuse_impossible(sweep: Sweep, chip: Chip | None) -> None:
     usual = _usual_node_link(chip) if sweep.nodes == 1 else None
     links = [usual[1]] if usual else [catalogue_link(name) for name in link_names()]
     fastest = max(link.bytes_per_s for link in links)
+    if chip is not None:  # some devices can be joined by bridges, which their usual link is not
+        fastest = max(fastest, chip.nvlinks * chip.nvlink_bytes_per_s)
     switched = sweep.collective in (None, "all_reduce", "all_reduce_bias") and any(link.nvls for link in links)
     most = fastest * _ROUNDING * (max(1.0, sweep.factor) if switched else 1.0)
     for point in sweep.points:
         rate = sweep.factor * point.size_bytes / point.time_s
         if rate > most:
-            of = usual[0] if usual else "the fastest link of the catalogue"
-            told = f"busbw {format_bytes_per_s(rate)} is more than {of} has: {format_bytes_per_s(fastest)} a direction"
+            of = f"the links of {chip.name} have" if usual and chip else "the fastest link of the catalogue has"
+            told = f"busbw {format_bytes_per_s(rate)} is more than {of}: {format_bytes_per_s(fastest)} a direction"
             raise InputError(told, file=sweep.run.file, line=point.line)
 
 

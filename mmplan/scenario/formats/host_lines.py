@@ -15,8 +15,10 @@ DEVICES = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "TresPerNode")
 
 _PROMPT = re.compile(r"^(?:\[[^\]]*@[^\]]*\]\s?)?[$+>#]*[$+>]\s+")
 _SCONTROL = re.compile(r"^(?:srun\s+)?scontrol\s+show\s+host(?:name|list)s?\s+(\S+)$")
-_VARIABLE = re.compile(rf"(?:^|\s)(?:export\s+)?({'|'.join((*LISTS, *COUNTS, *DEVICES))})=(\"[^\"]*\"|'[^']*'|\S*)")
+_NAMES = "|".join((*LISTS, *COUNTS, *DEVICES))
+_VARIABLE = re.compile(rf"(?:^|\s)(?:export\s+)?({_NAMES})(?:=|:\s+)(\"[^\"]*\"|'[^']*'|\S*)")
 _SLOTTED = re.compile(r"^(?P<hosts>[^\s:*@]+)(?:[:*](?P<short>\d+))?(?P<rest>(?:\s+[A-Za-z_-]+\s*=\s*\S+)*)$")
+_COUNTED = re.compile(r"^([^\s:*@=]+)\s+(\d+)(?:\s+\S+@\S+\s+\S+)?$")  # Grid Engine's $PE_HOSTFILE, LSF
 _SLOT_WORDS = ("slots", "np", "ppn", "gpus", "num_gpus")
 _OTHER_WORDS = ("max_slots", "max-slots", "cpu", "cpus", "sockets", "username", "ifname", "port", "rank")
 _OTHER_VARIABLE = re.compile(r"^(?:export\s+)?[A-Za-z_][\w:/]*=")
@@ -65,6 +67,9 @@ def host_line(text: str, file: Path, line: int) -> NamedHosts | list[Variable] |
 
 def _host_line(content: str, file: Path, line: int) -> NamedHosts:
     """`EXPRESSION`, `EXPRESSION:8`, `EXPRESSION*8` or `EXPRESSION slots=8 max_slots=8`, or several with commas."""
+    counted = _COUNTED.match(content)
+    if counted is not None:
+        content = f"{counted[1]} slots={counted[2]}"
     match = _SLOTTED.match(content)
     if match is None and not re.search(r"\s", content):
         return _several(content, file, line)

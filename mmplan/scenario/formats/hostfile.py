@@ -15,6 +15,7 @@ from mmplan.scenario.formats.host_lines import COUNTS, DEVICES, LISTS, MOST_SLOT
 from mmplan.scenario.formats.host_list import MOST_HOSTS, expand_hosts
 from mmplan.scenario.formats.reading import Head, Reading, read_lines
 
+_ALMOST = re.compile(r"^[\w.-]+(?:\[\d[\d,-]*(?:\]|$)|\s+slots\s*=)|NODELIST=")
 MOST_POOLS = 3
 MOST_MENTIONS = 1_000_000
 
@@ -29,7 +30,7 @@ def looks_like_hosts(head: Head) -> bool:
         try:
             found = host_line(line, head.path, number)
         except InputError:
-            return False
+            return marked or _ALMOST.search(line[:2000]) is not None  # its reader says what is wrong
         if isinstance(found, NamedHosts):
             sure = found.slots is not None or "[" in line or "scontrol" in line
             if not sure and not all(_LIKE_A_HOST.fullmatch(host) for host in found.hosts[:100]):
