@@ -242,3 +242,19 @@ def test_every_given_log_is_read_or_refused_and_its_links_predict_it() -> None:
         for sentence in reading.read:
             if match := re.search(r"predicted / measured ([\d.]+) to ([\d.]+) where", sentence):
                 assert 0.8 < float(match[1]) <= float(match[2]) < 1.3, path.name
+
+
+@pytest.mark.skipif(not GIVEN.is_dir(), reason="the shared data is not here")
+def test_the_links_of_every_given_log_load_as_a_cluster() -> None:
+    for path in sorted((GIVEN / "nccl_tests").iterdir()):
+        if path.name.startswith(REFUSED) or "cluster" not in (reading := read_files([str(path)])).fragment:
+            continue
+        device = {} if "device" in reading.fragment["cluster"] else {"device": "h100-sxm"}  # type: ignore[operator]
+        assert cluster_of(reading, nodes=2, **device).network_link.bytes_per_s > 0
+
+
+def test_a_bridge_that_is_faster_than_the_usual_link_is_written_out(tmp_path: Path) -> None:
+    """Two A40 with four NVLinks of 14 GB/s, whose catalogue link is PCIe."""
+    text = log_text("all_reduce", 2, lambda size: 2e-5 + size / 48e9, devices=device_lines(["n1"], 2, "NVIDIA A40"))
+    link = cluster_of(reading_of(tmp_path, text)).pools[0].node_link
+    assert link.reached_bytes_per_s == pytest.approx(48e9, rel=0.02)

@@ -110,7 +110,7 @@ def test_unlike_counts_and_a_matrix_that_is_not_symmetric_are_told(tmp_path: Pat
 
 def test_nics_on_the_far_socket_and_virtual_functions_are_told(tmp_path: Path) -> None:
     far = matrix_text(2, lambda i, j: "SYS", [["PIX", "SYS"]])
-    assert told(reading_of(tmp_path, far), "GPU1 reach every NIC only across sockets")
+    assert told(reading_of(tmp_path, far), "GPU1: every NIC is across sockets")
     functions = matrix_text(2, lambda i, j: "NODE", [["PIX", "NODE"], *([["NODE", "PIX"]] * 6)], nic_link="PIX")
     assert told(reading_of(tmp_path, functions), "6 NICs from NIC1 to NIC6 are alike: functions of one card")
 

@@ -186,7 +186,8 @@ def _cluster(sweeps: Sequence[Sweep], chip: Chip | None) -> tuple[dict[str, obje
         if sweep.collective in EXCHANGES and alpha_s is not None:
             exchange = f"the latency of a whole exchange, {format_seconds(alpha_s)}, is no link's and is not taken"
             told.append(f"{_name(sweep)}: {exchange}: small ones are slower than priced")
-    told += _unmeasured(inside, across)
+    told += _unmeasured("node_link", node or base, inside)
+    told += _unmeasured("network", network or far, across)
     return cluster, told
 
 
@@ -233,7 +234,7 @@ def _node_value(link: Link, usual: str | None, sweeps: Sequence[Sweep]) -> dict[
         value["bandwidth"] = _rate(link)
     else:
         return {}
-    return value | _rest(link, usual, sweeps)
+    return value | _rest(link, usual if "link" in value else None, sweeps)
 
 
 def _network_value(link: Link, usual: str | None, sweeps: Sequence[Sweep]) -> dict[str, object]:
@@ -264,16 +265,12 @@ def _source(sweeps: Sequence[Sweep]) -> str:
     return f"nccl-tests: {', '.join(list(names)[:4])}"
 
 
-def _unmeasured(inside: Sequence[Sweep], across: Sequence[Sweep]) -> list[str]:
+def _unmeasured(where: str, link: Link, sweeps: Sequence[Sweep]) -> list[str]:
     told = []
-    for where, sweeps, usual_s in (
-        ("node_link", inside, USUAL_NODE_LATENCY_S),
-        ("network", across, USUAL_NETWORK_LATENCY_S),
-    ):
-        if sweeps and not any(small_points(sweep) for sweep in sweeps):
-            told.append(f"no table of small messages: the latency of {where} is the usual {format_seconds(usual_s)}")
-        if sweeps and not any(large_points(sweep) for sweep in sweeps):
-            told.append(f"no table of large messages: the bandwidth of {where} is not measured")
+    if sweeps and not any(small_points(sweep) for sweep in sweeps):
+        told.append(f"no table of small messages: the latency of {where} is the usual {format_seconds(link.latency_s)}")
+    if sweeps and not any(large_points(sweep) for sweep in sweeps):
+        told.append(f"no table of large messages: the bandwidth of {where} is not measured")
     return told
 
 

@@ -214,12 +214,12 @@ def _by_columns(run: Run, large: Row, ratio: float | None) -> list[str]:
         "scatter": ratio < 0.999,
     }
     kept = [name for name in possible if fits[name]]
-    if set(kept) == {"all_gather", "alltoall"} and not old:
+    if not old and set(kept) in ({"all_gather", "alltoall"}, {"all_reduce", "sendrecv"}):
         checked = [row.blocks[1].checked for row in run.rows if len(row.blocks) == 2 and row.blocks[0].checked]
         if checked and all(checked):
-            return ["all_gather"]
+            return kept[:1]
         if checked and all(one is False for one in checked):
-            return ["alltoall"]  # has no result in place
+            return kept[1:]  # all-to-alls and messages have no result in place
     return kept
 
 

@@ -171,6 +171,9 @@ def _direct(
             f"a hybrid mesh: {missing} of {size * (size - 1) // 2} pairs have no NVLink; messages between these are "
             f"slower than the {format_bytes_per_s(links * rate / shares)} that pairs are priced with"
         )
+    usual = _usual(chips) if chip is not None and shares == 1 else _DIRECT
+    if usual != _DIRECT and abs(catalogue_link(usual).bytes_per_s / (links * rate) - 1) < 1e-6:
+        return NodeLink(value=usual, read=(told,), warnings=tuple(warnings))
     value: dict[str, object] = {"link": _DIRECT, "bandwidth": _bandwidth(links * rate)}
     value |= {"nvls": False, "direct_peers": shares, "source": told}
     return NodeLink(value=value, read=(told,), warnings=tuple(warnings))

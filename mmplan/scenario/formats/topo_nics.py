@@ -45,15 +45,13 @@ def nics_of(matrix: Matrix, usual_network: str | None) -> Nics:
         read.append(f"{counted(aside, 'NIC')} on the far socket of every GPU not counted")
     far = [gpu for gpu in gpus if all(_link(matrix, gpu, nic) in ("SYS", "SOC") for nic in nics)]
     if far:
-        warnings.append(
-            f"{_listed(far)} reach every NIC only across sockets (SYS): traffic to other nodes is slower there"
-        )
+        warnings.append(f"{_listed(far)}: every NIC is across sockets (SYS): traffic to other nodes is slower there")
     network: dict[str, object] | None = None
     if ports < len(gpus):
         warnings.append(_too_few(ports, len(gpus), usual_network))
         if usual_network is not None and ports:
             link = catalogue_link(usual_network)
-            source = f"{ports} ports of {usual_network} for {len(gpus)} GPUs"
+            source = f"{counted(ports, 'port')} of {usual_network} for {len(gpus)} GPUs"
             share = link.bytes_per_s * ports / len(gpus)
             network = {"link": usual_network, "bandwidth": f"{share / 1e9:.6g} GB/s", "source": source}
     return Nics(network=network, read=tuple(read), warnings=tuple(warnings))
