@@ -236,6 +236,19 @@ def test_modules_of_a_multimodal_model_have_their_seconds(tmp_path: Path) -> Non
     }
 
 
+def test_a_vision_tower_inside_what_is_called_like_a_language_model_counts_apart(tmp_path: Path) -> None:
+    events = [
+        span("python_function", "nn.Module: Gemma3Model_0", 0, 1_000),
+        span("python_function", "modeling_clip.py(7): forward", 0, 1_000),  # a file's name says nothing
+        span("python_function", "nn.Module: SiglipVisionModel_0", 10, 200),
+        *launched(GEMM, 50, 70, 1),
+        span("python_function", "nn.Module: Gemma3TextModel_0", 300, 200),
+        *launched(GEMM, 350, 90, 2),
+    ]
+    parts = by_name(only_rank(read_kineto([write(tmp_path / "t.json", events)]))["parts"])
+    assert {name: round(p["forward_s"] * 1e6) for name, p in parts.items()} == {"text": 90, "vision": 70}
+
+
 def test_a_missing_distributed_info_is_a_warning_and_the_rank_is_in_the_name(tmp_path: Path) -> None:
     reading = read_kineto([write(tmp_path / "rank-3.t.json", two_steps(), distributedInfo=None)])
     assert only_rank(reading)["rank"] == 3

@@ -149,8 +149,8 @@ def _add_work(
         Stream(max(device, 0), str(arguments.get("stream", event.get("tid")))[:40]),
         name,
         kind,
-        correlation=integer(arguments.get("correlation")),
-        external=integer(arguments.get("External id", arguments.get("external id"))),
+        correlation=_id(arguments.get("correlation")),
+        external=_id(arguments.get("External id", arguments.get("external id"))),
         size_bytes=integer(arguments.get("bytes", arguments.get("size"))),
         message=message_of(name, arguments) if kind == BY_NAME and gathered.is_message(name) else None,
     )
@@ -167,13 +167,18 @@ def _add_host(
         f"{event.get('pid')}/{event.get('tid')}"[:80],
         name,
         kind,
-        correlation=integer(arguments.get("correlation")),
-        external=integer(arguments.get("External id", arguments.get("external id"))),
+        correlation=_id(arguments.get("correlation")),
+        external=_id(arguments.get("External id", arguments.get("external id"))),
         sequence=integer(arguments.get("Sequence number", arguments.get("sequence number"))),
         backward=integer(arguments.get("Fwd thread id")) > 0,
         message=message_of(name, arguments) if says_message else None,
         call=call_of(name, arguments) if kind == OPERATOR else None,
     )
+
+
+def _id(value: object) -> int:
+    """An id; CUPTI and roctracer write 0 for none."""
+    return integer(value) or -1
 
 
 def _times(event: dict[str, object], gathered: Gathered) -> Times | None:

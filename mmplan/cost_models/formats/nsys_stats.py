@@ -258,8 +258,9 @@ def _trace(path: Path, sums: _Sums) -> RankTrace:
         _sum(classes, MEMSET if "memset" in name.lower() else MEMCPY, seconds, count)
     parts: dict[str, PartTime] = {}
     for name, (seconds, count) in sums.tables["projected"].items():
-        part = part_of(name)
-        if part is not None:
+        found = part_of(name)
+        if found is not None:
+            part = found[0]
             back = "backward" in name.lower() or "bwd" in name.lower()
             before = parts.get(part, PartTime(name=part, calls=0, forward_s=0.0, backward_s=0.0))
             parts[part] = PartTime(

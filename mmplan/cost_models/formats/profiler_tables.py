@@ -95,7 +95,7 @@ class ProfilerTables:
             Stream(number, str(stream)[:40]),
             name,
             kind,
-            correlation=integer(correlation),
+            correlation=integer(correlation) or -1,
             size_bytes=integer(size_bytes),
         )
 

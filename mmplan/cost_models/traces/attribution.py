@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmplan.cost_models.traces.intervals import Ints
-from mmplan.cost_models.traces.modules_of import part_of
+from mmplan.cost_models.traces.modules_of import MODULE, part_of
 from mmplan.cost_models.traces.recording import CALL, MARK, OPERATOR, PYTHON, Columns, Recording
 
 PHASES = ("other", "forward", "backward", "optimizer", "data loading")
@@ -57,12 +57,13 @@ def attribute(recording: Recording) -> Attribution:
     used = set(np.unique(host.name).tolist())
     may_name_phase = [_phase_of(names[i]) if i in used else OTHER for i in range(len(names))]
     parts: dict[str, int] = {}
-    part_of_name = [-1] * len(names)
+    part_of_name: list[tuple[int, bool]] = [(-1, False)] * len(names)
     for i in used:
-        part = part_of(names[i])
-        if part is not None:
-            part_of_name[i] = parts.setdefault(part, len(parts))
-    parent, operator, phase, part_row, entered = _descend(recording, may_name_phase, part_of_name)
+        found = part_of(names[i])
+        if found is not None:
+            part_of_name[i] = parts.setdefault(found[0], len(parts)), found[1]
+    modules = [name.startswith(MODULE) for name in names]
+    parent, operator, phase, part_row, entered = _descend(recording, may_name_phase, part_of_name, modules)
     _backward_parts(recording, phase, part_row)
     calls: dict[str, int] = {}
     for (part_index, _), count in entered.items():
@@ -84,35 +85,37 @@ def _phase_of(name: str) -> int:
 
 
 def _descend(
-    recording: Recording, phase_of_name: list[int], part_of_name: list[int]
+    recording: Recording, phase_of_name: list[int], part_of_name: list[tuple[int, bool]], modules: list[bool]
 ) -> tuple[Ints, Ints, Ints, Ints, dict[tuple[int, int], int]]:
     """Parents and what rows inherit from them, thread by thread in nesting order."""
     host = recording.host
     found = Columns("iiii")
     entered: dict[tuple[int, int], int] = {}
     columns = (host.start_ns, host.end_ns, host.thread, host.name, host.kind, host.sequence, host.backward)
-    stack: list[tuple[int, int, int, int, int]] = []  # end, row, operator, phase, part
+    stack: list[tuple[int, int, int, int, int, bool]] = []  # end, row, operator, phase, part, whether it is sure
     last_thread = -1
     for row, (start_ns, end_ns, thread, name, kind, sequence, backward) in enumerate(_rows(columns)):
         if thread != last_thread:
             stack, last_thread = [], thread
         while stack and stack[-1][0] <= start_ns:
             stack.pop()
-        above, own_operator, own_phase, own_part = -1, -1, OTHER, -1
+        above, own_operator, own_phase, own_part, sure = -1, -1, OTHER, -1, False
         if stack:
-            _, above, own_operator, own_phase, own_part = stack[-1]
+            _, above, own_operator, own_phase, own_part, sure = stack[-1]
         if kind == OPERATOR:
             own_operator = row
         if kind in (OPERATOR, MARK) and phase_of_name[name] and own_phase in (OTHER, FORWARD):
             own_phase = phase_of_name[name]  # operators inside the optimizer's or the loader's range stay theirs
         if kind == OPERATOR and own_phase == OTHER and sequence >= 0:
             own_phase = BACKWARD if backward else FORWARD
-        if kind in (MARK, PYTHON) and own_part < 0 and part_of_name[name] >= 0:
-            own_part = part_of_name[name]
+        named_part, said = part_of_name[name]
+        names_part = named_part >= 0 and (kind == MARK or (kind == PYTHON and modules[name]))
+        if names_part and (own_part < 0 or (said and not sure)):  # the outermost, unless only a guess
+            own_part, sure = named_part, said
             if own_phase in (OTHER, FORWARD):
                 entered[own_part, name] = entered.get((own_part, name), 0) + 1
         found.add((above, own_operator, own_phase, own_part))
-        stack.append((end_ns, row, own_operator, own_phase, own_part))
+        stack.append((end_ns, row, own_operator, own_phase, own_part, sure))
     parent, operator, phase, part = map(found.take, range(4))
     return parent, operator, phase, part, entered
 
