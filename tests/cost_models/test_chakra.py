@@ -59,16 +59,22 @@ def test_chakra_with_one_node_a_line(tmp_path: Path) -> None:
         {"version": "0.0.4"},
         {
             "id": "1",
-            "name": "COMM",
+            "name": "comm_coll_node_7",
             "type": "COMM_COLL_NODE",
             "durationMicros": "250",
-            "attr": [{"name": "is_cpu_op", "boolVal": False}, {"name": "comm_size", "int64Val": "4096"}],
+            "attr": [
+                {"name": "is_cpu_op", "boolVal": False},
+                {"name": "comm_size", "int64Val": "4096"},
+                {"name": "comm_type", "int64Val": "2"},
+            ],
         },
     ]
     path.write_text("\n".join(map(json.dumps, nodes)))
     rank = only_rank(read_files(["chakra", str(path)]))
     assert rank["rank"] == 2
-    assert [(row["bytes"], row["seconds"]) for row in rank["messages"]] == [(4096, 2.5e-4)]
+    assert [(row["collective"], row["bytes"], row["seconds"]) for row in rank["messages"]] == [
+        ("all_gather", 4096, 2.5e-4)
+    ]
 
 
 def an_observer(path: Path, inputs: dict[str, Any]) -> Path:

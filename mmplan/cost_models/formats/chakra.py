@@ -55,6 +55,7 @@ class _Sums:
     products: Counter[tuple[int, int, int, str]] = field(default_factory=Counter)
     nodes: int = 0
     timed: int = 0
+    observed: bool = False  # written by PyTorch's ExecutionTraceObserver
     cut: Cut | None = None
 
 
@@ -113,6 +114,7 @@ def _gathered(nodes: Iterator[Node | Cut]) -> _Sums:
         sums.nodes += 1
         length_ns = nanoseconds_of_microseconds(node.duration_us) if node.duration_us is not None else None
         sums.timed += length_ns is not None
+        sums.observed |= node.name.startswith("[pytorch|profiler|execution_trace")
         on_device = node.on_host is False
         message = node.kind != COMPUTE or (on_device and kernel_class(node.name) == COMMUNICATION)
         # the host's half of a collective says its size, the device's half how long it took
@@ -144,7 +146,7 @@ def _trace(path: Path, sums: _Sums) -> RankTrace:
     rank = rank_in_name(path)
     return RankTrace(
         file=path.name,
-        source="chakra" if sums.timed else "pytorch execution trace",
+        source="pytorch execution trace" if sums.observed else "chakra",
         rank=int(match[1] or match[4]) if rank is None and match else rank,
         classes=tuple(
             ClassTime(name=name, seconds=seconds_of_nanoseconds(total), count=count)

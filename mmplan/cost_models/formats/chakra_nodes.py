@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mmplan.cost_models.formats.json_stream import Cut, json_items
 from mmplan.cost_models.formats.kineto_arguments import element_bytes, integer
+from mmplan.cost_models.traces.kernel_classes import UNNAMED, collective
 from mmplan.cost_models.traces.recording import Call
 from mmplan.errors import InputError
 from mmplan.scenario.formats.reading import read_lines
@@ -21,6 +22,11 @@ NODE_TYPES = {
     4: COMPUTE, 5: SEND, 6: RECEIVE, 7: COLLECTIVE,
     "COMP_NODE": COMPUTE, "COMM_SEND_NODE": SEND, "COMM_RECV_NODE": RECEIVE, "COMM_COLL_NODE": COLLECTIVE,
 }  # fmt: skip
+# CollectiveCommType of et_def.proto, for nodes whose name names no collective.
+_COLLECTIVES = (
+    "all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
+    "reduce_scatter", "barrier",
+)  # fmt: skip
 MOST_NODES = 20_000_000
 MOST_TEXT_BYTES = 4_000_000_000
 _MOST_SIZES = 32
@@ -80,13 +86,21 @@ def _node(value: Mapping[str, object]) -> Node:
         each = element_bytes(attributes.get("dtype"))
         size = elements * each if elements >= 0 and each is not None else size
     return Node(
-        name=name,
+        name=with_collective(name, attributes.get("comm_type")),
         kind=known or COMPUTE,
         duration_us=duration_us(duration),
         on_host=host if isinstance(host, bool) else None,
         size_bytes=size if size >= 0 else None,
         call=_call(value),
     )
+
+
+def with_collective(name: str, comm_type: object) -> str:
+    """The name with its collective, where only the number of its type says it."""
+    number = integer(comm_type)
+    if collective(name) != UNNAMED or not 0 <= number < len(_COLLECTIVES):
+        return name
+    return f"{name}: {_COLLECTIVES[number]}"
 
 
 def _attributes(value: object) -> dict[str, object]:

@@ -7,7 +7,7 @@ protobuf.dev/programming-guides/encoding.
 from collections.abc import Iterator
 from pathlib import Path
 
-from mmplan.cost_models.formats.chakra_nodes import COMPUTE, MOST_NODES, NODE_TYPES, Node, duration_us
+from mmplan.cost_models.formats.chakra_nodes import COMPUTE, MOST_NODES, NODE_TYPES, Node, duration_us, with_collective
 from mmplan.cost_models.formats.json_stream import Cut
 from mmplan.cost_models.formats.kineto_arguments import integer
 from mmplan.errors import InputError
@@ -69,7 +69,7 @@ def _node(message: bytes, path: Path) -> Node:
                 attributes[key.decode("utf-8", errors="replace")] = number_value
     size = integer(attributes.get("comm_size"))
     return Node(
-        name=name,
+        name=with_collective(name, attributes.get("comm_type")),
         kind=kind,
         duration_us=micros,
         on_host=bool(attributes["is_cpu_op"]) if "is_cpu_op" in attributes else None,
