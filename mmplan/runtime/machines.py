@@ -32,11 +32,15 @@ class Machines:
 def require_machines(plan: Plan, job: LaunchJob, machines: Machines) -> None:
     """Refuse machines that the plan was not made for.
 
-    Nodes of the plan's cluster that the plan leaves idle need not be there.
+    Nodes of the plan's cluster that the plan leaves idle need not be there. A rehearsal needs as many nodes alone.
 
     Raises:
         InputError: another number of nodes, other devices, or nodes in another order, with what a run would lose.
     """
+    if job.rehearsed:
+        if len(machines.devices) < job.nodes:
+            raise InputError(f"{machines.source} has {_nodes(machines.devices)}, the rehearsal starts on {job.nodes}")
+        return
     told = next(_differences(plan, job, machines), None)
     if told is not None:
         raise InputError(

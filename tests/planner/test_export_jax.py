@@ -1,11 +1,12 @@
 """Plans as meshes and PartitionSpecs: what lies on a rank is what the plan has there."""
 
-from collections import Counter
 from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import pytest
+from export_readers import same_by_jax
 from jax_reading import local_size, parameters_by_layer, read_module
 from random_plans import random_plan
 
@@ -17,7 +18,6 @@ from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.jax_mesh import mesh_axes
 from mmplan.planner.formats.jax_module import export_jax
 from mmplan.planner.plan import scenario_hash
-from mmplan.scenario.layer_ids import expand_ids
 
 SEEDS = range(8)
 
@@ -45,18 +45,9 @@ def test_every_rank_holds_the_parameters_that_the_plan_counts(seed: int) -> None
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_stages_have_the_plans_layers_and_ranks(seed: int) -> None:
-    plan = random_plan(seed)
-    names = exported(seed)
-    held = [tuple(expand_ids(stage["layers"])) for stage in names["STAGES"]]
-    ranks = {stage["ranks"] for stage in names["STAGES"]}
-    size = 1
-    for axis in names["AXES"].values():
-        size *= axis
-    assert size == plan.dp * plan.width
-    if plan.pp > 1:
-        assert held == [stage.layers for stage in plan.stages]
-    assert Counter(layer for stage in held for layer in stage) == Counter(x for s in plan.stages for x in s.layers)
-    assert ranks == {(row * size, (row + 1) * size) for row in range(plan.pp)}
+    plan, axes = random_plan(seed), exported(seed)["AXES"]
+    assert same_by_jax(plan, made(seed))
+    assert prod(axes.values()) == plan.dp * plan.width
 
 
 @pytest.mark.parametrize("seed", SEEDS)

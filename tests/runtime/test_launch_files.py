@@ -10,19 +10,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from export_readers import places, same_by_kubernetes, same_by_slurm
 from launcher_plans import CASES, files, plan_on, scenario_on
 from launcher_stubs import Started, rank_places, run_manifests, run_script, run_slurm
+from random_plans import random_plan
 from tiny_plans import FOUR_STAGES, hand_plan
 
 from mmplan.errors import CheckError, InputError
 from mmplan.planner.plan import Plan, save_plan, scenario_hash
 from mmplan.runtime.formats.job import launch_job, slug
 from mmplan.runtime.formats.launch_files import export_kubernetes, export_slurm, launch_files
-
-
-def expected_places(plan: Plan) -> list[tuple[int, int]]:
-    nodes = [plan.scenario.cluster.node_of(rank) for rank in range(plan.rank_count)]
-    return [(node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
 
 
 def starts(plan: Plan, launcher: str, name: str, folder: Path, arguments: tuple[str, ...] = ()) -> list[Started]:
@@ -49,7 +46,7 @@ def test_every_rank_starts_on_the_node_that_the_plan_has_it_on(
 ) -> None:
     plan, arguments = CASES[case], ("--steps", "3", "-o", "runs of 'mine'/run.json")
     started = starts(plan, launcher, name, tmp_path, arguments)
-    assert rank_places(started) == expected_places(plan)
+    assert rank_places(started) == places(plan)
     for call in started:
         path = "/etc/mmplan/plan.json" if launcher == "kubernetes" else "my plans/best 1.json"
         assert call.module == ("-m", "mmplan", "execute", path, *arguments)
@@ -60,7 +57,7 @@ def test_every_rank_starts_on_the_node_that_the_plan_has_it_on(
 @pytest.mark.parametrize("name", ["pytorchjob.yaml", "trainjob.yaml"])
 @pytest.mark.parametrize("case", ["one node", "equal nodes", "a last node in part"])
 def test_the_operators_of_kubeflow_start_the_same_ranks(case: str, name: str, tmp_path: Path) -> None:
-    assert rank_places(starts(CASES[case], "kubernetes", name, tmp_path)) == expected_places(CASES[case])
+    assert rank_places(starts(CASES[case], "kubernetes", name, tmp_path)) == places(CASES[case])
 
 
 def test_operators_of_one_kind_of_pod_get_no_unlike_pools() -> None:
@@ -78,6 +75,7 @@ def test_a_rehearsal_starts_a_process_for_each_tensor_group_where_that_lies(tmp_
     plan = replace(plan_on((2, 8), dp=2, stages=2), tp=4)
     job = launch_job(plan, "plan.json", arguments=("--rehearse",), rehearse=True)
     assert [(group.nodes, group.processes) for group in job.groups] == [(2, 2)]
+    assert "--cpus-per-task=2" in launch_files(plan, job, "slurm").files["job.sbatch"]
 
 
 def test_a_slurm_job_of_another_size_is_ended_at_once(tmp_path: Path) -> None:
@@ -146,6 +144,20 @@ def test_setup_lines_run_on_every_node_before_torchrun(tmp_path: Path) -> None:
     job = launch_job(CASES["equal nodes"], "plan.json", setup=("export STUB_OUT=$STUB_OUT", "touch was-here"))
     run_slurm(launch_files(CASES["equal nodes"], job, "slurm").files["job.sbatch"], tmp_path, 4)
     assert (tmp_path / "was-here").exists()
+
+
+def test_exports_of_random_plans_start_every_rank_in_its_place() -> None:
+    written = 0
+    for seed in range(12):
+        plan = random_plan(seed)
+        try:
+            made = export_slurm(plan)
+        except CheckError:
+            continue
+        written += 1
+        assert same_by_slurm(plan, made)
+        assert same_by_kubernetes(plan, export_kubernetes(plan))
+    assert written > 1
 
 
 def test_exports_of_launch_files_refuse_what_the_runtime_does() -> None:

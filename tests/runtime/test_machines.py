@@ -112,3 +112,13 @@ def test_hosts_keep_their_order(tmp_path: Path) -> None:
     machines = found_machines(PLAN, file, None, None, {})
     assert machines is not None
     assert machines.hosts == ("n10", "n2")
+
+
+def test_a_rehearsal_asks_for_nodes_alone() -> None:
+    job = launch_job(PLAN, "plan.json", rehearse=True)
+    enough, few = found_machines(PLAN, None, 3, 1, {}), found_machines(PLAN, None, 1, 8, {})
+    assert enough is not None
+    assert few is not None
+    require_machines(PLAN, job, enough)
+    with pytest.raises(InputError, match="the rehearsal starts on 2"):
+        require_machines(PLAN, job, few)

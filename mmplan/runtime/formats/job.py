@@ -39,7 +39,8 @@ class NodeGroup:
 class LaunchJob:
     """A run of a plan: `plan_path` as the processes find it, `arguments` for `mmplan execute` behind it.
 
-    `setup`: shell lines to run on every node first, such as `module load cuda`.
+    `setup`: shell lines to run on every node first, such as `module load cuda`. `rehearsed`: it only sleeps, and needs
+    cores alone.
     """
 
     name: str
@@ -47,6 +48,7 @@ class LaunchJob:
     plan_path: str
     arguments: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
+    rehearsed: bool = False
 
     @property
     def nodes(self) -> int:
@@ -77,12 +79,14 @@ def launch_job(
     """
     count = process_count(plan, rehearse=rehearse)
     width = plan.width if rehearse else 1  # in a rehearsal one process stands for all that share a stage's layers
+    groups = _groups(plan.scenario.cluster, [process * width for process in range(count)])
     return LaunchJob(
         name=slug(plan.scenario.name),
-        groups=_groups(plan.scenario.cluster, [process * width for process in range(count)]),
+        groups=tuple(replace(group, device="cpu") for group in groups) if rehearse else groups,
         plan_path=plan_path,
         arguments=arguments,
         setup=setup,
+        rehearsed=rehearse,
     )
 
 

@@ -22,7 +22,9 @@ def slurm_script(job: LaunchJob) -> Exported:
         lines += ["", "#SBATCH hetjob"] if index else []
         lines += _resources(groups, typed=len(components) > 1)
     lines += ["", "set -euo pipefail", *_nodes(components), *_meeting(job), "", *_step(job, components)]
-    notes = ["the job runs in the folder it is submitted from, where its nodes have to find the plan and mmplan"]
+    notes = [
+        f"the job runs in the folder it is submitted from, where its nodes have to find {job.plan_path} and mmplan"
+    ]
     if len(components) > 1:
         kinds = ", ".join(f"{_type(groups[0])}" for groups in components if not groups[0].on_cpu)
         notes.append(f"the types in --gpus-per-node ({kinds}) have to be named as in this site's gres.conf")
