@@ -21,7 +21,7 @@ from mmplan.planner.plan import Plan
 from mmplan.scenario.technique import SHARDINGS
 
 TARGET = "DeepSpeed"
-VERSION = "deepspeed 0.17 to 0.19"
+VERSION = "deepspeed 0.19"
 
 
 def export_deepspeed(plan: Plan) -> Exported:

@@ -19,7 +19,11 @@ from mmplan.planner.formats.linearised import Draft, repriced, require_fit
 from mmplan.planner.formats.megatron_layout import layout_text
 from mmplan.planner.formats.megatron_model import Words, model_words
 from mmplan.planner.formats.megatron_recompute import recompute_words
-from mmplan.planner.formats.megatron_rules import experts_with_sequence_parallel, refuse_adapters
+from mmplan.planner.formats.megatron_rules import (
+    experts_with_sequence_parallel,
+    refuse_adapters,
+    refuse_uneven_exchange,
+)
 from mmplan.planner.formats.sequence_length import padded, sequence_length
 from mmplan.planner.formats.simple_schedule import under_1f1b
 from mmplan.planner.formats.torchrun_head import HEADER, title, torchrun_lines
@@ -27,7 +31,7 @@ from mmplan.planner.plan import Plan
 from mmplan.scenario.scenario import ModelModule, Scenario
 
 TARGET = "Megatron-LM"
-VERSION = "megatron-core 0.16 to 0.19"
+VERSION = "megatron-core 0.19"
 BACKENDS = {"math": "unfused", "flash1": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused"}
 RECIPES = {"tensor": "tensorwise", "block": "blockwise", "mx": "mxfp8"}
 STRATEGIES = {"gradients": "optim_grads", "parameters": "optim_grads_params"}
@@ -44,6 +48,7 @@ def export_megatron(plan: Plan) -> Exported:
     module = the_language_model(plan, TARGET)
     model = model_words(module, TARGET)
     refuse_adapters(plan, TARGET)
+    refuse_uneven_exchange(plan, module, TARGET)
     draft = as_megatron_runs(plan, module)
     made = draft.plan
     recompute = recompute_words(made, module, TARGET)

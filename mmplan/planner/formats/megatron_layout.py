@@ -4,7 +4,6 @@ Megatron lays the pieces round the pipeline ranks: piece i on rank i modulo pp, 
 do (megatron/core/transformer/pipeline_parallel_layer_layout.py, release 0.19).
 """
 
-import re
 from collections.abc import Sequence
 
 from mmplan.planner.formats.language_chain import LanguageStage
@@ -22,23 +21,3 @@ def layout_text(stages: Sequence[LanguageStage]) -> str:
 
 def _run(blocks: int) -> str:
     return "t" * blocks if blocks < 2 else f"t*{blocks}"
-
-
-def layout_stages(text: str) -> tuple[LanguageStage, ...]:
-    """The inverse of `layout_text`; also reads groups `(tt|)*3` and commas, as Megatron does.
-
-    Raises:
-        ValueError: a letter that is none of E, t, L, m.
-    """
-    text = text.replace(",", "")
-    text = re.sub(r"\(([^)]+)\)\*(\d+)", lambda match: match[1] * int(match[2]), text)
-    text = re.sub(r"(.)\*(\d+)", lambda match: match[1] * int(match[2]), text)
-    stages, first = [], 0
-    for piece in text.split("|"):
-        if set(piece) - set("EtLm"):
-            raise ValueError(f"pipeline layout: expected E, t, m, L, found {piece}")
-        last = first + piece.count("t")
-        blocks = tuple(range(first, last))
-        stages.append(LanguageStage(embedding="E" in piece, blocks=blocks, head="L" in piece, others=()))
-        first = last
-    return tuple(stages)

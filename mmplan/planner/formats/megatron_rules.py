@@ -16,6 +16,17 @@ def refuse_adapters(plan: Plan, target: str) -> None:
             )
 
 
+def refuse_uneven_exchange(plan: Plan, module: ModelModule, target: str) -> None:
+    """CheckError where context parallelism by all-to-all would cut heads; no parser of Megatron checks it."""
+    shape = module.transformer
+    if plan.cp == 1 or plan.scenario.technique.context_parallel != "all-to-all" or shape is None:
+        return
+    for what, count in (("heads", shape.heads), ("kv_heads", shape.kv_heads)):
+        if count % (plan.tp * plan.cp):
+            share = f"{count} / (tp {plan.tp} x cp {plan.cp}) = {count / plan.tp / plan.cp:g}"
+            raise CheckError(f"{target} exchanges whole heads: {module.name}: {what} = {share}")
+
+
 def experts_with_sequence_parallel(draft: Draft, module: ModelModule, target: str) -> Draft:
     """Experts refuse tp without sequence parallelism (megatron/core/transformer/moe/moe_layer.py, `forward`)."""
     if module.transformer is None or module.transformer.moe is None:

@@ -1,12 +1,13 @@
 """Frameworks with one sequence length fill samples up to the longest one, where their loader does not pack."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 from mmplan.cost_models.loads import sequence_lengths
 from mmplan.planner.formats.linearised import Draft, repriced
 from mmplan.planner.plan import Plan
 from mmplan.scenario.samples import reference_samples
-from mmplan.scenario.scenario import ModelModule
+from mmplan.scenario.scenario import Data, Model, ModelModule
 
 
 def sequence_length(plan: Plan, module: ModelModule) -> int:
@@ -18,11 +19,8 @@ def sequence_length(plan: Plan, module: ModelModule) -> int:
 def padded(draft: Draft, module: ModelModule, target: str) -> Draft:
     """Every sample as long as the longest."""
     scenario = draft.plan.scenario
-    samples, lengths, longest = (
-        reference_samples(scenario.data),
-        sample_lengths(draft.plan, module),
-        sequence_length(draft.plan, module),
-    )
+    samples, lengths = reference_samples(scenario.data), sample_lengths(draft.plan, module)
+    longest = sequence_length(draft.plan, module)
     if len(samples) == 1 or min(lengths) == longest:
         return draft
     filled = tuple(
@@ -35,7 +33,11 @@ def padded(draft: Draft, module: ModelModule, target: str) -> Draft:
     return draft.changed(repriced(draft.plan, scenario=other), sentence)
 
 
-def sample_lengths(plan: Plan, module: ModelModule) -> list[int]:
+def sample_lengths(plan: Plan, module: ModelModule) -> tuple[int, ...]:
     """Tokens of each reference sample in the language model."""
-    model = plan.scenario.model
-    return [sum(sequence_lengths(model, sample)[module.name]) for sample in reference_samples(plan.scenario.data)]
+    return _lengths(plan.scenario.model, plan.scenario.data, module.name)
+
+
+@lru_cache(maxsize=16)
+def _lengths(model: Model, data: Data, module: str) -> tuple[int, ...]:
+    return tuple(sum(sequence_lengths(model, sample)[module]) for sample in reference_samples(data))

@@ -6,7 +6,7 @@ gradients (reshard `never`) or parameters (`always`), over dp * cp ranks.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmplan.cost_models.build import build_graph
 from mmplan.errors import CheckError
@@ -62,8 +62,7 @@ def titan_job(plan: Plan, target: str, *, before_0_3: bool = False) -> TitanJob:
     require_structure(plan)
     module = the_language_model(plan, target)
     _refuse(plan, target)
-    draft = _ordered(Draft(plan=plan), target)
-    draft = _sharded(draft, target)
+    draft = _sharded(_passed_round(_ordered(Draft(plan=plan), target), target), target)
     draft = on_a_chain(without_spread(draft, target), module, target)
     if before_0_3:
         draft = with_sequence_parallel(draft, f"{target} has tp only with sequence parallelism")
@@ -133,6 +132,16 @@ def _ordered(draft: Draft, target: str) -> Draft:
     if p > 1 and (plan.placement == round_them or (count == 2 * p and plan.placement == down_and_up)):
         return draft
     return under_1f1b(draft, target)
+
+
+def _passed_round(draft: Draft, target: str) -> Draft:
+    """Context parallelism is torch's, which never trades rows for heads."""
+    scenario = draft.plan.scenario
+    if draft.plan.cp == 1 or scenario.technique.context_parallel == "ring":
+        return draft
+    other = replace(scenario, technique=replace(scenario.technique, context_parallel="ring"))
+    sentence = f"{target} passes keys and values round, the plan exchanges heads for rows"
+    return draft.changed(repriced(draft.plan, scenario=other), sentence)
 
 
 def _sharded(draft: Draft, target: str) -> Draft:
