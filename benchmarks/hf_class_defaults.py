@@ -13,14 +13,15 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmplan.scenario.formats.hf.class_defaults import FILE
 from mmplan.scenario.formats.hf.ears import EARS
 from mmplan.scenario.formats.hf.encoders_alone import ENCODERS
+from mmplan.scenario.formats.hf.families import FAMILIES
 from mmplan.scenario.formats.hf.text import STACKS
 from mmplan.scenario.formats.hf.towers import TOWERS
-from mmplan.scenario.formats.hf_config import FAMILIES
 
 SKIPPED = re.compile(
     r"(^|_)(token|tokens?_id|token_index|token_ids|ids?|dropout|drop|std|init|eps|rope|epsilon|initializer|range|loss|"
@@ -127,6 +128,14 @@ def tie_of(config: type[PreTrainedConfig], parts: dict[str, Any]) -> bool:
     return bool(getattr(built, "tie_word_embeddings", False))
 
 
+def models_of(kind: str) -> list[str]:
+    """Names of the model classes of a configuration class, as `architectures` names them."""
+    mappings = [getattr(modeling_auto, name) for name in dir(modeling_auto) if name.endswith("_MAPPING_NAMES")]
+    found = [mapping[kind] for mapping in mappings if kind in mapping]
+    names = {name for entry in found for name in ([entry] if isinstance(entry, str) else entry)}
+    return sorted(name for name in names if "For" in name or name.endswith("Model"))
+
+
 def row(kind: str) -> dict[str, Any]:
     config = CONFIG_MAPPING[kind]
     inner = sorted(getattr(config, "sub_configs", None) or {})
@@ -139,6 +148,8 @@ def row(kind: str) -> dict[str, Any]:
         result["parts"] = parts
     if tie_of(config, parts):
         result["tie_from_text"] = True
+    if models := models_of(kind):
+        result["models"] = models
     return result
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmplan.cost_models.formats.chakra import looks_like_chakra, read_chakra
+from mmplan.cost_models.formats.hf_reading import looks_like_hf_config, read_hf_configs
 from mmplan.cost_models.formats.nccl_profiler import looks_like_nccl_profiler, read_nccl_profiler
 from mmplan.cost_models.formats.nccl_reading import looks_like_nccl, read_nccl
 from mmplan.cost_models.formats.trace_modalities import read_trace_modalities
@@ -13,7 +14,6 @@ from mmplan.cost_models.formats.trace_reading import looks_like_kineto, looks_li
 from mmplan.errors import InputError
 from mmplan.planner.formats.launch_scenario import launch_reading
 from mmplan.scenario.document import did_you_mean, listed
-from mmplan.scenario.formats.hf_reading import looks_like_hf_config, read_hf_configs
 from mmplan.scenario.formats.hostfile import looks_like_hosts, read_hosts
 from mmplan.scenario.formats.launch.deepspeed import looks_like_deepspeed, read_deepspeed
 from mmplan.scenario.formats.launch.facts import SetUp, merged

@@ -7,8 +7,9 @@ import pytest
 from hf_oracle import parameter_count, parameters_on_meta
 
 from mmplan.errors import InputError
+from mmplan.scenario.formats.hf.families import FAMILIES
 from mmplan.scenario.formats.hf.text import STACKS
-from mmplan.scenario.formats.hf_config import FAMILIES, bundled_configs, read_hf_config
+from mmplan.scenario.formats.hf_config import bundled_configs, read_hf_config
 
 ROOT = Path(__file__).parents[2]
 GIVEN = ROOT.parent / "shared" / "data" / "files" / "hf_config"

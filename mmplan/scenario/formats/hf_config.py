@@ -1,89 +1,32 @@
 """Hugging Face config.json files as a `Model`: bundled by name or anywhere on disk. Needs no transformers."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from mmplan.errors import InputError
-from mmplan.scenario.document import listed, read_text, shown
-from mmplan.scenario.formats.hf import listeners, llava_like, qwen3
-from mmplan.scenario.formats.hf.class_defaults import defaults_of
-from mmplan.scenario.formats.hf.refused import REFUSED
-from mmplan.scenario.formats.hf.text import STACKS, text_module
-from mmplan.scenario.formats.hf_fields import Fields
+from mmplan.scenario.document import did_you_mean, listed, read_text, shown
+from mmplan.scenario.formats.hf.class_defaults import defaults_of, kinds_of_model
+from mmplan.scenario.formats.hf.families import FAMILIES
+from mmplan.scenario.formats.hf.look_alikes import look_alike
+from mmplan.scenario.formats.hf.refused import refusal
+from mmplan.scenario.formats.hf_fields import Fields, Log
 from mmplan.scenario.scenario import Model
 
-
-def plain(config: Fields, name: str) -> Model:
-    """One language model."""
-    return Model(name=name, modules=(text_module(config),), edges=())
+MAX_DEPTH = 40
 
 
-# Language models that have no class of their own with a head: they stand inside the configs of their families.
-PARTS = {
-    "glm4v_moe_text",
-    "glm4v_text",
-    "glm_ocr_text",
-    "mllama_text_model",
-    "paddleocr_vl_text",
-    "qwen2_5_omni_text",
-    "qwen2_5_vl_text",
-    "qwen2_vl_text",
-    "qwen3_omni_moe_text",
-    "qwen3_vl_moe_text",
-    "qwen3_vl_text",
-    "step3p7_text",
-}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HfConfig:
+    """A config as it was read: the model, the file's values, and what was asked of them."""
 
-FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
-    **dict.fromkeys(sorted(set(STACKS) - PARTS), plain),
-    "audioflamingo3": listeners.audio_flamingo,
-    "aya_vision": llava_like.aya,
-    "cohere2_vision": llava_like.aya,
-    "deepseek_vl": llava_like.two_linears,
-    "exaone4_5": llava_like.qwen_vl,
-    "gemma3": llava_like.gemma3,
-    "gemma4": llava_like.gemma4,
-    "glm46v": llava_like.glm4v,
-    "glm4v": llava_like.glm4v,
-    "glm4v_moe": llava_like.glm4v,
-    "glm_ocr": llava_like.glm4v,
-    "glmasr": listeners.glm_asr,
-    "idefics3": llava_like.idefics3,
-    "internvl": llava_like.internvl,
-    "internvl_chat": llava_like.internvl_chat,
-    "janus": llava_like.janus,
-    "kimi_k25": llava_like.kimi_k25,
-    "lfm2_vl": llava_like.lfm2,
-    "lighton_ocr": llava_like.mistral3,
-    "llama4": llava_like.llama4,
-    "llava": llava_like.llava,
-    "llava_llama": llava_like.original_llava,
-    "llava_mistral": llava_like.original_llava,
-    "llava_next": llava_like.llava_next,
-    "llava_next_video": llava_like.llava_next,
-    "llava_onevision": llava_like.llava_next,
-    "llava_qwen": llava_like.original_llava,
-    "mistral3": llava_like.mistral3,
-    "mllama": llava_like.mllama,
-    "ovis2": llava_like.ovis2,
-    "paddleocr_vl": llava_like.paddle,
-    "paligemma": llava_like.paligemma,
-    "qianfan_ocr": llava_like.internvl,
-    "qwen2_5_omni": qwen3.qwen2_5_omni,
-    "qwen2_5_omni_thinker": qwen3.qwen2_5_omni,
-    "qwen2_5_vl": llava_like.qwen_vl,
-    "qwen2_audio": listeners.qwen2_audio,
-    "qwen2_vl": llava_like.qwen_vl,
-    "qwen3_5": qwen3.qwen3_vl,
-    "qwen3_5_moe": qwen3.qwen3_vl,
-    "qwen3_vl": qwen3.qwen3_vl,
-    "qwen3_vl_moe": qwen3.qwen3_vl,
-    "smolvlm": llava_like.idefics3,
-    "video_llama_3": llava_like.two_linears,
-    "voxtral": listeners.voxtral,
-}
+    model: Model
+    kind: str
+    values: Mapping[str, Any]
+    log: Log
 
 
 @cache
@@ -94,27 +37,79 @@ def bundled_configs() -> dict[str, Path]:
 
 
 def read_hf_config(path: Path) -> Model:
-    """The model that a config.json describes.
+    """The model that a config.json describes; InputError as in `read_config`."""
+    return read_config(path).model
+
+
+def read_config(path: Path) -> HfConfig:
+    """The model that a config.json describes, with what was read, defaulted and left out.
 
     Raises:
-        InputError: not a JSON object, an unknown model_type, or a size that is missing or impossible.
+        InputError: not a JSON object, another kind of file, an unknown model_type, one that `architectures`
+            contradicts, or a size that is missing or impossible.
     """
+    values = read_object(path)
+    kind = _kind_of(values, path)
+    fields = Fields(values=values, kind=kind, defaults=defaults_of(kind).keys, file=path)
+    name = path.parent.name if path.stem == "config" else path.stem
+    model = FAMILIES[kind](fields, name)
+    _check_widths(model, path)
+    return HfConfig(model=model, kind=kind, values=values, log=fields.log)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object whose nesting is that of a config; InputError otherwise."""
     try:
         values = json.loads(read_text(path, "config"))
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None)
-        raise InputError(f"not valid JSON: {getattr(error, 'msg', error)}", file=path, line=line) from error
+        message = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
+        raise InputError(f"not valid JSON: {message}", file=path, line=line) from error
     if not isinstance(values, dict):
         raise InputError(f"expected a JSON object, found {shown(values)}", file=path)
-    kind = values.get("model_type")
-    if isinstance(kind, str) and kind in REFUSED:
-        raise InputError(f"model_type {shown(kind)} is not supported: {REFUSED[kind]}", file=path)
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise InputError(f"unknown model_type {shown(kind)}; known: {listed(sorted(FAMILIES), 200)}", file=path)
-    name = path.parent.name if path.stem == "config" else path.stem
-    model = FAMILIES[kind](Fields(values=values, kind=kind, defaults=defaults_of(kind).keys, file=path), name)
-    _check_widths(model, path)
-    return model
+    if _depth(values) > MAX_DEPTH:
+        raise InputError(f"nested deeper than {MAX_DEPTH} levels", file=path)
+    return values
+
+
+def _depth(value: object) -> int:
+    levels, inside = 0, [value]
+    while inside and levels <= MAX_DEPTH:
+        levels += 1
+        nested = [item for item in inside if isinstance(item, dict | list)]
+        inside = [item for group in nested for item in (group.values() if isinstance(group, dict) else group)]
+    return levels
+
+
+def _kind_of(values: Mapping[str, Any], path: Path) -> str:
+    """`model_type`, checked against `architectures`, or what follows from these where there is none."""
+    kind, named = values.get("model_type"), values.get("architectures")
+    model = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+    owners = kinds_of_model(model) if model is not None else ()
+    if kind is None or kind == "":
+        other = look_alike(values)
+        if other is not None:
+            raise InputError(f"this is {other}, not the config.json of a model", file=path)
+        if len(owners) != 1:
+            found = listed(values, 8) or "no keys"
+            raise InputError(f"expected a model_type, found {found}", file=path, key="model_type")
+        kind = owners[0]
+    if not isinstance(kind, str):
+        raise InputError(f"expected a name, found {shown(kind)}", file=path, key="model_type")
+    reason = refusal(kind)
+    if reason is not None:
+        raise InputError(f"model_type {shown(kind)} is not supported: {reason}", file=path)
+    if kind not in FAMILIES:
+        hint = did_you_mean(kind, FAMILIES)
+        if owners:
+            hint = f"; architectures names {model}, a class of {listed(owners, 4)}"
+        raise InputError(
+            f"unknown model_type {shown(kind)}{hint or f'; known: {listed(sorted(FAMILIES), 200)}'}", file=path
+        )
+    if owners and kind not in owners and defaults_of(kind).models:
+        message = f"{model} is a class of {listed(owners, 4)}, and model_type is '{kind}': one of the two is wrong"
+        raise InputError(message, file=path, key="architectures")
+    return kind
 
 
 def _check_widths(model: Model, path: Path) -> None:

@@ -57,12 +57,14 @@ class ClassDefaults:
         keys: key -> value that the class assumes.
         aliases: key of the class -> other names that it reads the key by; one of them wins where both stand.
         parts: nested configs.
+        models: names of its model classes, as `architectures` names them.
         tie_from_text: `tie_word_embeddings: true` in the text config wins over the outer config's `false`.
     """
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parts: Mapping[str, PartDefaults] = field(default_factory=dict)
+    models: tuple[str, ...] = ()
     tie_from_text: bool = False
 
     def name_of(self, key: str) -> str:
@@ -87,10 +89,23 @@ def defaults_of(kind: str) -> ClassDefaults:
         )
         for name, part in row.get("parts", {}).items()
     }
-    return ClassDefaults(keys=row["keys"], aliases=aliases, parts=parts, tie_from_text=row.get("tie_from_text", False))
+    return ClassDefaults(
+        keys=row["keys"],
+        aliases=aliases,
+        parts=parts,
+        models=tuple(row.get("models", ())),
+        tie_from_text=row.get("tie_from_text", False),
+    )
 
 
 @cache
 def _table() -> dict[str, Any]:
     table: dict[str, Any] = json.loads(FILE.read_text())
     return table
+
+
+@cache
+def kinds_of_model(model: str) -> tuple[str, ...]:
+    """The `model_type`s that have a model class of that name."""
+    rows = ((kind, row) for kind, row in _table().items() if isinstance(row, dict))
+    return tuple(kind for kind, row in rows if model in row.get("models", ()))

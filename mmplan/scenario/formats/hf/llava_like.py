@@ -48,11 +48,6 @@ def llava_next(config: Fields, name: str) -> Model:
     return replace(model, modules=modules)
 
 
-def video_llava(config: Fields, name: str) -> Model:
-    """Refused: two towers of one shape, one for images and one for frames."""
-    raise config.error("model_type", "a second tower for frames beside the one for images has no counterpart here")
-
-
 # Sizes of towers that original LLaVA files name: config.json of each on the Hub.
 NAMED_TOWERS = {
     "openai/clip-vit-large-patch14": {"image_size": 224},

@@ -2,11 +2,59 @@
 
 from collections.abc import Mapping
 
-_LINEAR = "most of its layers are linear attention (gated delta rule), which has no cost model yet"
+_CONFORMER = "its audio encoder has convolutions inside its blocks, which have no cost model"
+_VQ = "images enter as tokens of a convolutional VQ model, which has no cost model"
+_SAM = "its SAM tower (relative positions, a neck of convolutions) has no cost model"
+_QFORMER = "its query transformer (learned queries that attend to image tokens) has no cost model"
+_CONV = "its tower is a convolutional network, which has no cost model"
+_SPARSE = "its attention chooses keys by an index of its own, which has no cost model"
+_SEQ2SEQ = "it is an encoder-decoder text model, whose encoder no projector feeds here"
 
 REFUSED: Mapping[str, str] = {
-    "deepseek_vl_v2": "its towers (SAM beside CLIP, or tiles with learned separators) have no counterpart here",
-    "kimi_k3": _LINEAR,
-    "kimi_linear": _LINEAR,
-    "whisper": "its decoder layers hold self-attention and cross-attention, not one of the two",
+    "aria": _QFORMER,
+    "blip-2": _QFORMER,
+    "blip_2": _QFORMER,
+    "chameleon": _VQ,
+    "deepseek_ocr2": _SAM,
+    "deepseek_v32": _SPARSE,
+    "deepseek_v4": _SPARSE,
+    "deepseek_vl_hybrid": _SAM,
+    "deepseek_vl_v2": "its towers (SAM beside CLIP, or tiles with learned separators) have no counterpart here, and "
+    "its modelling code is no part of transformers",
+    "emu3": _VQ,
+    "fast_vlm": _CONV,
+    "florence2": _CONV,
+    "fuyu": "its image patches enter the language model through one linear, and there is no tower to plan",
+    "gemma3n": "its text blocks keep several streams and a second table of token embeddings, its tower is a MobileNet",
+    "glm_moe_dsa": _SPARSE,
+    "got_ocr2": _SAM,
+    "granite4_vision": _QFORMER,
+    "granite_speech": _CONFORMER,
+    "granite_speech_plus": _CONFORMER,
+    "idefics": "its cross-attention stands between language blocks, behind a perceiver",
+    "idefics2": _QFORMER,
+    "instructblip": _QFORMER,
+    "instructblipvideo": _QFORMER,
+    "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
+    "so nothing confirms its parameters",
+    "kimi_linear": "its linear attention has a gate for each column of a key (KDA), which has no cost model yet",
+    "kosmos-2": _QFORMER,
+    "kosmos-2.5": _QFORMER,
+    "minicpmo": "its modelling code is no part of transformers",
+    "minicpmv": "its modelling code is no part of transformers",
+    "molmo": "its modelling code is no part of transformers",
+    "perception_lm": "its tower is one of timm's, which transformers does not describe",
+    "phi4_multimodal": _CONFORMER,
+    "phi4mm": _CONFORMER,
+    "pix2struct": _SEQ2SEQ,
+    "step3p7": "two convolutions join the tokens of its tower, which have no cost model",
+    "ultravox": "its modelling code is no part of transformers",
+    "video_llava": "a second tower for frames beside the one for images has no counterpart here",
+    "vipllava": "its projector reads several layers of the tower side by side, which has no cost model",
+    "vision-encoder-decoder": "its parts are whole models of any kind",
 }
+
+
+def refusal(kind: str) -> str | None:
+    """Why a `model_type` is not read, or None where nothing is known against it."""
+    return REFUSED.get(kind)

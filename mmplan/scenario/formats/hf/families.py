@@ -1,0 +1,79 @@
+"""The families of Hugging Face models by `model_type`: who reads a config of each."""
+
+from collections.abc import Callable, Mapping
+
+from mmplan.scenario.formats.hf import listeners, llava_like, qwen3
+from mmplan.scenario.formats.hf.text import STACKS, text_module
+from mmplan.scenario.formats.hf_fields import Fields
+from mmplan.scenario.scenario import Model
+
+
+def plain(config: Fields, name: str) -> Model:
+    """One language model."""
+    return Model(name=name, modules=(text_module(config),), edges=())
+
+
+# Language models that have no class of their own with a head: they stand inside the configs of their families.
+PARTS = {
+    "glm4v_moe_text",
+    "glm4v_text",
+    "glm_ocr_text",
+    "mllama_text_model",
+    "paddleocr_vl_text",
+    "qwen2_5_omni_text",
+    "qwen2_5_vl_text",
+    "qwen2_vl_text",
+    "qwen3_omni_moe_text",
+    "qwen3_vl_moe_text",
+    "qwen3_vl_text",
+    "step3p7_text",
+}
+
+FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
+    **dict.fromkeys(sorted(set(STACKS) - PARTS), plain),
+    "audioflamingo3": listeners.audio_flamingo,
+    "aya_vision": llava_like.aya,
+    "cohere2_vision": llava_like.aya,
+    "deepseek_vl": llava_like.two_linears,
+    "exaone4_5": llava_like.qwen_vl,
+    "gemma3": llava_like.gemma3,
+    "gemma4": llava_like.gemma4,
+    "glm46v": llava_like.glm4v,
+    "glm4v": llava_like.glm4v,
+    "glm4v_moe": llava_like.glm4v,
+    "glm_ocr": llava_like.glm4v,
+    "glmasr": listeners.glm_asr,
+    "idefics3": llava_like.idefics3,
+    "internvl": llava_like.internvl,
+    "internvl_chat": llava_like.internvl_chat,
+    "janus": llava_like.janus,
+    "kimi_k25": llava_like.kimi_k25,
+    "lfm2_vl": llava_like.lfm2,
+    "lighton_ocr": llava_like.mistral3,
+    "llama4": llava_like.llama4,
+    "llava": llava_like.llava,
+    "llava_llama": llava_like.original_llava,
+    "llava_mistral": llava_like.original_llava,
+    "llava_next": llava_like.llava_next,
+    "llava_next_video": llava_like.llava_next,
+    "llava_onevision": llava_like.llava_next,
+    "llava_qwen": llava_like.original_llava,
+    "mistral3": llava_like.mistral3,
+    "mllama": llava_like.mllama,
+    "ovis2": llava_like.ovis2,
+    "paddleocr_vl": llava_like.paddle,
+    "paligemma": llava_like.paligemma,
+    "qianfan_ocr": llava_like.internvl,
+    "qwen2_5_omni": qwen3.qwen2_5_omni,
+    "qwen2_5_omni_thinker": qwen3.qwen2_5_omni,
+    "qwen2_5_vl": llava_like.qwen_vl,
+    "qwen2_audio": listeners.qwen2_audio,
+    "qwen2_vl": llava_like.qwen_vl,
+    "qwen3_5": qwen3.qwen3_vl,
+    "qwen3_5_moe": qwen3.qwen3_vl,
+    "qwen3_vl": qwen3.qwen3_vl,
+    "qwen3_vl_moe": qwen3.qwen3_vl,
+    "smolvlm": llava_like.idefics3,
+    "video_llama_3": llava_like.two_linears,
+    "voxtral": listeners.voxtral,
+}
