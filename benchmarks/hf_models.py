@@ -29,12 +29,13 @@ from mmplan.errors import InputError
 from mmplan.scenario.formats.hf.encoders_alone import ENCODERS
 from mmplan.scenario.formats.hf.families import FAMILIES
 from mmplan.scenario.formats.hf.text import STACKS
-from mmplan.scenario.formats.hf_config import read_hf_config
+from mmplan.scenario.formats.hf_config import read_config
 
 FILE = Path(__file__).with_suffix(".csv")
 MAPPINGS = [
     autos.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
     autos.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    autos.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     autos.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     autos.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
     autos.MODEL_MAPPING_NAMES,
@@ -69,7 +70,7 @@ def read_by_us(values: dict[str, Any]) -> dict[str, int]:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(values))
         try:
-            return module_parameters(read_hf_config(file))
+            return module_parameters(read_config(file).model)
         except InputError as error:
             raise InputError(str(error).replace(f"{file}: ", "")) from None
 

@@ -19,6 +19,7 @@ from mmplan.cost_models.ops import (
     Attention,
     ClassToken,
     Conv1d,
+    Conv2d,
     CrossEntropy,
     Embedding,
     Linear,
@@ -45,6 +46,8 @@ def product_flops(op: Op, load: Load, shard: int | Shard = 1) -> float:
             return 2 * op.x.local_rows(load, shard) * op.x.local_width(shard) * op.y.local_width(shard)
         case Conv1d():
             return 2 * op.y.local_rows(load, shard) * op.kernel * op.x.width * op.y.width
+        case Conv2d():
+            return 2 * op.y.local_rows(load, shard) * op.bins * 9 * op.inputs * op.outputs
         case DeltaRule():
             rows = load.chunk_tokens * row_fraction(False, as_shard(shard))
             return rows * op.gate.local_width(shard) * op.row_flops()
@@ -97,6 +100,8 @@ def op_parameters(op: Op, shard: int | Shard = 1) -> int:
             return split(op.experts, 1, as_shard(shard).ep) * op.x.local_width(shard) * op.y.local_width(shard)
         case Conv1d():
             return op.kernel * op.x.width * op.y.width + op.y.width
+        case Conv2d():
+            return 9 * op.inputs * op.outputs + op.outputs
         case Norm():
             scale = min(op.x.width // op.groups, op.x.local_width(shard))
             return scale * (2 if op.kind == "layer" and op.bias else 1)
@@ -136,7 +141,7 @@ def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:
     match op:
         case Linear() | GroupedLinear() | Scale():
             return (op.x,) if op.trainable else ()
-        case Conv1d() | Norm() | CausalConv():
+        case Conv1d() | Conv2d() | Norm() | CausalConv():
             return (op.x,) if op.trainable or grad else ()
         case DeltaRule():
             return (op.q, op.k, op.v, op.gate, op.step) if op.trainable or grad else ()

@@ -7,6 +7,7 @@ from mmplan.cost_models.ops import (
     Activation,
     ClassToken,
     Conv1d,
+    Conv2d,
     CrossEntropy,
     DropClassToken,
     Embedding,
@@ -64,6 +65,8 @@ def audio_embed_ops(audio: AudioInput, shape: Transformer, training: Training) -
 
     Whisper's position table is stored but not trained (openai/whisper, `AudioEncoder.positional_embedding`).
     """
+    if audio.channels:
+        return _chunked_audio_ops(audio, shape, training)
     trained = training.mode == "full"
     raw = Value("raw", Rows("input_elements", per=audio.mel_bins), audio.mel_bins)
     conv1, active1 = (Value(name, raw.rows, shape.hidden) for name in ("conv1", "active1"))
@@ -75,6 +78,26 @@ def audio_embed_ops(audio: AudioInput, shape: Transformer, training: Training) -
         Activation(kind="gelu", x=conv2, y=active2),
         Positions(name="positions", x=active2, y=placed, size=audio.positions, trainable=False),
     )
+
+
+def _chunked_audio_ops(audio: AudioInput, shape: Transformer, training: Training) -> tuple[Op, ...]:
+    """raw [frames, mel_bins] -> [tokens, hidden]: convolutions over frames and bins of each chunk, one linear."""
+    trained, ops = training.mode == "full", list[Op]()
+    frames, bins, inputs = audio.chunk_frames, audio.mel_bins, 1
+    value = Value("raw", Rows("input_elements", per=audio.mel_bins), audio.mel_bins)
+    for index, outputs in enumerate(audio.channels):
+        left, bins = -(-frames // 2), -(-bins // 2)
+        rows = Rows("input_elements", times=left, per=audio.mel_bins * audio.chunk_frames)
+        conv, active = (Value(f"{name}{index}", rows, outputs * bins) for name in ("conv", "active"))
+        ops.append(
+            Conv2d(name=conv.name, x=value, y=conv, inputs=inputs, outputs=outputs, frames=frames, trainable=trained)
+        )
+        ops.append(Activation(kind="gelu", x=conv, y=active))
+        value, frames, inputs = active, left, outputs
+    tokens, placed = Value("tokens", TOKENS, shape.hidden), Value("placed", TOKENS, shape.hidden)
+    ops.append(Linear(name="conv_out", x=value, y=tokens, bias=False, trainable=trained))
+    ops.append(Positions(name="positions", x=tokens, y=placed, size=audio.positions, trainable=False))
+    return tuple(ops)
 
 
 def token_embed_ops(

@@ -17,6 +17,7 @@ from mmplan.cost_models.ops import (
     Activation,
     Attention,
     Conv1d,
+    Conv2d,
     Linear,
     Multiply,
     Op,
@@ -61,7 +62,7 @@ def op_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard, routed: boo
         launches += 1
         before = seconds.copy() if layer.imbalance > 1 and op_routed(op) else None
         match op:
-            case Linear() | GroupedLinear() | Conv1d():
+            case Linear() | GroupedLinear() | Conv1d() | Conv2d():
                 add_product(seconds, rules, layer, op, load, shard)
             case Attention():
                 add_attention(seconds, rules, layer, op, load, shard)

@@ -91,9 +91,11 @@ def image_tokens(vision: VisionInput, size: tuple[int, int], merge: int) -> int:
 
 
 def audio_frames(audio: AudioInput, clip_s: float) -> int:
-    """Mel frames of a clip after padding: at least two and even, so that the second convolution halves them exactly."""
+    """Mel frames of a clip after padding: at least two and even, so that the second convolution halves them exactly, or
+    whole chunks."""
     seconds = audio.pad_s if audio.pad_s is not None else clip_s
-    return 2 * max(1, math.ceil(round(audio.frames_per_s * seconds) / 2))
+    unit = audio.chunk_frames if audio.channels else 2
+    return unit * max(1, math.ceil(round(audio.frames_per_s * seconds) / unit))
 
 
 def audio_clip_frames(module: ModelModule, sample: Sample) -> tuple[int, ...]:
@@ -121,7 +123,7 @@ def _lengths(model: Model, module: ModelModule, sample: Sample, lengths: dict[st
         joined = tiles if module.vision.joint_tiles else 1
         return tuple(sum(tokens[first : first + joined]) for first in range(0, len(tokens), joined))
     if module.audio is not None:
-        return tuple(frames // 2 for frames in audio_clip_frames(module, sample))
+        return tuple(module.audio.tokens(frames) for frames in audio_clip_frames(module, sample))
     if module.projector is not None:
         producer = next(edge.producer for edge in model.edges if edge.consumer == module.name)
         incoming = output_lengths(model.module(producer), lengths[producer])

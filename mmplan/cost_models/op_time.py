@@ -14,6 +14,7 @@ from mmplan.cost_models.load import Load
 from mmplan.cost_models.ops import (
     Attention,
     Conv1d,
+    Conv2d,
     CrossEntropy,
     Embedding,
     Linear,
@@ -44,7 +45,7 @@ def has_dgrad(layer: Layer, op: Op) -> bool:
 
 
 def add_product(
-    seconds: Seconds, rules: Rules, layer: Layer, op: Linear | GroupedLinear | Conv1d, load: Load, shard: Shard
+    seconds: Seconds, rules: Rules, layer: Layer, op: Linear | GroupedLinear | Conv1d | Conv2d, load: Load, shard: Shard
 ) -> None:
     rows, inner, outer = op.x.local_rows(load, shard), op.x.local_width(shard), op.y.local_width(shard)
     groups = 1
@@ -53,6 +54,8 @@ def add_product(
         rows /= groups
     elif isinstance(op, Conv1d):
         rows, inner = op.y.local_rows(load, shard), op.kernel * op.x.width
+    elif isinstance(op, Conv2d):
+        rows, inner, outer = op.y.local_rows(load, shard) * op.bins, 9 * op.inputs, op.outputs
     vocabulary = _is_vocabulary(layer)
     part = PART["vocabulary" if vocabulary else "gemm"]
     in_blocks = layer.kind in ("block", "cross_block")
@@ -73,7 +76,7 @@ def add_product(
 def _add_casts(
     seconds: Seconds,
     rules: Rules,
-    op: Linear | GroupedLinear | Conv1d,
+    op: Linear | GroupedLinear | Conv1d | Conv2d,
     inputs: float,
     outputs: float,
     with_dgrad: bool,

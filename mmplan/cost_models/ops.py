@@ -40,6 +40,27 @@ class Conv1d:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Conv2d:
+    """Convolution of kernel 3, stride 2 and padding 1 over frames and mel bins of each chunk of `frames` rows.
+
+    A row holds channels * bins numbers, channel by channel: [chunks * frames, inputs * bins] -> half of both; bias.
+    """
+
+    name: str
+    x: Value
+    y: Value
+    inputs: int
+    outputs: int
+    frames: int
+    trainable: bool
+
+    @property
+    def bins(self) -> int:
+        """Mel bins that are left behind it."""
+        return self.y.width // self.outputs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Norm:
     """Layer norm (scale and shift) or RMS norm (scale) over each of `groups` equal parts of a row (heads for q and k);
     one scale [width / groups] serves all groups."""
@@ -282,6 +303,7 @@ class CrossEntropy:
 Op = (
     Linear
     | Conv1d
+    | Conv2d
     | Norm
     | Rope
     | Attention
@@ -344,7 +366,7 @@ def op_trainable(op: Op) -> bool:
     match op:
         case Linear() | GroupedLinear() | Conv1d() | Norm() | Scale() | Embedding() | ClassToken() | Positions():
             return op.trainable
-        case Stored() | CausalConv() | DeltaRule():
+        case Conv2d() | Stored() | CausalConv() | DeltaRule():
             return op.trainable
         case SumParts():
             return op.bias and op.trainable

@@ -11,6 +11,7 @@ from mmplan.cost_models.ops import (
     Activation,
     Attention,
     Conv1d,
+    Conv2d,
     CrossEntropy,
     Embedding,
     Linear,
@@ -38,7 +39,7 @@ def forward_bytes(op: Op, load: Load, dtype_bytes: int, shard: int | Shard = 1) 
             return read * (dtype_bytes + FP32_BYTES)  # logits in, fp32 log-probabilities out
         case Embedding() | Slice():
             return 2 * written * dtype_bytes
-        case Linear() | GroupedLinear() | Conv1d():
+        case Linear() | GroupedLinear() | Conv1d() | Conv2d():
             return (read + written + op_parameters(op, shard)) * dtype_bytes
         case _:
             return (read + written) * dtype_bytes
@@ -55,7 +56,7 @@ def backward_bytes(op: Op, load: Load, dtype_bytes: int, shard: int | Shard = 1)
             return 0.0
         case CrossEntropy():
             return read * (dtype_bytes + FP32_BYTES)
-        case Linear() | GroupedLinear() | Conv1d():
+        case Linear() | GroupedLinear() | Conv1d() | Conv2d():
             return (read + written + op_parameters(op, shard)) * dtype_bytes
         case Attention():
             return (2 * read + 2 * written) * dtype_bytes  # q, k, v, output and its gradient in; three gradients out

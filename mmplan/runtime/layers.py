@@ -19,6 +19,7 @@ from mmplan.cost_models.ops import (
     Attention,
     ClassToken,
     Conv1d,
+    Conv2d,
     CrossEntropy,
     DropClassToken,
     Embedding,
@@ -172,6 +173,8 @@ class LayerModule(nn.Module):
                 return x * self.parts[op.name].get_parameter("weight")
             case Conv1d():
                 return rows.convolve(x, self.parts[op.name], batch.raw_lengths[module])
+            case Conv2d():
+                return rows.convolve_chunks(x, self.parts[op.name], op.frames, op.inputs)
             case ClassToken():
                 pieces = rows.periods(x.shape[0], op.period, [length - 1 for length in lengths])
                 return rows.prepend(x, self.parts[op.name].get_parameter("weight"), pieces)
@@ -242,7 +245,7 @@ def _name(op: Op) -> str:
     match op:
         case Linear() | GroupedLinear() | Conv1d() | Norm() | Scale() | Embedding() | ClassToken() | Positions():
             return op.name
-        case Stored() | CausalConv() | DeltaRule():
+        case Conv2d() | Stored() | CausalConv() | DeltaRule():
             return op.name
         case SumParts():
             return op.name if op.bias else ""
@@ -260,6 +263,8 @@ def _part(op: Op) -> nn.Module | None:
             return linear
         case Conv1d():
             return nn.Conv1d(op.x.width, op.y.width, op.kernel, op.stride, padding=(op.kernel - 1) // 2)
+        case Conv2d():
+            return nn.Conv2d(op.inputs, op.outputs, 3, 2, padding=1)
         case Norm():
             return GroupedNorm(op.x.width, op.kind, op.groups, op.bias)
         case CausalConv():

@@ -101,6 +101,16 @@ def convolve(x: Tensor, conv: nn.Module, lengths: Sequence[int]) -> Tensor:
     return torch.cat(blocks) if blocks else x.new_zeros(0, conv.get_parameter("weight").shape[0])
 
 
+def convolve_chunks(x: Tensor, conv: nn.Module, frames: int, inputs: int) -> Tensor:
+    """An `nn.Conv2d` over [channels, frames, bins] of each chunk: [chunks * frames, inputs * bins] -> half of both."""
+    if x.shape[0] == 0:
+        outputs = conv.get_parameter("weight").shape[0]
+        return x.new_zeros(0, outputs * -(-(x.shape[1] // inputs) // 2))
+    chunks = x.view(-1, frames, inputs, x.shape[1] // inputs).transpose(1, 2)
+    result: Tensor = conv(chunks).transpose(1, 2).flatten(2).flatten(0, 1)
+    return result
+
+
 def interleave(parts: Sequence[Tensor], keys: Sequence[str], positions: Mapping[str, Tensor]) -> Tensor:
     """Row i of a part goes to row positions[key][i] of the packed sequence; every row is written once."""
     order = torch.cat([positions[key] for key in keys]).argsort()  # gathering keeps indices only, scattering rows too

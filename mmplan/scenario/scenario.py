@@ -164,13 +164,32 @@ class VisionInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AudioInput:
-    """Whisper-style front end: two convolutions (kernel 3) of which the second has stride 2."""
+    """Whisper-style front end: two convolutions (kernel 3) over frames of which the second has stride 2.
+
+    With `channels` (Qwen3-Omni): as many convolutions of kernel 3 and stride 2 over frames and mel bins, in chunks of
+    `chunk_frames` to whose multiple a clip is filled up, then one linear over what is left of the bins.
+    """
 
     mel_bins: int
     frames_per_s: int = 100
     pad_s: float | None = 30.0  # clips are padded to this length; None keeps their own
     pool: int = 1  # encoder tokens averaged into one after the last block
     positions: int = 0  # rows of a stored position table, one per token before pooling; 0: computed, no weights
+    channels: tuple[int, ...] = ()
+    chunk_frames: int = 0
+
+    def tokens(self, frames: int) -> int:
+        """Tokens of so many mel frames, before pooling."""
+        if not self.channels:
+            return frames // 2
+        return frames // self.chunk_frames * halved(self.chunk_frames, self.channels)
+
+
+def halved(count: int, convolutions: tuple[int, ...]) -> int:
+    """What convolutions of kernel 3, stride 2 and padding 1 leave of so many frames or bins."""
+    for _ in convolutions:
+        count = -(-count // 2)
+    return count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,11 +5,24 @@ from dataclasses import replace
 import pytest
 import torch
 from layer_counts import compare
-from layer_zoo import CLIP, FROZEN, FULL, LLM, LORA_ALL, LORA_QV, graph_of, llava, microbatch_of, mllama, scenario_of
+from layer_zoo import (
+    CLIP,
+    FROZEN,
+    FULL,
+    LLM,
+    LORA_ALL,
+    LORA_QV,
+    graph_of,
+    llava,
+    microbatch_of,
+    mllama,
+    omni,
+    scenario_of,
+)
 from torch import nn
 
 from mmplan.runtime.layers import build_layer
-from mmplan.scenario.scenario import GatedDelta, Model, Moe, Sample, Training, Transformer, Variant
+from mmplan.scenario.scenario import AudioInput, GatedDelta, Model, Moe, Sample, Training, Transformer, Variant
 
 DELTA = GatedDelta(key_heads=2, value_heads=4, key_dim=6, value_dim=8, conv=4)
 LINEAR = replace(LLM, delta=DELTA)
@@ -100,3 +113,48 @@ def test_a_linear_block_equals_that_of_qwen3_next() -> None:
     for rows in (slice(0, 9), slice(9, 79)):
         expected = x[rows] + oracle(norm(x[rows]).unsqueeze(0)).squeeze(0)
         torch.testing.assert_close(result[rows], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [FULL, FROZEN], ids=["full", "frozen"])
+def test_audio_may_pass_convolutions_over_frames_and_bins(training: Training) -> None:
+    model = omni(training, FULL, FULL)
+    front = AudioInput(mel_bins=7, frames_per_s=10, pad_s=None, channels=(3, 4), chunk_frames=6)
+    modules = tuple(replace(m, audio=front) if m.name == "audio" else m for m in model.modules)
+    samples = (Sample(text_tokens=5, audio_s=(1.1, 0.3), speech_tokens=3), Sample(text_tokens=4, speech_tokens=2))
+    compare(replace(model, modules=modules), samples, "fp32")
+
+
+def test_the_audio_front_end_equals_that_of_qwen3_omni() -> None:
+    modeling = pytest.importorskip("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
+    config = modeling.Qwen3OmniMoeAudioEncoderConfig(
+        num_mel_bins=10,
+        d_model=16,
+        encoder_layers=0,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=8,
+        downsample_hidden_size=3,
+        n_window=4,
+        max_source_positions=20,
+        output_dim=8,
+    )
+    oracle = modeling.Qwen3OmniMoeAudioEncoder(config)
+    front = AudioInput(mel_bins=10, frames_per_s=10, pad_s=None, channels=(3, 3, 3), chunk_frames=8)
+    model = omni(FULL, FULL, FULL)
+    modules = tuple(replace(m, audio=front) if m.name == "audio" else m for m in model.modules)
+    scenario = scenario_of(replace(model, modules=modules))
+    layer = graph_of(scenario.model).layer("audio.embed")
+    ours = build_layer(layer)
+    names = {"conv0": "conv2d1", "conv1": "conv2d2", "conv2": "conv2d3", "conv_out": "conv_out"}
+    for own, theirs in names.items():
+        source = dict(oracle.get_submodule(theirs).named_parameters())
+        for kind, parameter in ours.get_submodule(f"parts.{own}").named_parameters():
+            parameter.data.copy_(source[kind])
+    batch = microbatch_of(scenario, (Sample(text_tokens=2, audio_s=(1.6,)),))
+    frames = batch.inputs["audio"]
+    chunks = frames.view(2, 1, 8, 10).transpose(2, 3)
+    x = chunks
+    for name in ("conv2d1", "conv2d2", "conv2d3"):
+        x = torch.nn.functional.gelu(oracle.get_submodule(name)(x))
+    expected = oracle.conv_out(x.permute(0, 3, 1, 2).flatten(2))
+    table = ours({}, batch).detach() - expected.reshape(2, 16).detach()
+    torch.testing.assert_close(table[0, :8], torch.zeros(8))  # sinusoids of the first position

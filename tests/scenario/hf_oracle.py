@@ -32,9 +32,13 @@ def parameters_on_meta(file: Path) -> int:
             built = [transformers.Qwen2_5OmniThinkerForConditionalGeneration(config.thinker_config)]
             if values.get("enable_audio_output", True):
                 built += [transformers.Qwen2_5OmniTalkerForConditionalGeneration(config.talker_config)]
+        elif kind == "qwen3_omni_moe":
+            thinker = transformers.Qwen3OmniMoeConfig(**values).thinker_config
+            built = [transformers.Qwen3OmniMoeThinkerForConditionalGeneration(thinker)]
         else:
             autos = transformers.models.auto.modeling_auto
-            mappings = [autos.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, autos.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+            mappings = [autos.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, autos.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES]
+            mappings += [autos.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
             mappings += [autos.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, autos.MODEL_MAPPING_NAMES]
             config = transformers.AutoConfig.for_model(kind, **values)
             name = next(mapping[kind] for mapping in mappings if kind in mapping)

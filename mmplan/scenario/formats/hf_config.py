@@ -37,8 +37,14 @@ def bundled_configs() -> dict[str, Path]:
 
 
 def read_hf_config(path: Path) -> Model:
-    """The model that a config.json describes; InputError as in `read_config`."""
-    return read_config(path).model
+    """The model that a config.json describes; InputError as in `read_config`, and where no part of it gives a loss."""
+    model = read_config(path).model
+    if not any(module.kind == "language_model" for module in model.modules):
+        reason = "nothing gives a loss: list its modules in a scenario with a language model behind them"
+        if len(model.modules) > 1:
+            reason = "its contrastive loss spans the whole global batch, so microbatches cannot be computed one by one"
+        raise InputError(f"the model has no language model, {reason}", file=path)
+    return model
 
 
 def read_config(path: Path) -> HfConfig:

@@ -1,6 +1,7 @@
 """Audio encoders by the `model_type` of their configuration class."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, divided
@@ -64,9 +65,21 @@ def glm_asr(ear: Fields) -> ModelModule:
     return audio_module(shape, AudioInput(mel_bins=ear.count("num_mel_bins"), pad_s=None))
 
 
+def chunked(ear: Fields) -> ModelModule:
+    """Qwen3-Omni: three convolutions over frames and bins in chunks of a second, attention in windows of several."""
+    channels = (ear.count("downsample_hidden_size"),) * 3
+    frames = 2 * ear.count("n_window", most=100_000)
+    front = AudioInput(mel_bins=ear.count("num_mel_bins"), pad_s=None, channels=channels, chunk_frames=frames)
+    chunks = max(1, ear.count("n_window_infer", most=10_000_000) // frames)
+    shape = replace(whisper_blocks(ear, key_bias=True), window_tokens=chunks * front.tokens(frames))
+    return audio_module(shape, front)
+
+
 EARS: Mapping[str, Callable[[Fields], ModelModule]] = {
     "audioflamingo3_encoder": pooled_whisper,
     "glmasr_encoder": glm_asr,
+    "qwen3_asr_encoder": chunked,
+    "qwen3_omni_moe_audio_encoder": chunked,
     "qwen2_audio_encoder": pooled_whisper,
     "voxtral_encoder": whisper,
 }

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from mmplan.scenario.formats.hf import listeners, llava_like, qwen3
+from mmplan.scenario.formats.hf.encoders_alone import ENCODERS
 from mmplan.scenario.formats.hf.text import STACKS, text_module
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import Model
@@ -31,6 +32,7 @@ PARTS = {
 
 FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     **dict.fromkeys(sorted(set(STACKS) - PARTS), plain),
+    **ENCODERS,
     "audioflamingo3": listeners.audio_flamingo,
     "aya_vision": llava_like.aya,
     "cohere2_vision": llava_like.aya,
@@ -69,6 +71,9 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "qwen2_5_vl": llava_like.qwen_vl,
     "qwen2_audio": listeners.qwen2_audio,
     "qwen2_vl": llava_like.qwen_vl,
+    "qwen3_asr": listeners.qwen3_asr,
+    "qwen3_omni_moe": qwen3.qwen3_omni,
+    "qwen3_omni_moe_thinker": qwen3.qwen3_omni,
     "qwen3_5": qwen3.qwen3_vl,
     "qwen3_5_moe": qwen3.qwen3_vl,
     "qwen3_vl": qwen3.qwen3_vl,

@@ -31,6 +31,13 @@ def audio_flamingo(config: Fields, name: str) -> Model:
     return chain(name, audio, projector_module((audio.output_width, width, width), modality="audio", bias=bias), llm)
 
 
+def qwen3_asr(config: Fields, name: str) -> Model:
+    audio, ear = ear_of(config), config.part("audio_config")
+    llm, width = text_module(config, "text_config"), ear.count("output_dim")
+    dims = (audio.output_width, audio.output_width, width)
+    return chain(name, audio, projector_module(dims, modality="audio"), llm)
+
+
 def glm_asr(config: Fields, name: str) -> Model:
     """Four tokens joined, two linears, the inner one twice as wide as the language model."""
     audio, ear = ear_of(config), config.part("audio_config")

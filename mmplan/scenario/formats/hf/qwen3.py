@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from mmplan.scenario.formats.hf.ears import FRAMES_PER_S, audio_module, whisper_blocks
+from mmplan.scenario.formats.hf.ears import audio_module, ear_of, whisper_blocks
 from mmplan.scenario.formats.hf.text import language_module, text_module
 from mmplan.scenario.formats.hf.towers import tower_of
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import edge, merger_module
+from mmplan.scenario.formats.hf_modules import edge, merger_module, projector_module
 from mmplan.scenario.scenario import AudioInput, Model, ModelEdge, ModelModule, Projector, Vocabulary
 
 
@@ -113,6 +113,17 @@ def _talker(config: Fields, llm: ModelModule) -> ModelModule:
     return replace(talker, modality="speech", vocabulary=Vocabulary(size=talker.vocabulary.size, width=width))
 
 
-def fps(audio: AudioInput) -> float:
-    """Tokens of a second of sound."""
-    return FRAMES_PER_S / 2 / audio.pool
+def qwen3_omni(config: Fields, name: str) -> Model:
+    """Two encoders and a thinker with experts. Talker and code2wav are left out."""
+    thinker = config.part("thinker_config", flat=True) if config.kind == "qwen3_omni_moe" else config
+    modules, edges = _vision_side(thinker, "vision_projector")
+    audio, ear = ear_of(thinker), thinker.part("audio_config")
+    dims = (audio.output_width, audio.output_width, ear.count("output_dim"))
+    heard = projector_module(dims, name="audio_projector", modality="audio")
+    edges += [edge("audio", "audio_projector", "input"), edge("audio_projector", "llm", "merge")]
+    llm = text_module(thinker, "text_config")
+    if config.kind == "qwen3_omni_moe":
+        config.log.notes.append(
+            "the talker, which predicts several codes of a frame by a model of its own, and code2wav are left out"
+        )
+    return _checked(thinker, name, (*modules, audio, heard, llm), edges)

@@ -22,6 +22,7 @@ REFUSED: Mapping[str, str] = {
     "deepseek_vl_v2": "its towers (SAM beside CLIP, or tiles with learned separators) have no counterpart here, and "
     "its modelling code is no part of transformers",
     "emu3": _VQ,
+    "ernie4_5_vl_moe": "its blocks hold two sets of experts, one for text and one for images",
     "fast_vlm": _CONV,
     "florence2": _CONV,
     "fuyu": "its image patches enter the language model through one linear, and there is no tower to plan",

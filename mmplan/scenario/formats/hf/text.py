@@ -9,7 +9,7 @@ from mmplan.scenario.formats.hf import experts, mixers
 from mmplan.scenario.formats.hf.blocks_by_layer import each, sliding
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, divided
-from mmplan.scenario.scenario import ModelModule, Transformer, Vocabulary
+from mmplan.scenario.scenario import ModelModule, TextInput, Transformer, Vocabulary
 
 Adapt = Callable[[Fields, Transformer], Transformer]
 
@@ -79,6 +79,8 @@ def language_module(text: Fields, *, tied: bool, rows: int = 0, name: str = "llm
         modality="text",
         transformer=shape,
         vocabulary=Vocabulary(size=size, tied=tied),
+        # positions that are stored, not turned
+        text=TextInput(positions="none") if stack.stored is not None else None,
         stored=stored,
         source=SOURCE,
     )

@@ -10,7 +10,7 @@ from mmplan.scenario.formats.hf_modules import SOURCE, divided
 from mmplan.scenario.scenario import ModelModule, Transformer, VisionInput
 
 Tower = Callable[[Fields], ModelModule]
-BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+BIASES: dict[str, Any] = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 RMS_GATED: dict[str, Any] = {"norm": "rms", "gated_mlp": True, "activation": "silu"}
 
 
