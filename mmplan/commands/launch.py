@@ -30,6 +30,9 @@ def launch(
         list[str] | None, typer.Option(metavar="LINE", help="Shell line to run on each node first; repeatable.")
     ] = None,
     image: Annotated[str | None, typer.Option(help="Container image (kubernetes).")] = None,
+    claim: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Volume claim to work and write results in (kubernetes).")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Write what starts a plan on its cluster; refuse machines that it was not made for, saying how they differ."""
@@ -51,6 +54,6 @@ def launch(
     machines = found_machines(plan, hosts, nodes, gpus_per_node, os.environ if launcher != "kubernetes" else {})
     if machines is not None:
         require_machines(plan, job, machines)
-    made = launch_files(plan, job, launcher, hosts=machines.hosts if machines else (), image=image)
+    made = launch_files(plan, job, launcher, hosts=machines.hosts if machines else (), image=image, claim=claim)
     written = write_export(made, output)
     emit(json_file, launch_document(job, made, written), *export_parts(made, written))

@@ -141,9 +141,9 @@ def test_names_do_not_reach_into_the_files(name: str) -> None:
 
 
 def test_setup_lines_run_on_every_node_before_torchrun(tmp_path: Path) -> None:
-    job = launch_job(CASES["equal nodes"], "plan.json", setup=("export STUB_OUT=$STUB_OUT", "touch was-here"))
+    job = launch_job(CASES["equal nodes"], "plan.json", setup=("test -z $UNSET_VARIABLE", "touch 'it was here'"))
     run_slurm(launch_files(CASES["equal nodes"], job, "slurm").files["job.sbatch"], tmp_path, 4)
-    assert (tmp_path / "was-here").exists()
+    assert (tmp_path / "it was here").exists()
 
 
 def test_exports_of_random_plans_start_every_rank_in_its_place() -> None:
@@ -169,11 +169,33 @@ def test_exports_of_launch_files_refuse_what_the_runtime_does() -> None:
         launch_job(plan, "plan.json")
 
 
-def test_a_plan_that_no_config_map_holds_is_refused() -> None:
-    plan = CASES["one node"]
+def test_a_plan_that_no_config_map_holds_needs_a_volume(tmp_path: Path) -> None:
+    plan = CASES["equal nodes"]
     scenario = replace(plan.scenario, source="x" * 1_000_000)
+    long = replace(plan, scenario=scenario, scenario_hash=scenario_hash(scenario))
     with pytest.raises(CheckError, match="a config map takes 1,000,000"):
-        export_kubernetes(replace(plan, scenario=scenario, scenario_hash=scenario_hash(scenario)))
+        export_kubernetes(long)
+    made = launch_files(long, launch_job(long, "plan.json"), "kubernetes", claim="work").files
+    kinds = [document["kind"] for document in yaml.safe_load_all(made["job.yaml"])]
+    assert kinds == ["Service", "Job"]
+    assert "set -- /workspace/plan.json" in made["job.yaml"]
+
+
+def test_a_claim_is_where_the_run_works() -> None:
+    plan = CASES["equal nodes"]
+    made = launch_files(plan, launch_job(plan, "plan.json"), "kubernetes", claim="my-work").files
+    for text in made.values():
+        assert "claimName: my-work" in text
+        assert "cd /workspace" in text
+
+
+@pytest.mark.parametrize(
+    ("image", "claim"), [("a b", "x"), ("", "x"), ("a\nb", "x"), ("a", "B"), ("a", "-x"), ("a", "x y")]
+)
+def test_names_that_kubernetes_would_not_take_are_refused(image: str, claim: str) -> None:
+    plan = CASES["one node"]
+    with pytest.raises(InputError, match="expected the name of"):
+        launch_files(plan, launch_job(plan, "plan.json"), "kubernetes", image=image, claim=claim)
 
 
 def test_two_nodes_run_a_plan_together(tmp_path: Path) -> None:

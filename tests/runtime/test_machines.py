@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from launcher_plans import plan_on
 
 from mmplan.errors import InputError
@@ -122,3 +124,13 @@ def test_a_rehearsal_asks_for_nodes_alone() -> None:
     require_machines(PLAN, job, enough)
     with pytest.raises(InputError, match="the rehearsal starts on 2"):
         require_machines(PLAN, job, few)
+
+
+_NAMES = ("SLURM_JOB_NUM_NODES", "SLURM_HET_SIZE", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_NNODES")
+
+
+@given(st.dictionaries(st.sampled_from(_NAMES), st.text(max_size=12) | st.integers().map(str)))
+@settings(max_examples=60, deadline=None)
+def test_whatever_slurms_variables_hold_there_is_an_answer_or_a_sentence(variables: dict[str, str]) -> None:
+    said = told(PLAN, SLURM_JOB_ID="1", **variables)
+    assert "\n" not in said

@@ -119,7 +119,8 @@ def node_body(job: LaunchJob, *, join_timeout_s: int | None = None) -> str:
     ends it everywhere.
     """
     run = '    --max-restarts 0 -m mmplan execute "$@"'
-    lines = [*job.setup, "export OMP_NUM_THREADS=1"]
+    # Activation scripts read variables that need not be set.
+    lines = [*(["set +u", *job.setup, "set -u"] if job.setup else []), "export OMP_NUM_THREADS=1"]
     if job.nodes == 1:
         # The loopback address spares look-ups of the machine's name.
         start = f"exec torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node {job.processes} \\"

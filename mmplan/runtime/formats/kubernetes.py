@@ -7,11 +7,13 @@ config map. Kubeflow names the same things by variables: RANK, MASTER_ADDR, MAST
 (kubeflow/trainer v2, pkg/runtime/framework/plugins/torch).
 """
 
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
-from mmplan.errors import CheckError
+from mmplan.errors import CheckError, InputError
 from mmplan.planner.formats.exported import Exported
 from mmplan.runtime.formats.job import LaunchJob, NodeGroup, execute_arguments, head, node_body
 from mmplan.runtime.formats.torchrun_script import PORT
@@ -21,39 +23,65 @@ PLAN_FILE = "plan.json"
 LABEL = "mmplan/job"
 POOL_LABEL = "mmplan/pool"
 IMAGE = "IMAGE_WITH_MMPLAN"
+WORK_FOLDER = "/workspace"
 _MOST_CONFIG_BYTES = 1_000_000  # a config map holds 1 MiB (kubernetes.io/docs/concepts/configuration/configmap)
 _JOIN_TIMEOUT_S = 3600  # nodes wait for the last one to have pulled its image
 
 Manifest = dict[str, Any]
 
 
-def kubernetes_manifests(job: LaunchJob, plan_text: str, image: str = IMAGE) -> Exported:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pod:
+    """What its containers run: `image`, and a volume claim to work in, empty: none. `plan`: where the plan lies."""
+
+    image: str
+    claim: str
+    plan: str
+
+
+def kubernetes_manifests(job: LaunchJob, plan_text: str, image: str = IMAGE, claim: str = "") -> Exported:
     """`kubectl apply -f` of one of the files.
 
+    Args:
+        claim: a volume claim that all pods can write to; the run works there.
+
     Raises:
-        CheckError: the plan is too long for a config map.
+        InputError: an image or a claim that can be none.
+        CheckError: the plan is too long for a config map, and there is no claim to put it on.
     """
-    size = len(plan_text.encode())
+    _require_names(image, claim)
+    size, notes = len(plan_text.encode()), list[str]()
+    pod = Pod(image=image, claim=claim, plan=f"{PLAN_FOLDER}/{PLAN_FILE}")
     if size > _MOST_CONFIG_BYTES:
-        raise CheckError(
-            f"the plan has {size:,} bytes and a config map takes {_MOST_CONFIG_BYTES:,}: put it on a volume and run "
-            "the torchrun script (mmplan launch PLAN --for torchrun) in your own manifest"
-        )
-    what = head(job, "The pods")
-    plan = _plan_map(job, plan_text)
-    files = {"job.yaml": _text(what, [plan, _service(job), *_jobs(job, image)])}
-    notes = [f"kubectl apply -f job.yaml; results stay in pod {_pod_zero(job)} unless -o names a file on a volume"]
+        if not claim:
+            raise CheckError(
+                f"the plan has {size:,} bytes and a config map takes {_MOST_CONFIG_BYTES:,}: put it on a volume, and "
+                "name its claim: mmplan launch PLAN --for kubernetes --claim NAME"
+            )
+        pod = replace(pod, plan=f"{WORK_FOLDER}/{PLAN_FILE}")
+        notes.append(f"a config map cannot hold the plan: copy it to {PLAN_FILE} on the volume of claim {claim}")
+    what, carried = head(job, "The pods"), [] if notes else [_plan_map(job, plan_text)]
+    files = {"job.yaml": _text(what, [*carried, _service(job), *_jobs(job, pod)])}
+    where = f"on the volume of claim {claim}" if claim else f"in pod {_pod_zero(job)}: --claim NAME keeps them"
+    notes.append(f"kubectl apply -f job.yaml; results are {where}")
     if image == IMAGE:
         notes.append(f"write an image that holds mmplan and torch in place of {IMAGE}, or give --image")
     if job.alike:
-        files["pytorchjob.yaml"] = _text(what, [plan, _pytorch_job(job, image)])
-        files["trainjob.yaml"] = _text(what, [plan, _train_job(job, image)])
+        files["pytorchjob.yaml"] = _text(what, [*carried, _pytorch_job(job, pod)])
+        files["trainjob.yaml"] = _text(what, [*carried, _train_job(job, pod)])
         notes.append("pytorchjob.yaml (Kubeflow training-operator v1) and trainjob.yaml (trainer v2) say the same")
     else:
         kinds = ", ".join(dict.fromkeys(group.device for group in job.groups))
         notes.append(f"label the nodes by pool: kubectl label node NODE {POOL_LABEL}=DEVICE, with DEVICE of {kinds}")
         notes.append("no pytorchjob.yaml and trainjob.yaml: the pods of a role are of one kind there")
     return Exported(target="kubernetes", version="Kubernetes 1.28 and later", files=files, notes=tuple(notes))
+
+
+def _require_names(image: str, claim: str) -> None:
+    if not re.fullmatch(r"[\w.:/@-]{1,512}", image):
+        raise InputError(f"--image {image[:80]!r}: expected the name of an image, such as registry/team/mmplan:1")
+    if claim and not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", claim):
+        raise InputError(f"--claim {claim[:80]!r}: expected the name of a volume claim: small letters, digits, - and .")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -107,7 +135,7 @@ def _pod_zero(job: LaunchJob) -> str:
     return f"{_part_name(job, 0)}-0"
 
 
-def _jobs(job: LaunchJob, image: str) -> list[Manifest]:
+def _jobs(job: LaunchJob, pod: Pod) -> list[Manifest]:
     """A job for each kind of node; none is tried again, because a failed rank ends the run."""
     jobs, first = [], 0
     for part, groups in enumerate(_parts(job)):
@@ -115,19 +143,19 @@ def _jobs(job: LaunchJob, image: str) -> list[Manifest]:
         rank = "node_rank=$JOB_COMPLETION_INDEX" if first == 0 else f"node_rank=$(({first} + JOB_COMPLETION_INDEX))"
         meet = [rank, f"export MASTER_ADDR={_pod_zero(job)}.{job.name} MASTER_PORT={PORT}"]
         selector = {} if job.alike else {"nodeSelector": {POOL_LABEL: groups[0].device}}
-        pod = {
+        template = {
             "subdomain": job.name,
             "restartPolicy": "Never",
             **selector,
-            "containers": [{"name": "mmplan", "image": image, **_container(job, groups, meet)}],
-            "volumes": _volumes(job),
+            "containers": [{"name": "mmplan", **_container(job, pod, groups, meet)}],
+            "volumes": _volumes(job, pod),
         }
         spec = {
             "completions": nodes,
             "parallelism": nodes,
             "completionMode": "Indexed",
             "backoffLimit": 0,
-            "template": {"metadata": {"labels": {LABEL: job.name}}, "spec": pod},
+            "template": {"metadata": {"labels": {LABEL: job.name}}, "spec": template},
         }
         jobs.append(
             {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": _part_name(job, part)}, "spec": spec}
@@ -136,17 +164,18 @@ def _jobs(job: LaunchJob, image: str) -> list[Manifest]:
     return jobs
 
 
-def _container(job: LaunchJob, groups: list[NodeGroup], meet: list[str]) -> Manifest:
+def _container(job: LaunchJob, pod: Pod, groups: list[NodeGroup], meet: list[str]) -> Manifest:
     return {
-        "command": _command(job, meet),
+        "image": pod.image,
+        "command": _command(job, pod, meet),
         "resources": _resources(groups),
-        "volumeMounts": _mounts(),
+        "volumeMounts": _mounts(pod),
     }
 
 
-def _command(job: LaunchJob, meet: list[str]) -> list[str]:
-    lines = ["set -euo pipefail", *(meet if job.nodes > 1 else [])]
-    lines += [f"set -- {execute_arguments(job, f'{PLAN_FOLDER}/{PLAN_FILE}')}"]
+def _command(job: LaunchJob, pod: Pod, meet: list[str]) -> list[str]:
+    lines = ["set -euo pipefail", *([f"cd {WORK_FOLDER}"] if pod.claim else []), *(meet if job.nodes > 1 else [])]
+    lines += [f"set -- {execute_arguments(job, pod.plan)}"]
     return ["bash", "-c", "\n".join([*lines, node_body(job, join_timeout_s=_JOIN_TIMEOUT_S)])]
 
 
@@ -158,23 +187,32 @@ def _resources(groups: list[NodeGroup]) -> Manifest:
     return {"limits": {f"{vendor}/gpu": str(count)}}
 
 
-def _mounts() -> list[Manifest]:
-    return [{"name": "plan", "mountPath": PLAN_FOLDER, "readOnly": True}, {"name": "shm", "mountPath": "/dev/shm"}]
+def _mounts(pod: Pod) -> list[Manifest]:
+    return [{"name": name, **mount} for name, mount, _ in _places("", pod)]
 
 
-def _volumes(job: LaunchJob) -> list[Manifest]:
-    """The plan, and memory that NCCL's processes of a pod share, of which containers get 64 MB otherwise."""
-    return [
-        {"name": "plan", "configMap": {"name": f"{job.name}-plan"}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-    ]
+def _volumes(job: LaunchJob, pod: Pod) -> list[Manifest]:
+    return [{"name": name, **volume} for name, _, volume in _places(f"{job.name}-plan", pod)]
 
 
-def _pytorch_job(job: LaunchJob, image: str) -> Manifest:
+def _places(plan_map: str, pod: Pod) -> list[tuple[str, Manifest, Manifest]]:
+    """Name, mount and volume: memory that NCCL's processes of a pod share, of which containers get 64 MB otherwise; the
+    plan; what the run writes."""
+    places: list[tuple[str, Manifest, Manifest]] = []
+    places.append(("shm", {"mountPath": "/dev/shm"}, {"emptyDir": {"medium": "Memory"}}))
+    if pod.plan.startswith(PLAN_FOLDER):
+        places.append(("plan", {"mountPath": PLAN_FOLDER, "readOnly": True}, {"configMap": {"name": plan_map}}))
+    if pod.claim:
+        volume = {"persistentVolumeClaim": {"claimName": pod.claim}}
+        places.append(("work", {"mountPath": WORK_FOLDER}, volume))
+    return places
+
+
+def _pytorch_job(job: LaunchJob, pod: Pod) -> Manifest:
     """The operator's RANK is the node's number: 0 of the master, from 1 on of the workers."""
     meet = ["node_rank=$RANK"]
-    container = {"name": "pytorch", "image": image, **_container(job, list(job.groups), meet)}  # the name is prescribed
-    template = {"spec": {"containers": [container], "volumes": _volumes(job)}}
+    container = {"name": "pytorch", **_container(job, pod, list(job.groups), meet)}  # the name is prescribed
+    template = {"spec": {"containers": [container], "volumes": _volumes(job, pod)}}
 
     def role(replicas: int) -> Manifest:
         return {"replicas": replicas, "restartPolicy": "Never", "template": template}
@@ -188,11 +226,11 @@ def _pytorch_job(job: LaunchJob, image: str) -> Manifest:
     }
 
 
-def _train_job(job: LaunchJob, image: str) -> Manifest:
+def _train_job(job: LaunchJob, pod: Pod) -> Manifest:
     """On the runtime that the trainer brings along; its pods and their container are called `node`."""
     meet = ["node_rank=$PET_NODE_RANK", "export MASTER_ADDR=$PET_MASTER_ADDR MASTER_PORT=$PET_MASTER_PORT"]
-    pod = {"containers": [{"name": "node", "volumeMounts": _mounts()}], "volumes": _volumes(job)}
-    patch = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]}
+    spec = {"containers": [{"name": "node", "volumeMounts": _mounts(pod)}], "volumes": _volumes(job, pod)}
+    patch = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": spec}}}}]}
     return {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "TrainJob",
@@ -200,8 +238,8 @@ def _train_job(job: LaunchJob, image: str) -> Manifest:
         "spec": {
             "runtimeRef": {"name": "torch-distributed"},
             "trainer": {
-                "image": image,
-                "command": _command(job, meet),
+                "image": pod.image,
+                "command": _command(job, pod, meet),
                 "numNodes": job.nodes,
                 "resourcesPerNode": _resources(list(job.groups)),
             },

@@ -14,7 +14,13 @@ LAUNCHERS = ("torchrun", "slurm", "kubernetes")
 
 
 def launch_files(
-    plan: Plan, job: LaunchJob, launcher: str, *, hosts: tuple[str, ...] = (), image: str | None = None
+    plan: Plan,
+    job: LaunchJob,
+    launcher: str,
+    *,
+    hosts: tuple[str, ...] = (),
+    image: str | None = None,
+    claim: str | None = None,
 ) -> Exported:
     """The files of one launcher.
 
@@ -28,7 +34,7 @@ def launch_files(
         case "slurm":
             return slurm_script(job)
         case "kubernetes":
-            return kubernetes_manifests(job, plan_text(plan), image or IMAGE)
+            return kubernetes_manifests(job, plan_text(plan), IMAGE if image is None else image, claim or "")
     hint = did_you_mean(launcher, LAUNCHERS)
     raise InputError(f"unknown launcher '{launcher}'{hint}; known: {listed(LAUNCHERS, 40)}")
 
