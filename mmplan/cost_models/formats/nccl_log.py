@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmplan.cost_models.formats.nccl_rows import Damaged, Row, read_row
+from mmplan.errors import InputError
+
+MOST_ROWS = 100_000
 
 # Programs of nccl-tests and rccl-tests.
 COLLECTIVES = (
@@ -32,6 +35,11 @@ _FAILURE = re.compile(
 _PLACED = re.compile(
     r"n[Rr]anks \d{1,6} nNodes (?P<nodes>\d{1,6})|--ntasks-per-node[= ](?P<tasks>\d{1,4})"
     r"|\bppr:(?P<ppr>\d{1,4}):node"
+)
+# A line without any of these says nothing: most lines of a long log.
+_ANYTHING = re.compile(
+    r"nThread|count |Collective|_perf|Rank |bus bandwidth|Out of bounds|failure|WARN|error|CUDA-capable|nNodes|ntasks"
+    r"|ppr:|fault|CANCELLED|SIGTERM|OOM|float|half|double|int\d|int |char|bf16|fp16|f8e|fp8"
 )
 _OUT_OF_BOUNDS = re.compile(r"Out of bounds values : *(\d+) *(\w+)?")
 _AVERAGE = re.compile(r"Avg bus bandwidth *: *(\d+(?:\.\d+)?)")
@@ -73,10 +81,16 @@ class Run:
 
 
 def read_runs(lines: Sequence[str], file: Path) -> list[Run]:
-    """The runs of a text, those of each tag in turn, with tables or without."""
+    """The runs of a text, those of each tag in turn, with tables or without.
+
+    Raises:
+        InputError: a table of more than 100,000 rows.
+    """
     streams: dict[str, list[Run]] = {}
     for number, text in enumerate(lines, start=1):
         line = text[:4000]
+        if _ANYTHING.search(line) is None:
+            continue
         match = _TAG.match(line)
         stream = streams.setdefault(match[1].strip("[]:| ") if match is not None and _matters(line) else "", [])
         if len(streams) > 4096:
@@ -121,6 +135,8 @@ def _take(line: str, number: int, stream: list[Run], file: Path) -> None:
     row = read_row(line, number)
     if isinstance(row, Row):
         run.rows.append(row)
+        if len(run.rows) > MOST_ROWS:
+            raise InputError(f"a table of more than {MOST_ROWS:,} rows", file=file, line=number)
     elif row is not None:
         run.damaged.append(row)
     elif _FAILURE.search(line):

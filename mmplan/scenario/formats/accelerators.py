@@ -60,6 +60,7 @@ CHIPS: tuple[Chip, ...] = (
     Chip("MI250X", r"MI250X\b", "mi250x"),
 )
 _PATTERNS = [(chip, re.compile(chip.pattern, re.IGNORECASE)) for chip in CHIPS]
+_ANY = re.compile("|".join(chip.pattern for chip in CHIPS), re.IGNORECASE)
 _MAKER = re.compile(
     r"NVIDIA|Tesla|GeForce|Instinct|Radeon|Quadro|TITAN|[APV]\d00|H[128]00?|MI[23]\d|RTX", re.IGNORECASE
 )
@@ -70,17 +71,22 @@ _OTHER = re.compile(
     r"(?: (?:Ti|SUPER|D|NVL|PCIe|Ada Generation)\b)?"
 )
 _MOST_CHARACTERS = 2000
+_MOST_LINES = 20_000
 
 
 def chips_named(lines: Iterable[str]) -> tuple[tuple[Chip, ...], tuple[str, ...]]:
     """The chips that lines name, each once, and names of accelerators that are none of these."""
     chips: dict[str, Chip] = {}
     others: dict[str, None] = {}
+    looked_at = 0
     for line in lines:
         if not _MAKER.search(line[:_MOST_CHARACTERS]):
             continue
+        looked_at += 1
+        if looked_at > _MOST_LINES:  # of a training log whose every line names its device
+            break
         rest = line[:_MOST_CHARACTERS]
-        for chip, pattern in _PATTERNS:
+        for chip, pattern in _PATTERNS if _ANY.search(rest) else ():
             found = pattern.sub("", rest)
             if found != rest:
                 chips[chip.name], rest = chip, found

@@ -28,6 +28,10 @@ _RUN_TOGETHER = re.compile(r"GPU0(?:GPU1|CPU Affinity|NIC0)")
 _AFFINITY = re.compile(r"CPU\s+Affinity|NUMA\s+Affinity|Node\s+Affinity|GPU\s+NUMA\s+ID")
 _NUMBERS = re.compile(r"\d[\d,-]*|N/A", re.ASCII)
 _TAG = re.compile(r"\s*(\[[\w.,-]+\]<std\w+>:?|\[?[\w.-]+\]?:(?=\s)|[\w.-]+\s+\|(?=\s))")
+_OF_A_MATRIX = re.compile(  # how a line of a matrix of nvidia-smi, rocm-smi or amd-smi begins
+    r"\s*(?:GPU\s?\[?\d|NIC\d|mlx\d|[a-z]\w*\d\s+(?:X|SYS|NODE|P\w\w)\s|(?:X|SYS|NODE|PHB|PXB|PIX|SOC|NV\d+)\s"
+    r"|=+ |[A-Z][A-Z ]+ TABLE:|[0-9a-fA-F]{4}:)"
+)
 _END = re.compile(r"^\s*(?:NIC )?Legend:|^=+ ")
 
 
@@ -77,10 +81,10 @@ def find_matrices(lines: Sequence[str], file: Path) -> list[Matrix]:
 
 
 def untagged(line: str) -> tuple[str, str]:
-    """The rank or host before a line, and the rest; a label of the matrix itself is no tag."""
+    """The rank or host before a line of a matrix, and the rest; other lines have none."""
     text = line.replace("|", " ") if line.lstrip().startswith("|") else line
     match = _TAG.match(text)
-    if match is None or re.match(r"(?:GPU|NIC)\d", match[1]):
+    if match is None or _OF_A_MATRIX.match(match[1]) or not _OF_A_MATRIX.match(text, match.end()):
         return "", text
     return match[1].strip("[]:| "), text[match.end() :]
 
@@ -89,6 +93,9 @@ def _stream_matrices(tag: str, stream: Sequence[tuple[int, str]], file: Path) ->
     found, place = [], 0
     while place < len(stream):
         number, text = stream[place]
+        if "GPU" not in text:
+            place += 1
+            continue
         if _RUN_TOGETHER.search(text):
             raise InputError(
                 "the columns have run together: paste the matrix with its blanks or tabs", file=file, line=number
