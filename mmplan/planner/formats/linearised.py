@@ -6,6 +6,7 @@ same cost model: what a change costs is the difference of two simulated mean ste
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from mmplan.cost_models.analytic import AnalyticCostModel
@@ -41,7 +42,13 @@ class Draft:
 
 def mean_step_s(plan: Plan) -> float:
     """Seconds of a step of mean microbatches."""
-    return simulate(plan, build_graph(plan.scenario), AnalyticCostModel(plan.scenario)).step_time_s
+    prices = _prices(plan.scenario)
+    return simulate(plan, prices.graph, prices.costs).step_time_s
+
+
+@lru_cache(maxsize=8)  # an export changes its scenario two or three times
+def _prices(scenario: Scenario) -> Prices:
+    return Prices(scenario, build_graph(scenario), AnalyticCostModel(scenario))
 
 
 def repriced(
@@ -69,14 +76,13 @@ def repriced(
         sum(module_of(layers[0]) in mesh.modules for layers in cut) for mesh in known["meshes"]
     )
     configuration = Configuration(pp=len(cut), schedule="gpipe" if plan.schedule == "gpipe" else "1f1b", **known)
-    graph, costs = build_graph(scenario), AnalyticCostModel(scenario)
-    prices = Prices(scenario, graph, costs)
+    prices = _prices(scenario)
     made = plan_from_cut(prices, configuration, cut, bound_s=0.0, status="given", wall_s=0.0, levels=levels)
     made = replace(made, composition=plan.composition)
     if len(cut) != len(plan.stages) or not plan.orders:
         return made
     made = replace(made, placement=plan.placement, schedule=plan.schedule, orders=plan.orders)
-    return with_orders(made, graph, costs)
+    return with_orders(made, prices.graph, prices.costs)
 
 
 def with_sequence_parallel(draft: Draft, why: str) -> Draft:
