@@ -5,7 +5,9 @@ have parameters: pieces are laid in the order of their use onto the layers, modu
 layer gets exactly its number of parameters. What no loss depends on may be left out, as plans leave it out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import nn
 
@@ -13,6 +15,8 @@ from mmplan.cost_models.counts import parameters
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.errors import InputError
 from mmplan.runtime.ghost.recording import Recording
+
+MOST_DEAD_ENDS = 100_000  # of a search; those that ended well had some hundred
 
 Sizes = tuple[tuple[str, int], ...]  # layers of a module with their parameters, in order
 
@@ -37,7 +41,11 @@ def align(graph: ComputationGraph, model: nn.Module, recordings: Sequence[Record
     found = search.solve()
     if found is None:
         raise InputError(search.told())
-    return found | {name: _tied_layer(found[owner], graph) for name, owner in tied.items() if owner in found}
+    heads = {layer.module: layer.id for layer in graph.layers() if layer.kind == "head"}
+    shared = {name: found[owner].split(".")[0] for name, owner in tied.items() if owner in found}
+    if lost := next((name for name, module in shared.items() if module not in heads), None):
+        raise InputError(f"'{lost}' shares its parameters with '{tied[lost]}', and the plan has no head for it")
+    return found | {name: heads[module] for name, module in shared.items()}
 
 
 def used_pieces(recordings: Sequence[Recording]) -> set[str]:
@@ -99,61 +107,98 @@ def _own_parameters(pieces: Mapping[str, list[nn.Parameter]]) -> tuple[dict[str,
     return sizes, tied
 
 
-def _tied_layer(owner: str, graph: ComputationGraph) -> str:
-    """The head of the module whose token table is in `owner`."""
-    module = graph.layer(owner).module
-    return next(layer.id for layer in graph.layers() if layer.module == module and layer.kind == "head")
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """How far a module of the plan is filled.
+
+    Plans keep what a tower stores besides its blocks in its first layer, wherever the model uses it: `owed` parameters
+    of that layer are still to come when its blocks are at work already. They go to the layer that is at work then.
+    """
+
+    filled: int = 0
+    owed: int = 0
+
+
+_State = tuple[_Row, ...]
+_Choice = tuple[_State, str | None]  # what is filled after a piece, and its layer; None: it is left out
 
 
 class _Search:
-    """Depth first over the units; the place in each module's row of layers is what is left to decide."""
+    """Depth first over the pieces; how far each module's row of layers is filled is what is left to decide."""
 
-    def __init__(self, units: Sequence[tuple[str, int, bool]], modules: Sequence[Sizes]) -> None:
-        self._units, self._modules = units, modules
-        self._dead: set[tuple[int, tuple[int, ...]]] = set()
+    def __init__(self, pieces: Sequence[tuple[str, int, bool]], modules: Sequence[Sizes]) -> None:
+        self._pieces, self._modules = pieces, modules
+        self._ends = [list(accumulate(size for _, size in sizes)) for sizes in modules]
+        self._unused = sum(size for _, size, used in pieces if not used)
+        self._dead: set[tuple[int, _State]] = set()
         self._furthest = 0
-        # Parameters of a module up to the end of each of its layers.
-        self._ends = [[sum(size for _, size in sizes[: i + 1]) for i in range(len(sizes))] for sizes in modules]
 
     def solve(self) -> dict[str, str] | None:
-        """Iterative, because a model may have more units than Python has stack."""
-        start = (0,) * len(self._modules)
-        path: list[tuple[tuple[int, ...], list[tuple[tuple[int, ...], str | None]], str | None]] = []
-        path.append((start, self._choices(0, start, None), None))
-        while path:
-            filled, choices, _ = path[-1]
+        """Piece -> layer. Without recursion, because a model may have more pieces than Python has stack."""
+        everything, wanted = sum(size for _, size, _ in self._pieces), sum(ends[-1] for ends in self._ends)
+        if everything - self._unused > wanted or everything + self._unused < wanted:
+            return None
+        start = tuple(_Row() for _ in self._modules)
+        path: list[tuple[_State, Iterator[_Choice], str | None]] = [(start, self._choices(0, start, None), None)]
+        while path and len(self._dead) < MOST_DEAD_ENDS:
+            state, choices, last = path[-1]
             at = len(path) - 1
-            if at == len(self._units) and all(f == ends[-1] for f, ends in zip(filled, self._ends, strict=True)):
+            if at == len(self._pieces) and self._complete(state):
                 layers = [layer for _, _, layer in path[1:]]
-                return {unit: la for (unit, _, _), la in zip(self._units, layers, strict=True) if la is not None}
-            if not choices:
-                self._dead.add((at, filled))
+                return {name: la for (name, _, _), la in zip(self._pieces, layers, strict=True) if la is not None}
+            chosen = next((choice for choice in choices if (at + 1, choice[0]) not in self._dead), None)
+            if chosen is None:
+                self._dead.add((at, state))
                 path.pop()
                 continue
-            after, layer = choices.pop(0)
-            if (at + 1, after) not in self._dead:
-                self._furthest = max(self._furthest, at + 1)
-                path.append((after, self._choices(at + 1, after, layer), layer))
+            after, layer = chosen
+            self._furthest = max(self._furthest, at + 1)
+            path.append((after, self._choices(at + 1, after, layer or last), layer))
         return None
 
-    def _choices(self, at: int, filled: tuple[int, ...], last: str | None) -> list[tuple[tuple[int, ...], str | None]]:
-        """Layers that can take the unit, that of the unit before first, then leaving it out."""
-        if at >= len(self._units):
-            return []
-        _, size, used = self._units[at]
-        found: list[tuple[tuple[int, ...], str | None]] = []
-        for index, (sizes, ends) in enumerate(zip(self._modules, self._ends, strict=True)):
-            layer = next((i for i, end in enumerate(ends) if filled[index] < end), None)
-            if layer is not None and filled[index] + size <= ends[layer]:
-                after = (*filled[:index], filled[index] + size, *filled[index + 1 :])
-                found.append((after, sizes[layer][0]))
-        found.sort(key=lambda choice: last is None or str(choice[1]).split(".")[0] != last.split(".")[0])
-        return found if used else [*found, (filled, None)]
+    def _complete(self, state: _State) -> bool:
+        """Every layer is full; what is owed is no more than what no loss depends on."""
+        full = all(row.filled == ends[-1] for row, ends in zip(state, self._ends, strict=True))
+        return full and sum(row.owed for row in state) <= self._unused
+
+    def _choices(self, at: int, state: _State, last: str | None) -> Iterator[_Choice]:
+        """Layers that can take the next piece: those that it fills first, then those of the last piece's module, then
+        leaving it out."""
+        if at == len(self._pieces):
+            return
+        _, size, used = self._pieces[at]
+        near = last.split(".")[0] if last is not None else ""
+        order = sorted(range(len(state)), key=lambda index: self._modules[index][0][0].split(".")[0] != near)
+        for early in (False, True):
+            found = [(i, row, la) for i in order for row, la in self._fillings(i, state[i], size, early=early)]
+            for index, row, layer in sorted(found, key=lambda each: each[1].filled not in self._ends[each[0]]):
+                yield (*state[:index], row, *state[index + 1 :]), layer
+        if not used:
+            yield state, None
+
+    def _fillings(self, index: int, row: _Row, size: int, *, early: bool) -> Iterator[tuple[_Row, str]]:
+        """Ways to put `size` parameters into a module: into the layer at work; or `early`, into the second before the
+        first is full, or as a part of what the first is owed."""
+        sizes, ends = self._modules[index], self._ends[index]
+        layer = next((i for i, end in enumerate(ends) if row.filled < end), None)
+        if not early:
+            if layer is not None and row.filled + size <= ends[layer]:
+                yield _Row(row.filled + size, row.owed), sizes[layer][0]
+            return
+        if size <= row.owed:
+            yield _Row(row.filled, row.owed - size), sizes[self._at_work(ends, row.filled)][0]
+        if layer == 0 and len(ends) > 1 and ends[0] + size <= ends[1]:
+            yield _Row(ends[0] + size, ends[0] - row.filled), sizes[1][0]
+
+    @staticmethod
+    def _at_work(ends: Sequence[int], filled: int) -> int:
+        """The layer that the last parameters went into."""
+        return next(i for i, end in enumerate(ends) if filled <= end)
 
     def told(self) -> str:
-        has, wanted = sum(size for _, size, _ in self._units), sum(ends[-1] for ends in self._ends)
-        name, size, _ = self._units[min(self._furthest, len(self._units) - 1)]
+        has, wanted = sum(size for _, size, _ in self._pieces), sum(ends[-1] for ends in self._ends)
+        name, size, _ = self._pieces[min(self._furthest, len(self._pieces) - 1)]
         return (
-            f"the model's units do not make up the layers of the plan: '{name}' with {size:,} parameters has no place; "
-            f"the model's forward uses {has:,} parameters, the plan's layers have {wanted:,}"
+            f"the model's modules do not make up the layers of the plan: '{name}' with {size:,} parameters has no "
+            f"place; the model's forward uses {has:,} parameters, the plan's layers have {wanted:,}"
         )

@@ -22,6 +22,7 @@ from mmplan.runtime.ghost.half_meta import META, any_routing, as_input, half_met
 
 Batch = Mapping[str, Any]  # the keyword arguments of the model's forward
 _READS = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy"}
+_LOOKS = {"__get__", "size", "dim", "numel", "is_floating_point", "stride", "data_ptr"}  # at a tensor's form alone
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -85,7 +86,7 @@ class Recorder:
     def __init__(self, model: nn.Module, units: Mapping[str, nn.Module]) -> None:
         self._model, self._units = model, units
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._known: dict[Any, Output] = {}
+        self._known: dict[Any, _Ran] = {}
         self._forms = {name: _form(unit) for name, unit in units.items()}
 
     def record(self, batch: Batch) -> Recording:
@@ -102,13 +103,14 @@ class Recorder:
             def call(*args: Any, **kwargs: Any) -> Any:
                 if flow.inside:
                     return forward(*args, **kwargs)
-                reads, parameters = flow.sources((args, kwargs))
                 number = numbers[name]
                 numbers[name] += 1
                 with flow.unit():
-                    result, output = self._run(name, forward, args, kwargs)
+                    result, ran = self._run(name, forward, args, kwargs, flow)
+                arguments = tree_leaves((args, kwargs))
+                reads, parameters = flow.sources([arguments[position] for position in ran.used])
                 flow.begin(name, number, tree_leaves(result))
-                calls.append(Call(unit=name, number=number, reads=reads, parameters=parameters, output=output))
+                calls.append(Call(unit=name, number=number, reads=reads, parameters=parameters, output=ran.output))
                 return result
 
             return call
@@ -121,20 +123,30 @@ class Recorder:
             calls=tuple(calls), loss=Call(unit="", number=0, reads=reads, parameters=parameters, output=leaf)
         )
 
-    def _run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, Output]:
+    def _run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any, flow: "_Flow") -> tuple[Any, "_Ran"]:
         """What the unit returns, by its own forward or by that of one like it."""
         key = (self._forms[name], _shapes((args, kwargs)))
         if key in self._known:
-            output = self._known[key]
-            return output.rebuilt(lambda _, like: torch.empty_like(like)), output
+            ran = self._known[key]
+            return ran.output.rebuilt(lambda _, like: torch.empty_like(like)), ran
         with any_routing():
             result = forward(*args, **kwargs)
         leaves, spec = tree_flatten(result)
         likes = tuple(torch.empty_like(leaf, device=META) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        output = Output(leaves=likes, spec=spec)
+        touched = flow.touched | {id(leaf) for leaf in leaves}
+        used = [position for position, leaf in enumerate(tree_leaves((args, kwargs))) if id(leaf) in touched]
+        ran = _Ran(Output(leaves=likes, spec=spec), tuple(used))
         if all(not isinstance(leaf, Tensor) or leaf.device == META for leaf in leaves):
-            self._known[key] = output
-        return result, output
+            self._known[key] = ran
+        return result, ran
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """`used`: positions of the arguments that the unit's forward did anything with but look at their form."""
+
+    output: Output
+    used: tuple[int, ...]
 
 
 @contextmanager
@@ -180,13 +192,14 @@ class _Flow(TorchFunctionMode):
     def __init__(self, parameters: Mapping[int, str]) -> None:
         super().__init__()
         self.inside = False
+        self.touched: set[int] = set()  # by the unit that runs
         self._parameters = parameters
         self._of: dict[int, tuple[frozenset[Source], frozenset[str]]] = {}
         self._alive: list[Any] = []  # an id is a tensor's own only while it lives
 
     @contextmanager
     def unit(self) -> Iterator[None]:
-        self.inside = True
+        self.inside, self.touched = True, set()
         try:
             yield
         finally:
@@ -212,9 +225,11 @@ class _Flow(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.inside:
-            return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
+        if self.inside:
+            if name not in _LOOKS:
+                self.touched |= {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+            return func(*args, **kwargs)
         reads, parameters = self.sources((args, kwargs))
         if reads and name in _READS:
             raise InputError(_told_read(name, reads))
