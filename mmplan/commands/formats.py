@@ -8,6 +8,13 @@ import typer
 from mmplan.commands.options import JsonFile, PlanFile, json_path
 from mmplan.files import require_folder, write_file
 
+# Their exporters are imported inside the command; a test keeps this list equal to theirs.
+TARGET_NAMES = (
+    "accelerate, cornstarch, deepspeed, jax, kubernetes, megatron, megatron-mimo, slurm, torch-pipelining, torchtitan, "
+    "torchtitan-toml"
+)
+TARGET_HELP = f"The framework to write for: {TARGET_NAMES}."
+
 
 def import_(
     words: Annotated[
@@ -30,7 +37,7 @@ def import_(
 
 def export(
     plan_file: PlanFile,
-    to: Annotated[str | None, typer.Option("--to", metavar="TARGET", help="The framework to write for.")] = None,
+    to: Annotated[str | None, typer.Option("--to", metavar="TARGET", help=TARGET_HELP)] = None,
     matrix: Annotated[
         bool, typer.Option("--matrix", help="Write nothing: say what of the plan each framework can run.")
     ] = False,

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mmplan.errors import InputError
-from mmplan.files import make_folder, write_file
+from mmplan.files import make_folder, require_folder, write_file
 from mmplan.planner.formats.exported import Exported
 from mmplan.runtime.formats.job import LaunchJob
 from mmplan.scenario.formats.reading import Reading
@@ -121,6 +121,7 @@ def write_export(made: Exported, output: Path | None) -> tuple[Path, ...]:
     if output is None:
         return ()
     if len(made.files) == 1 and not output.is_dir():
+        require_folder(output)
         write_file(output, next(iter(made.files.values())))
         return (output,)
     make_folder(output)
