@@ -143,6 +143,13 @@ def test_the_same_matrix_is_read_however_it_was_copied(tmp_path: Path, text: str
     assert cluster_of(reading_of(tmp_path, text)) == {"devices_per_node": 8, "node_link": "nvlink3"}
 
 
+@pytest.mark.parametrize("width", [38, 52, 70])
+def test_a_terminal_may_have_broken_lines_inside_of_words(tmp_path: Path, width: int) -> None:
+    text = matrix_text(8, lambda i, j: "NV18", between="    ", legend="")
+    lines = [line[start : start + width] for line in text.split("\n") for start in range(0, len(line), width)]
+    assert cluster_of(reading_of(tmp_path, "\n".join(lines)))["node_link"] == "nvlink4"
+
+
 def test_a_truncated_matrix_is_read_as_far_as_its_rows_go(tmp_path: Path) -> None:
     cut = DGX.split("\nGPU6\t")[0] + "\nGPU6\tNV12\tNV"
     reading = reading_of(tmp_path, cut)
@@ -166,7 +173,7 @@ def test_a_truncated_matrix_is_read_as_far_as_its_rows_go(tmp_path: Path) -> Non
         (DGX.replace("NV12", "NV99", 1), ":2: NV99 between GPU0 and GPU1: a device has 1 to 18"),
         ("\tGPU0\tGPU1\tCPU Affinity\n", ":1: a matrix without a whole row"),
         ("GPU0 GPU1 GPU0\n", "stands twice"),
-        ("\tNPU0\tNPU1\nGPU0 GPU1 x\n", "Ascend|without a whole row"),
+        ("\tNPU0\tNPU1\nGPU0 GPU1 x\n", "found 'x'"),
     ],
 )
 def test_what_is_no_matrix_or_a_damaged_one_is_refused_by_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -26,6 +26,8 @@ _HEADER_START = re.compile(
 )
 _RUN_TOGETHER = re.compile(r"GPU0(?:GPU1|CPU Affinity|NIC0)")
 _AFFINITY = re.compile(r"CPU\s+Affinity|NUMA\s+Affinity|Node\s+Affinity|GPU\s+NUMA\s+ID")
+_NAME = re.compile(r"(?:GPU|NIC)\d{1,4}|[a-z][\w.:-]{0,30}[\d_][\w.:-]{0,30}", re.ASCII)  # mlx5_0, rocep4s0f1
+_MOST_WRAPPED = 8
 _NUMBERS = re.compile(r"\d[\d,-]*|N/A", re.ASCII)
 _TAG = re.compile(r"\s*(\[[\w.,-]+\]<std\w+>:?|\[?[\w.-]+\]?:(?=\s)|[\w.-]+\s+\|(?=\s))")
 _OF_A_MATRIX = re.compile(  # how a line of a matrix of nvidia-smi, rocm-smi or amd-smi begins
@@ -131,12 +133,8 @@ def _read_matrix(host: str, stream: Sequence[tuple[int, str]], place: int, file:
     line, text = stream[place]
     start = _GPU_COLUMN.search(text)
     assert start is not None
-    names, affinity = _columns(text[start.start() :])
-    place += 1
-    while place < len(stream) and not affinity and _continues_header(stream[place][1]):
-        more, affinity = _columns(stream[place][1])
-        names += more
-        place += 1
+    text, place = _whole_header(text[start.start() :], stream, place + 1)
+    names, affinity = _columns(text)
     _check_names(names, file, line)
     known = frozenset(names)
     rows: dict[str, Row] = {}
@@ -212,17 +210,29 @@ def _check_names(names: Sequence[str], file: Path, line: int) -> None:
             lost = [name for name in expected if name not in found]
             what = f"{lost[0]} is missing" if lost else "they are not in order"
             raise InputError(f"the columns {_shortened(found)} do not count from {kind}0: {what}", file=file, line=line)
-    odd = [name for name in names if not re.fullmatch(r"GPU\d+|NIC\d+|[a-z][\w.:-]{0,63}", name)]
+    odd = [name for name in names if not _NAME.fullmatch(name)]
     if odd:
         raise InputError(f"expected the name of a GPU or a NIC, found {shown(odd[0])}", file=file, line=line)
 
 
-def _continues_header(text: str) -> bool:
-    """The rest of a header that a terminal wrapped: names and no links, with the affinity columns at the end or not."""
-    words = _AFFINITY.sub(" ", text).split()
-    if not words and not _AFFINITY.search(text):
-        return False
-    return all(re.fullmatch(r"GPU\d+|NIC\d+|mlx\d+_\w+|[a-z][\w-]*\d", word) for word in words)
+def _whole_header(text: str, stream: Sequence[tuple[int, str]], place: int) -> tuple[str, int]:
+    """A header with the lines into which a terminal wrapped it, between words or inside of one."""
+    if _AFFINITY.search(text) or not _is_names(text):
+        return text, place
+    ahead = [line for _, line in stream[place : place + _MOST_WRAPPED]]
+    for count in range(1, len(ahead) + 1):
+        if any(LINK.fullmatch(word) for word in ahead[count - 1].split()):
+            break  # a row
+        for between in (" ", ""):
+            joined = between.join([text, *ahead[:count]])
+            if _AFFINITY.search(joined) and _is_names(joined):
+                return joined, place + count
+    more = next((count for count, line in enumerate(ahead) if not line.split() or not _is_names(line)), len(ahead))
+    return " ".join([text, *ahead[:more]]), place + more
+
+
+def _is_names(text: str) -> bool:
+    return all(_NAME.fullmatch(word) for word in _AFFINITY.sub(" ", text).split())
 
 
 def _labelled(text: str, names: frozenset[str]) -> tuple[str | None, list[str]]:
