@@ -217,7 +217,7 @@ def _check_names(names: Sequence[str], file: Path, line: int) -> None:
 
 def _whole_header(text: str, stream: Sequence[tuple[int, str]], place: int) -> tuple[str, int]:
     """A header with the lines into which a terminal wrapped it, between words or inside of one."""
-    if _AFFINITY.search(text) or not _is_names(text):
+    if _AFFINITY.search(text) and _is_names(text):
         return text, place
     ahead = [line for _, line in stream[place : place + _MOST_WRAPPED]]
     for count in range(1, len(ahead) + 1):
@@ -227,6 +227,8 @@ def _whole_header(text: str, stream: Sequence[tuple[int, str]], place: int) -> t
             joined = between.join([text, *ahead[:count]])
             if _AFFINITY.search(joined) and _is_names(joined):
                 return joined, place + count
+    if not _is_names(text):
+        return text, place
     more = next((count for count, line in enumerate(ahead) if not line.split() or not _is_names(line)), len(ahead))
     return " ".join([text, *ahead[:more]]), place + more
 
