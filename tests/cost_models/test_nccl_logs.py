@@ -163,6 +163,7 @@ NAMED = log_text("all_reduce", 8, all_reduce(8, 8), devices=ONE, named=True)
     [
         (log_text("all_reduce", 1, lambda s: 1e-5 + s / 1e12, devices=SINGLE), "one rank: busbw is 0 GB/s"),
         (log_text("all_reduce", 1, lambda s: 1e-5 + s / 1e12), "one rank: busbw is 0 GB/s"),
+        (log_text("all_reduce", 1, lambda s: 1e-5 + s / 1e12, devices=SINGLE) * 3, "3 tables of one rank each"),
         (
             "\n".join(line.replace("Pid 900", f"Pid {pid}") for pid in (1, 2, 3) for line in SINGLE)
             + "\n"

@@ -107,6 +107,10 @@ def _sweeps(runs: Sequence[Run], path: Path) -> tuple[list[Sweep], list[str]]:
             sweeps.append(sweep_of(run, port))
         except InputError as error:
             refused.append(error)
+    alone = [error for error in refused if error.message.startswith("one rank")]
+    if not sweeps and len(alone) > 1:
+        message = f"{len(alone)} tables of one rank each: build nccl-tests with MPI=1 and start it with mpirun"
+        raise InputError(message, file=alone[1].file, line=alone[1].line)
     if not sweeps:
         raise refused[0] if refused else InputError("found no table of nccl-tests or rccl-tests", file=path)
     if len(sweeps) > MOST_SWEEPS:
