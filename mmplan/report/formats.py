@@ -23,7 +23,7 @@ WIDTH = 120
 def fragment_text(reading: Reading) -> str:
     """The fragment as YAML, under comments that say what it is and what became of the rest of the files."""
     comments = [f"{reading.document[:1].upper()}{reading.document[1:]}, read by `mmplan import {reading.kind}`."]
-    comments += [f"{word}: {' '.join(sentence.split())}" for word, sentence in _told(reading)]
+    comments += [f"{word}: {sentence}" for word, sentence in _told(reading)]
     wrapped = [line for comment in comments for line in wrap(comment, WIDTH - 2, break_long_words=False)]
     values = yaml.safe_dump(dict(reading.fragment), sort_keys=False, width=WIDTH, allow_unicode=True)
     return "".join(f"# {line}\n" for line in wrapped) + values
@@ -47,7 +47,12 @@ def reading_text(reading: Reading, target: Path) -> str:
 
 def _told(reading: Reading) -> list[tuple[str, str]]:
     words = {"read": reading.read, "ignored": reading.ignored, "warning": reading.warnings}
-    return [(word, sentence) for word, sentences in words.items() for sentence in sentences]
+    return [(word, _plain(sentence)) for word, sentences in words.items() for sentence in sentences]
+
+
+def _plain(sentence: str) -> str:
+    """On one line, without characters that a terminal obeys or YAML refuses: files of others have them in names."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(sentence.split()))
 
 
 def reading_document(reading: Reading) -> dict[str, object]:

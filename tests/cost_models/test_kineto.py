@@ -410,6 +410,17 @@ def test_a_record_reads_as_it_was_written(tmp_path: Path) -> None:
     assert record.schema == SCHEMA and record.ranks[0].step_s == (0.02, 0.02)
 
 
+def test_names_with_control_characters_and_half_surrogates_are_written_and_read(tmp_path: Path) -> None:
+    odd = [
+        mark("\x1b[31m\ud800 iteration", 1_000_000, 10),
+        span("\x9f kernels", "k", 0, 1),
+        kernel("gemm \ud8ff\x00", 1_000_010, 5),
+    ]
+    reading = read_kineto([write(tmp_path / "t.json", [*two_steps(), *odd])])
+    (tmp_path / "t.yaml").write_text(fragment_text(reading), encoding="utf-8")
+    assert "gemm ??" in {row.name for row in load_trace_record(tmp_path / "t.yaml").ranks[0].kernels}
+
+
 def test_a_damaged_record_is_refused_by_its_key(tmp_path: Path) -> None:
     text = fragment_text(read_kineto([write(tmp_path / "t.json", two_steps())]))
     (tmp_path / "t.yaml").write_text(text.replace("window_s: 0.04", "window_s: soon"))

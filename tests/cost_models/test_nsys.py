@@ -317,6 +317,8 @@ def test_doubtful_tables_are_said_to_be_so(tmp_path: Path, old: str, new: str, s
         (KERNELS.replace("3000000,30", "soon,30"), ":4: expected a number, found 'soon'"),
         (KERNELS.replace("75.0,3000000,30,100000.0", "75.0"), ":4: 6 cells, the heading in line 3 has 9"),
         (KERNELS.replace("Total Time (ns)", "Total Time (weeks)", 1), "found 'weeks'"),
+        (KERNELS.replace("3000000,30", "3000000\r,30"), ":4: 0 cells, the heading in line 3 has 9"),
+        ("Time (%),Total Time (ns),\rInstances,Name\n1,2,3,4\n", "no table of `nsys stats`"),
         ("CREATE TABLE StringIds (id INTEGER);\n", "SQL statements are not run"),
         ("Time (%),Total Time (ns),Instances,Name\n", "no table of `nsys stats` with rows"),
     ],

@@ -73,7 +73,7 @@ def sections(path: Path) -> Iterator[Section]:
                 yield Section(line=line, columns=columns, rows=tuple(rows))
                 columns, rows, spans = (), [], []
         elif columns:
-            cells = _sliced(text, spans) if spans else _cells(text, len(columns), path, number)
+            cells = _sliced(text, spans) if spans else _cells(text, len(columns))
             if spans or len(cells) == len(columns):
                 rows.append((number, tuple(cells)))
             elif _is_row(text):
@@ -90,7 +90,7 @@ def _heading(text: str) -> tuple[Column, ...]:
     """The columns that a CSV line names, empty where it is no heading of ours."""
     if "," not in text or len(text) > 2_000:
         return ()
-    columns = _columns(next(csv.reader([text]), []))
+    columns = _columns(_split(text))
     names = {column.name for column in columns}
     return columns if names & set(_NAMES) and names & set(_TOTALS) else ()
 
@@ -104,15 +104,20 @@ def _columns(headings: list[str]) -> tuple[Column, ...]:
     return tuple(found)
 
 
-def _cells(text: str, count: int, path: Path, line: int) -> list[str]:
+def _cells(text: str, count: int) -> list[str]:
     """Cells of a CSV line; a last cell whose commas were not quoted is put together again."""
-    try:
-        cells = next(csv.reader([text], strict=False), [])
-    except csv.Error as error:
-        raise InputError(f"no CSV: {error}", file=path, line=line) from error
+    cells = _split(text)
     if len(cells) > count:
         cells = [*cells[: count - 1], ",".join(cells[count - 1 :])]
     return [cell.strip() for cell in cells]
+
+
+def _split(text: str) -> list[str]:
+    """Cells of a CSV line, none where it is no CSV (a lone carriage return in it)."""
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error:
+        return []
 
 
 def _is_row(text: str) -> bool:

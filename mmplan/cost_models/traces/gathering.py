@@ -62,7 +62,15 @@ class Gathered:
         index = -1
         if kind == BY_NAME and self.is_message(name):
             index = self.messages.of(message or Message(collective(name), None, None, ""))
-        columns = (self.streams.of(stream), self.names.of(name), kind, correlation, external, index, size_bytes)
+        columns = (
+            self.streams.of(stream),
+            self.names.of(name if name.isprintable() else _printable(name)),
+            kind,
+            correlation,
+            external,
+            index,
+            size_bytes,
+        )
         self.work.add((*times, *columns))
 
     def add_host(
@@ -84,7 +92,15 @@ class Gathered:
             self.messages.of(message) if message is not None else -1,
             self.calls.of(call) if call is not None else -1,
         )
-        columns = (self.threads.of(thread), self.names.of(name), kind, correlation, external, sequence, int(backward))
+        columns = (
+            self.threads.of(thread),
+            self.names.of(name if name.isprintable() else _printable(name)),
+            kind,
+            correlation,
+            external,
+            sequence,
+            int(backward),
+        )
         self.host.add((*times, *columns, *said))
 
     @property
@@ -155,6 +171,11 @@ class Gathered:
         devices = np.array([stream.device for stream in self.streams.values], np.int64)[work.stream]
         values, counts = np.unique(devices, return_counts=True)
         return names.get(int(values[counts.argmax()]), "")
+
+
+def _printable(name: str) -> str:
+    """Without control characters and halves of surrogate pairs, which neither a terminal nor a file takes."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def _work_of(rows: Columns, names: Indexed[str]) -> tuple[Work, int]:
