@@ -3,8 +3,13 @@
     (m - 1) * busiest stage + heaviest path + transfers + least finish
 
 where the busiest stage has at least the mean work, the heaviest group, k equal groups, and what `capacity` proves under
-memory; NEVER where nothing fits. Each term relaxes the stage-cut problem of `build_problem` and uses the same integers,
-so that bound <= inner optimum holds exactly.
+memory; NEVER where nothing fits. With several chunks per rank (`chunk_cut`)
+
+    (v m + p - 1) * busiest chunk + transfers + least finish
+
+where the busiest chunk has at least what is proved of p v pieces in a row, and a v-th of what is proved of the work of
+a rank, which holds at least as many microbatches of each of its layers as under 1F1B. Each term relaxes the stage-cut
+problem of `build_problem` and uses the same integers, so that bound <= inner optimum holds exactly.
 """
 
 from collections.abc import Sequence
@@ -14,6 +19,7 @@ import numpy as np
 
 from mmplan.cost_models.layout import Layout
 from mmplan.planner.capacity import Rows, busiest_floors, some_cut_fits
+from mmplan.planner.chunk_cut import boundary_lags, each_level
 from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_problem import CutProblem
@@ -47,22 +53,63 @@ class _Sizes:
 
 
 def lower_bounds(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> SharpBounds:
-    """Bounds of all configurations, which share one schedule."""
-    cluster = prices.scenario.cluster
+    """Bounds of all configurations; those with one chunk per rank share one schedule."""
+    zeros = np.zeros(len(configurations), dtype=np.int64)
+    found = SharpBounds(step_ns=zeros, roomy_ns=zeros.copy(), busiest_ns=zeros.copy())
+    chunks = np.array([one.vp for one in configurations], dtype=np.int64)
+    for bounds, rows in ((_of_stages, np.flatnonzero(chunks == 1)), (_of_chunks, np.flatnonzero(chunks > 1))):
+        if len(rows):
+            part = bounds(prices, groups, [configurations[row] for row in rows.tolist()])
+            for name in ("step_ns", "roomy_ns", "busiest_ns"):
+                getattr(found, name)[rows] = getattr(part, name)
+    return found
+
+
+def _of_chunks(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> SharpBounds:
+    """Of several chunks per rank; `busiest_ns` is then that of a chunk."""
+    sizes = _sizes(prices, groups, configurations)
+    which, ranks, microbatches = sizes.rows.problem, sizes.rows.stages, sizes.rows.microbatches
+    chunks = np.array([one.vp for one in configurations], dtype=np.int64)
+    pieces, busiest_ns, once_ns = chunks * ranks, np.zeros_like(ranks), np.zeros_like(ranks)
+    for index, problem in enumerate(sizes.problems):
+        rows = np.flatnonzero(which == index)
+        busiest_ns[rows] = bottleneck_floors(problem, pieces[rows])
+        least_first = np.concatenate([[0], np.cumsum(np.sort(boundary_lags(problem)[1 : problem.groups]))])
+        once_ns[rows] = least_first[pieces[rows] - 1]
+    once_ns += _finish_ns(prices, groups, configurations, ranks)
+    times = chunks * microbatches + ranks - 1
+    roomy_ns = times * busiest_ns + once_ns
+    by_level = zip(*map(each_level, sizes.problems), strict=True)
+    levels = [_Sizes(problems=tuple(problems), rows=sizes.rows) for problems in by_level]
+    at_levels = np.stack([_busiest_chunk(one, chunks, busiest_ns) for one in levels])
+    busiest_ns = np.maximum(busiest_ns, at_levels.min(axis=0))
+    fits = busiest_ns < NEVER
+    step_ns = np.where(fits, times * np.where(fits, busiest_ns, 0) + once_ns, NEVER)
+    return SharpBounds(step_ns=step_ns, roomy_ns=roomy_ns, busiest_ns=busiest_ns)
+
+
+def _busiest_chunk(sizes: "_Sizes", chunks: IntArray, least_ns: IntArray) -> IntArray:
+    """[configurations] a floor for the busiest chunk at one level of recomputation, NEVER where nothing fits."""
+    pieces, ones = chunks * sizes.rows.stages, np.ones_like(chunks)
+    in_a_row = replace(sizes.rows, stages=pieces, microbatches=ones)
+    busiest_ns, fits = busiest_floors(sizes.problems, in_a_row, least_ns, shape="chain")
+    fits &= _may_fit(sizes)
+    rows = np.flatnonzero(fits)
+    of_ranks, fits[rows] = busiest_floors(sizes.problems, sizes.rows.take(rows), 0 * rows, shape="scattered")
+    busiest_ns[rows] = np.maximum(busiest_ns[rows], -(-of_ranks // chunks[rows]))
+    return np.where(fits, busiest_ns, NEVER)
+
+
+def _of_stages(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> SharpBounds:
+    """Of one stage per rank."""
     sizes = _sizes(prices, groups, configurations)
     which, stages, microbatches = sizes.rows.problem, sizes.rows.stages, sizes.rows.microbatches
-    by_finish: dict[tuple[Layout, int], list[int]] = {}
-    for index, one in enumerate(configurations):
-        by_finish.setdefault((one.layout, replicas_per_node(one, cluster)), []).append(index)
     busiest_ns, once_ns = (np.zeros(len(configurations), dtype=np.int64) for _ in range(2))
     for index, problem in enumerate(sizes.problems):
         rows = np.flatnonzero(which == index)
         busiest_ns[rows] = bottleneck_floors(problem, stages[rows])
         once_ns[rows] += int(heaviest_paths(problem).max()) + transfer_floors(problem, stages[rows])
-    for members in by_finish.values():
-        ends = finish_parts(prices, groups, configurations[members[0]])
-        fixed_ns = ends.fixed_ns if any(ends.trainable) else 0
-        once_ns[members] += least_finish(ends.finish_ns, fixed_ns, stages[members])
+    once_ns += _finish_ns(prices, groups, configurations, stages)
     roomy_ns = (microbatches - 1) * busiest_ns + once_ns
     fits = _may_fit(sizes)
     open_rows = np.flatnonzero(fits)
@@ -70,6 +117,21 @@ def lower_bounds(prices: Prices, groups: GroupGraph, configurations: Sequence[Co
     busiest_ns[open_rows], fits[open_rows] = found
     step_ns = np.where(fits, (microbatches - 1) * busiest_ns + once_ns, NEVER)
     return SharpBounds(step_ns=step_ns, roomy_ns=roomy_ns, busiest_ns=busiest_ns)
+
+
+def _finish_ns(
+    prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration], ranks: IntArray
+) -> IntArray:
+    """[configurations] no rank's end of the step is shorter where so many share the model."""
+    finish_ns = np.zeros(len(configurations), dtype=np.int64)
+    by_finish: dict[tuple[Layout, int], list[int]] = {}
+    for index, one in enumerate(configurations):
+        by_finish.setdefault((one.layout, replicas_per_node(one, prices.scenario.cluster)), []).append(index)
+    for members in by_finish.values():
+        ends = finish_parts(prices, groups, configurations[members[0]])
+        fixed_ns = ends.fixed_ns if any(ends.trainable) else 0
+        finish_ns[members] = least_finish(ends.finish_ns, fixed_ns, ranks[members])
+    return finish_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,10 +7,14 @@ for the busiest stage, and tells where nothing fits at all.
 The *tail* are the last groups, each of which follows everything before it: stages that hold a part of it stand in a
 row, and filling them from the end, each to the brim, is best. The stages before them hold the *head*: at most `width`
 of them stand side by side at one depth, and work is taken to be divisible there. A chain is all tail.
+
+Several chunks per rank are asked twice: as pieces of a chain in the order of the groups, and as ranks with any groups,
+each at a depth of its own, which is a head alone: see `held_by_chunks` for what these hold at least.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +28,7 @@ from mmplan.scenario.schedule_names import ScheduleName
 
 # Where bisection ends, relative to T: a twentieth of the usual gap of 1 %.
 PRECISION = 0.0005
+Shape = Literal["graph", "chain", "scattered"]
 # Work sums of all problems stand in one array of doubles, with errors of 1e-15 times the number of problems.
 ROUNDING = 1e-9
 
@@ -45,6 +50,7 @@ class _Tables:
     ways: tuple["_Way", ...]
     width: int
     headless: bool
+    scattered: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,17 +77,20 @@ class Rows:
         return Rows(problem=self.problem[rows], stages=self.stages[rows], microbatches=self.microbatches[rows])
 
 
-def busiest_floors(problems: Sequence[CutProblem], rows: Rows, least_ns: IntArray) -> tuple[IntArray, BoolArray]:
+def busiest_floors(
+    problems: Sequence[CutProblem], rows: Rows, least_ns: IntArray, shape: Shape = "graph"
+) -> tuple[IntArray, BoolArray]:
     """[rows] a floor for the busiest stage, and whether anything may fit into memory.
 
     Args:
         problems: over one graph and with one schedule.
         least_ns: [rows] a floor known before.
+        shape: `chain`: stages follow the order of the groups; `scattered`: they hold any groups.
     """
     floors_ns = least_ns.copy()
     if not len(least_ns):
         return floors_ns, np.ones(0, dtype=np.bool_)
-    tables = _tables(problems, rows)
+    tables = _tables(problems, rows, shape)
     high_ns = np.maximum(least_ns, tables.highest_ns[rows.problem])
     may = _suffices(tables, rows, high_ns)
     open_rows = np.flatnonzero(may)
@@ -105,10 +114,10 @@ def some_cut_fits(problems: Sequence[CutProblem], rows: Rows) -> BoolArray:
     return _suffices(tables, rows, tables.highest_ns[rows.problem])
 
 
-def _tables(problems: Sequence[CutProblem], rows: Rows) -> _Tables:
+def _tables(problems: Sequence[CutProblem], rows: Rows, shape: Shape = "graph") -> _Tables:
     first = problems[0]
     pairs = [(edge.producer, edge.consumer) for edge in first.edges]
-    start = tail_start(first.groups, pairs)
+    start = {"chain": 0, "scattered": first.groups}.get(shape, tail_start(first.groups, pairs))
     group_ns, state_bytes, kept_bytes = (
         np.array([getattr(problem, name) for problem in problems], dtype=np.int64)
         for name in ("work_ns", "state_bytes", "kept_bytes")
@@ -126,8 +135,9 @@ def _tables(problems: Sequence[CutProblem], rows: Rows) -> _Tables:
         depths=depths,
         most_ns=_most_work(group_ns, state_bytes, kept_bytes, depths, room_bytes),
         ways=ways,
-        width=chain_cover(start, pairs),
+        width=1 if shape == "scattered" else chain_cover(start, pairs),
         headless=start == 0,
+        scattered=shape == "scattered",
     )
 
 
@@ -233,7 +243,10 @@ def _head_fits(
     active = np.flatnonzero((left > 0) & (rest_ns > 0))
     while len(active):
         problem = rows.problem[active]
-        most_ns = tables.most_ns[problem, _alive(tables, rows.microbatches[active], depth[active])]
+        microbatches, level = rows.microbatches[active], depth[active]
+        if tables.scattered:  # of p ranks the d-th from the end holds min(p, 2 d - 1) of each chunk when it warmed up
+            microbatches, level = np.minimum(microbatches, rows.stages[active]), 2 * level - 1
+        most_ns = tables.most_ns[problem, _alive(tables, microbatches, level)]
         count = np.minimum(left[active], beside)
         rest_ns[active] -= count * np.minimum(trial_ns[active], most_ns)
         left[active] -= count

@@ -61,7 +61,7 @@ def _headroom(scenario: Scenario) -> Family:
 def _limits(scenario: Scenario) -> tuple[Family, ...]:
     """One limit on a degree lifted, or all of them."""
     rules = scenario.constraints
-    limited = [name for name in ("tp", "pp", "dp", "microbatch", "cp", "ep", "etp") if getattr(rules, name)]
+    limited = [name for name in ("tp", "pp", "dp", "microbatch", "cp", "ep", "etp", "vp") if getattr(rules, name)]
 
     def lifted(names: list[str]) -> Family:
         without: dict[str, Any] = dict.fromkeys(names, ())

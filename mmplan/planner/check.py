@@ -179,6 +179,7 @@ def _allowed(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         ("cp", plan.cp, constraints.cp),
         ("ep", plan.ep, constraints.ep),
         ("etp", plan.ranks_per_expert, constraints.etp),
+        ("vp", plan.vp, constraints.vp),
         ("sharding", plan.sharding, constraints.sharding),
         *(("recompute", base_of(stage.recompute), constraints.recompute) for stage in plan.stages),
     )

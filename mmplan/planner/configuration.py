@@ -13,13 +13,16 @@ from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.technique import Sharding
 
+# Chunks per rank that are tried unless constraints name some; more save little of a bubble that is a sixth already.
+CHUNKS = (1, 2, 3, 4, 6)
 # Forwards of one replica: 64 stages x 8,192 microbatches. A program of that size takes a minute to build and check.
 MOST_FORWARDS = 524_288
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Configuration:
-    """Everything about a plan but the cut; `microbatches` per replica and step.
+    """Everything about a plan but the cut; `microbatches` per replica and step, `vp` chunks of layers
+    per rank.
 
     `meshes`: modules with ranks of their own, whose stages come first, `mesh_stages` of each; `pp` counts all stages,
     the other degrees are those of all other modules. `first_rank`: where its ranks begin; `world`: where those of the
@@ -41,6 +44,12 @@ class Configuration:
     mesh_stages: tuple[int, ...] = ()
     first_rank: int = 0
     world: int = 0
+    vp: int = 1
+
+    @property
+    def stages(self) -> int:
+        """Pieces of the model."""
+        return self.pp * self.vp
 
     @property
     def ranks(self) -> int:
@@ -90,12 +99,12 @@ class Configuration:
             tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, dp=self.dp, sharding=self.sharding, spread=self.spread
         )
 
-    def layout_of(self, stage: int, cluster: Cluster) -> Layout:
-        """The same with the pools in which the stage lies."""
+    def layout_of(self, row: int, cluster: Cluster) -> Layout:
+        """The same with the pools in which a pipeline rank lies."""
         if len(cluster.pools) == 1:
             return self.layout
         count = self.tp * self.cp * self.dp
-        first = self.first_rank + stage * count
+        first = self.first_rank + row * count
         return replace(self.layout, pools=cluster.pools_of(first, first + count - 1))
 
     def __str__(self) -> str:
@@ -105,8 +114,9 @@ class Configuration:
         spread = f", {' and '.join(self.spread)} spread" if self.spread else ""
         for mesh, stages in zip(self.meshes, self.mesh_stages, strict=True):
             spread += f", {' and '.join(mesh.modules)} on pp={stages} x {mesh}"
+        chunks = f" x {self.vp} chunks" if self.vp > 1 else ""
         return (
-            f"pp={self.base_stages} x dp={self.dp}{cp} x tp={self.tp}{experts}{sharding}{spread}, {self.microbatches} "
+            f"pp={self.base_stages}{chunks} x dp={self.dp}{cp} x tp={self.tp}{experts}{sharding}{spread}, {self.microbatches} "
             f"microbatches of {self.microbatch_size}, {self.schedule}"
         )
 
@@ -135,6 +145,14 @@ def why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
         most = "cannot be cut" if groups == 1 else f"can be cut into at most {groups} pieces"
         return f"constraints.pp allows {_names(rules.pp)} stages, but the model {most}{why}"
     needed = min(shards) * min(dp) * min(pp)
+    if needed <= devices and rules.schedule and "interleaved" not in rules.schedule and rules.vp and 1 not in rules.vp:
+        return f"constraints.vp allows {_names(rules.vp)} chunks per rank, and constraints.schedule no interleaving"
+    if needed <= devices and (set(rules.schedule) == {"interleaved"} or (rules.vp and 1 not in rules.vp)):
+        return (
+            f"chunks of constraints.vp ({_names(rules.vp or CHUNKS[1:])} per rank) need a pipeline of pp x vp pieces, "
+            f"of which the model has {groups}, and microbatches that are a multiple of pp: no allowed dp and microbatch "
+            f"of the global batch {batch:,} give both"
+        )
     if needed <= devices:
         return (
             f"every allowed way to cut the global batch of {batch:,} makes more than {MOST_FORWARDS:,} forwards per "

@@ -12,7 +12,7 @@ from mmplan.cost_models.degrees import divides, heads_of, tp_degrees
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import InfeasibleError
-from mmplan.planner.configuration import MOST_FORWARDS, Configuration, divisors, why_empty
+from mmplan.planner.configuration import CHUNKS, MOST_FORWARDS, Configuration, divisors, why_empty
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.technique import SHARDINGS, Sharding
@@ -26,7 +26,10 @@ Column = NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Configurations(Sequence[Configuration]):
-    """Configurations by index; `base` is an index into `bases` (tp, cp, ep, etp, spread), `sharding` into SHARDINGS."""
+    """Configurations by index; `base` is an index into `bases` (tp, cp, ep, etp, spread), `sharding` into SHARDINGS.
+
+    `schedule` is that of one chunk per rank; several run as interleaved 1F1B.
+    """
 
     bases: tuple[Layout, ...]
     schedule: ScheduleName
@@ -36,6 +39,7 @@ class Configurations(Sequence[Configuration]):
     pp: Column
     microbatch_size: Column
     microbatches: Column
+    vp: Column
 
     def __len__(self) -> int:
         return len(self.base)
@@ -61,7 +65,8 @@ class Configurations(Sequence[Configuration]):
             pp=int(self.pp[index]),
             microbatch_size=int(self.microbatch_size[index]),
             microbatches=int(self.microbatches[index]),
-            schedule=self.schedule,
+            vp=int(self.vp[index]),
+            schedule=self.schedule if self.vp[index] == 1 else "interleaved",
         )
 
     def of_bases(self, name: str) -> Column:
@@ -82,8 +87,9 @@ def list_configurations(
 ) -> Configurations:
     """All that fit the cluster, the batch and the constraints, with at most `groups` stages.
 
-    GPipe takes as long as 1F1B in the closed form and holds at least as many activations, so it is listed only where
-    the constraints exclude 1F1B; any other schedule is made afterwards, in the same memory. Stages x microbatches
+    Several chunks per rank need so many microbatches as a multiple of the ranks (Narayanan et al., SC 2021, section
+    2.2). GPipe takes as long as 1F1B in the closed form and holds at least as many activations, so it is listed only
+    where the constraints exclude 1F1B; any other schedule is made afterwards, in the same memory. Stages x microbatches
     are at most `MOST_FORWARDS`.
 
     Args:
@@ -103,8 +109,8 @@ def list_configurations(
     ]
     if not parts:
         raise InfeasibleError(why_empty(scenario, groups, sorted({base.tp for base in bases})))
-    base, sharding, dp, pp, size, count = (
-        np.concatenate([part[column] for part in parts]).astype(np.int32) for column in range(6)
+    base, sharding, dp, pp, size, count, vp = (
+        np.concatenate([part[column] for part in parts]).astype(np.int32) for column in range(7)
     )
     return Configurations(
         bases=bases,
@@ -115,6 +121,7 @@ def list_configurations(
         pp=pp,
         microbatch_size=size,
         microbatches=count,
+        vp=vp,
     )
 
 
@@ -123,6 +130,16 @@ def allowed_shardings(scenario: Scenario) -> tuple[Sharding, ...]:
     if scenario.technique.sharding != "none":
         return (scenario.technique.sharding,)
     return tuple(one for one in SHARDINGS if not scenario.constraints.sharding or one in scenario.constraints.sharding)
+
+
+def allowed_chunks(scenario: Scenario) -> tuple[int, ...]:
+    """Chunks per rank: several where interleaved 1F1B is allowed, one where any other schedule is."""
+    rules = scenario.constraints
+    one, several = (
+        not rules.schedule or set(rules.schedule) != {"interleaved"},
+        not rules.schedule or "interleaved" in rules.schedule,
+    )
+    return tuple(vp for vp in rules.vp or CHUNKS if (one if vp == 1 else several))
 
 
 def _bases(scenario: Scenario) -> Iterator[Layout]:
@@ -223,7 +240,7 @@ def _replicas(scenario: Scenario, base: Layout) -> Iterator[int]:
 def _sizes(
     scenario: Scenario, groups: int, base: Layout, dp: int, index: int, shardings: Sequence[int], most_samples: int
 ) -> Iterator[tuple[Column, ...]]:
-    """Columns of base, sharding, dp, pp, microbatch size and count."""
+    """Columns of base, sharding, dp, pp, microbatch size and count, and chunks per rank."""
     rules, share = scenario.constraints, scenario.global_batch // dp
     deepest = min(groups, scenario.cluster.device_count // (base.tp * base.cp * dp))
     stages = np.array([pp for pp in range(1, deepest + 1) if not rules.pp or pp in rules.pp], dtype=np.int32)
@@ -231,12 +248,15 @@ def _sizes(
     if not allowed:
         return
     sizes = np.array([size for size in allowed if size <= max(most_samples, allowed[0])], dtype=np.int32)
-    pp, size = (values.ravel() for values in np.meshgrid(stages, sizes, indexing="ij"))
-    small = pp * (share // np.maximum(size, 1)).astype(np.int64) <= MOST_FORWARDS
-    pp, size = pp[small], size[small]
+    chunks = np.array(allowed_chunks(scenario), dtype=np.int32)
+    vp, pp, size = (values.ravel() for values in np.meshgrid(chunks, stages, sizes, indexing="ij"))
+    count = share // size
+    whole = (vp == 1) | ((pp > 1) & (pp * vp <= groups) & (count % pp == 0))
+    kept = whole & (pp.astype(np.int64) * vp * count <= MOST_FORWARDS)
+    vp, pp, size = vp[kept], pp[kept], size[kept]
     if not len(pp):
         return
     # with one rank per weight there is nothing to shard: the first allowed way stands for all
     for sharding in shardings if base.cp * dp > 1 else shardings[:1]:
         full = np.full_like
-        yield full(pp, index), full(pp, sharding), full(pp, dp), pp, size, share // size
+        yield full(pp, index), full(pp, sharding), full(pp, dp), pp, size, share // size, vp

@@ -1,15 +1,20 @@
 """A plan with its numbers from a cut: closed-form step time in real seconds, memory of every stage."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layout import Layout, RecomputeLevel, Trained
+from mmplan.planner.chunk_cut import most_held
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, scenario_hash
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import allowed_levels, finish_s, lag_s, machine_of
-from mmplan.planner.schedules.in_flight import in_flight
+from mmplan.planner.schedules.in_flight import held_by_chunks, in_flight
+from mmplan.planner.schedules.looped import interleaved
+from mmplan.planner.schedules.plan_problem import plan_problem, whole_backwards
+from mmplan.planner.schedules.problem import NotApplicable
+from mmplan.planner.schedules.text import schedule_text
 from mmplan.planner.sides import Side, side_index, sides_of
 
 
@@ -38,6 +43,8 @@ def cut_stages(
         stages: layer ids of each stage; stages numbered along the edges.
         levels: what each stage recomputes; None: no more than its memory demands.
     """
+    if configuration.vp > 1:
+        return _chunk_stages(prices, configuration, stages)
     cut = _cut_edges(prices, stages)
     depths = [1] * len(stages)
     for source, target, _ in cut:
@@ -60,6 +67,69 @@ def cut_stages(
         finish_s=max(stage.finish_s for stage in built),
     )
     return built, time
+
+
+def _chunk_stages(
+    prices: Prices, configuration: Configuration, chunks: Sequence[Sequence[str]]
+) -> tuple[tuple[StagePlan, ...], StepTime]:
+    """The same of several chunks per rank, see `chunk_cut`."""
+    p, v, m = configuration.pp, configuration.vp, configuration.microbatches
+    ways = [_chunks_at(prices, configuration, level, chunks) for level in allowed_levels(prices.scenario)]
+    fitting = [built for built in ways if all(stage.memory_bytes <= stage.capacity_bytes for stage in built)]
+    if fitting:
+        built = min(fitting, key=_busiest_s)
+    else:
+        built = min(ways, key=lambda built: max(stage.memory_bytes for stage in built))
+    busiest_s = _busiest_s(built)
+    finish = []
+    for rank in range(p):
+        layout = configuration.layout_of(rank, prices.scenario.cluster)
+        priced = prices.layers(layout, configuration.microbatch_size)
+        trained = sum((priced[layer].trained for ids in chunks[rank::p] for layer in ids), Trained())
+        finish.append(finish_s(prices, configuration, trained, layout.pools))
+    time = StepTime(
+        repeat_s=v * (m - 1) * busiest_s,
+        critical_path_s=(v + p - 1) * busiest_s + sum(_boundary_lags_s(prices, configuration, chunks)),
+        finish_s=max(finish),
+    )
+    return built, time
+
+
+def _busiest_s(stages: Sequence[StagePlan]) -> float:
+    return max(stage.forward_s + stage.backward_s for stage in stages)
+
+
+def _chunks_at(
+    prices: Prices, configuration: Configuration, level: RecomputeLevel, chunks: Sequence[Sequence[str]]
+) -> tuple[StagePlan, ...]:
+    """All chunks at one level of recomputation."""
+    p, size, cluster = configuration.pp, configuration.microbatch_size, prices.scenario.cluster
+    layouts = [configuration.layout_of(rank, cluster).at(level) for rank in range(p)]
+    built = [_at_level(prices, configuration, layouts[c % p], tuple(ids), 0) for c, ids in enumerate(chunks)]
+    for rank, layout in enumerate(layouts):
+        moments = held_by_chunks(p, configuration.vp, configuration.microbatches, rank)
+        priced = prices.layers(layout, size)
+        memory_bytes = machine_of(prices.scenario, layout.pools).reserved_bytes + most_held(
+            [sum(priced[layer].state_bytes for layer in ids) for ids in chunks[rank::p]],
+            [sum(priced[layer].kept_bytes for layer in ids) for ids in chunks[rank::p]],
+            moments,
+            prices.working_bytes(layout, size),
+        )
+        for loop in range(configuration.vp):
+            place = loop * p + rank
+            returns = any(prices.graph.layer(layer).has_backward for layer in chunks[place])
+            alive = max(moment[loop] for moment in moments) if returns else 1
+            built[place] = replace(built[place], in_flight=alive, memory_bytes=memory_bytes)
+    return tuple(built)
+
+
+def _boundary_lags_s(prices: Prices, configuration: Configuration, chunks: Sequence[Sequence[str]]) -> list[float]:
+    """Behind each chunk but the last the longest way of a tensor that is read later."""
+    lags_s = [0.0] * (len(chunks) - 1)
+    for source, target, edge in _cut_edges(prices, chunks):
+        way_s = lag_s(prices, configuration, edge, configuration.mesh, configuration.mesh)
+        lags_s[source:target] = [max(known_s, way_s) for known_s in lags_s[source:target]]
+    return lags_s
 
 
 def _stage(side: Side, index: int, ids: tuple[str, ...], depth: int, level: RecomputeLevel | None) -> StagePlan:
@@ -120,7 +190,7 @@ def plan_from_cut(
     """The plan of a cut, certified with what the caller has proved. `bound_s` above the objective counts as equal."""
     built, time = cut_stages(prices, configuration, stages, levels)
     bound_s = min(bound_s, time.objective_s)
-    return Plan(
+    plan = Plan(
         scenario=prices.scenario,
         scenario_hash=scenario_hash(prices.scenario),
         dp=configuration.dp,
@@ -143,3 +213,10 @@ def plan_from_cut(
             wall_s=wall_s,
         ),
     )
+    if configuration.vp == 1:
+        return plan
+    placed = replace(plan, placement=tuple(chunk % configuration.pp for chunk in range(configuration.stages)))
+    problem = plan_problem(placed, prices.graph, prices.costs)
+    order = interleaved(problem)
+    assert not isinstance(order, NotApplicable)
+    return replace(placed, orders=tuple(schedule_text(whole_backwards(placed, order)).split("\n")))

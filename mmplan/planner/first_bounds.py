@@ -4,12 +4,14 @@ As in `bounds`, but every term comes from sums over the model, so that a row cos
 
     (m - 1) * max(mean work, k equal groups) + heaviest path + least lags + mean finish
 
-where devices differ, work is that of the quickest and the mean counts a stage by how much of it its devices do; and a
-row is out where states and activations, spread evenly over all stages, exceed the memory of these.
+or, with v chunks on each of p ranks, (v m + p - 1) * max(mean work of a chunk, k equal groups) + least lags + mean
+finish; where devices differ, work is that of the quickest and the mean counts a stage by how much of it its devices do;
+and a row is out where states and activations, spread evenly over all stages, exceed the memory of these.
 
 Where the model is one chain, the stage that is j-th from the end holds min(m, j) microbatches, so all stages together
 keep at most so much of one microbatch, states in the deepest stages first; what does not fit has to be recomputed, at
-the least seconds per byte that any block offers.
+the least seconds per byte that any block offers. Where ranks have several chunks, one level of recomputation holds for
+all layers: the lightest that fits.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -55,7 +57,8 @@ class _Model:
     """Sums over the model. [base, size]: `total_s`, `path_s`, `lag_s`, `kept_bytes` at the leanest level of
     recomputation and `unrecomputed_bytes` at the quickest, `saving_s_per_byte` at least for the difference. [base,
     size, stages - 1]: `busiest_s`. [base, size, pool] `pace`: by how much longer than the quickest pool each one works
-    at least. [base, 9] `counts`: trained parameters of a rank, these with tied ones, and frozen ones, each dense,
+    at least. [level, base, size] `levels_s`, `levels_bytes`: work and kept bytes at least where all layers recompute at
+    one level. [base, 9] `counts`: trained parameters of a rank, these with tied ones, and frozen ones, each dense,
     spread and of experts."""
 
     sizes: IntArray
@@ -69,6 +72,8 @@ class _Model:
     in_a_row: bool
     unrecomputed_bytes: Floats
     saving_s_per_byte: Floats
+    levels_s: Floats
+    levels_bytes: Floats
 
 
 def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurations) -> FirstBounds:
@@ -83,29 +88,36 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
     for start in range(0, count, CHUNK_ROWS):
         rows = slice(start, start + CHUNK_ROWS)
         base, size, pp = configurations.base[rows], size_of[rows], configurations.pp[rows]
-        m = configurations.microbatches[rows]
+        m, vp = configurations.microbatches[rows], configurations.vp[rows]
+        pieces, one = pp * vp, vp == 1
         finish_s, state_bytes, gather_s, scatter_s = ends[which[rows]].T
-        once_s = model.path_s[base, size] + (pp - 1) * model.lag_s[base, size] + finish_s / pp
-        busiest_s = model.busiest_s[base, size, pp - 1]
+        once_s = model.path_s[base, size] * one + (pieces - 1) * model.lag_s[base, size] + finish_s / pp
+        busiest_s = model.busiest_s[base, size, pieces - 1]
         # sums of max(a, b) are at least the max of sums, so layer by layer no less is exposed
         beside_s, moved_s = model.total_s[base, size], 2 * gather_s + scatter_s
         exposed_s = np.maximum(moved_s - beside_s, 0) + prices.costs.serial_share * np.minimum(moved_s, beside_s)
-        busiest_s = np.maximum(busiest_s, (beside_s + exposed_s) / pp)
+        busiest_s = np.maximum(busiest_s, (beside_s + exposed_s) / pieces)
         if model.in_a_row:
-            once_s += exposed_s
+            once_s += exposed_s * one
         fits = np.ones(len(pp), dtype=np.bool_)
         if model.in_a_row:
-            most_bytes = _most_kept(configurations.schedule, room_bytes, state_bytes, pp, m) / SAFE
+            most_bytes = _most_kept(configurations.schedule, room_bytes, state_bytes, pp, m)
+            most_bytes = np.where(one, most_bytes, _most_in_chunks(room_bytes, state_bytes, pp)) / SAFE
             fits = model.kept_bytes[base, size] <= most_bytes
+            if not one.all():
+                again_s = _at_one_level(model, base, size, most_bytes) - beside_s
+                fits &= one | np.isfinite(again_s)
+                again_s = np.where(one | ~fits, 0.0, again_s)
+                busiest_s = np.maximum(busiest_s, (beside_s + exposed_s + again_s) / pieces)
             again_s = np.maximum(model.unrecomputed_bytes[base, size] * SAFE - most_bytes, 0)
             again_s *= model.saving_s_per_byte[base, size]
-            busiest_s = np.maximum(busiest_s, (beside_s + exposed_s + again_s) / pp)
-            once_s += again_s
+            busiest_s = np.maximum(busiest_s, (beside_s + exposed_s + again_s) / pieces)
+            once_s += again_s * one
         if model.pace.shape[2] > 1:
             width = configurations.ranks[rows] // pp
             speed = _speed(prices.scenario.cluster, model.pace[base, size], width, pp)
-            busiest_s = np.maximum(busiest_s, model.total_s[base, size] / speed)
-        step_s = (m - 1) * busiest_s + once_s
+            busiest_s = np.maximum(busiest_s, model.total_s[base, size] / (speed * vp))
+        step_s = np.where(one, m - 1, vp.astype(np.int64) * m + pp - 1) * busiest_s + once_s
         alive = m if configurations.schedule == "gpipe" else 1
         need_bytes[rows] = (state_bytes + alive * model.kept_bytes[base, size]) / pp
         roomy_ns[rows] = np.minimum(step_s * (1e9 * SAFE), NEVER)
@@ -153,6 +165,10 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     ratios = np.where(works[:, :, None], by_pool_s / np.where(works, kind_s, 1.0)[:, :, None], np.inf)
     unrecomputed, kept = np.moveaxis(_tabulated(kinds, prices.alike, bases, used, 2, kept_bytes), 2, 0)
     saved = unrecomputed - kept
+    # which kinds a level recomputes that the quickest does not; unknown where attention alone may be recomputed
+    drops = np.array([[Layout(recompute=level).recomputed(layer) != "none" for layer in kinds] for level in levels])
+    selective = "selective" in levels
+    further = drops[:1] & False if selective else drops & ~drops[0]
     rates = np.where(saved > 0, forward_s / np.where(saved > 0, saved, 1.0), np.inf).min(axis=2)
     held = _tabulated(kinds, prices.alike, bases, used[:, :1] | True, 9, counts)[:, 0] @ member.sum(axis=0)
     return _Model(
@@ -160,13 +176,15 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
         path_s=_paths(groups, group_s),
         lag_s=_lags(prices, groups, configurations, sizes),
         kept_bytes=kept @ member.sum(axis=0),
-        busiest_s=_busiest(group_s, member, int(configurations.pp.max())),
+        busiest_s=_busiest(group_s, member, int((configurations.pp * configurations.vp).max())),
         total_s=group_s.sum(axis=2),
         pace=ratios.min(axis=3),
         counts=held,
         in_a_row=tail_start(len(groups.groups), groups.pairs) == 0,
         unrecomputed_bytes=unrecomputed @ member.sum(axis=0),
-        saving_s_per_byte=np.where(np.isfinite(rates), rates, 0.0) * ("selective" not in levels),
+        levels_s=group_s.sum(axis=2) + np.stack([forward_s @ (of * member.sum(axis=0)) for of in further]),
+        levels_bytes=np.stack([np.where(of | selective, kept, unrecomputed) @ member.sum(axis=0) for of in further]),
+        saving_s_per_byte=np.where(np.isfinite(rates), rates, 0.0) * (not selective),
     )
 
 
@@ -237,6 +255,29 @@ def _most_kept(
     shallow = np.minimum(free, microbatches)
     most = room_bytes * (harmonic[shallow] + (free - shallow) / microbatches)
     most += rest_bytes / np.maximum(np.minimum(microbatches, left), 1)
+    return most
+
+
+def _at_one_level(model: _Model, base: Column, size: IntArray, most_bytes: Floats) -> Floats:
+    """[rows] work of the model at the lightest level that keeps no more than that, infinite where none does."""
+    least_s = np.full(len(most_bytes), np.inf)
+    for level_s, level_bytes in zip(model.levels_s, model.levels_bytes, strict=True):
+        fits = level_bytes[base, size] <= most_bytes
+        least_s = np.where(fits, np.minimum(least_s, level_s[base, size]), least_s)
+    return least_s
+
+
+def _most_in_chunks(room_bytes: int, state_bytes: Floats, ranks: Column) -> Floats:
+    """[rows] the same of ranks with several chunks each: once warmed up, of p ranks the d-th from the end holds at
+    least min(p, 2 d - 1) microbatches of each of its layers (`held_by_chunks`)."""
+    full = np.minimum(state_bytes // room_bytes, ranks)
+    left = (ranks - full).astype(np.int64)
+    rest_bytes = np.where(left > 0, room_bytes - (state_bytes - full * room_bytes), 0.0)
+    odd = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, 2 * int(ranks.max()) + 2, 2))])
+    free, half = np.maximum(left - 1, 0), (ranks.astype(np.int64) + 1) // 2
+    few = np.minimum(free, half)
+    most: Floats = room_bytes * (odd[few] + (free - few) / ranks)
+    most += rest_bytes / np.maximum(np.minimum(ranks, 2 * left - 1), 1)
     return most
 
 

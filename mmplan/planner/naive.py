@@ -1,13 +1,14 @@
 """The plan one would make by hand: the longest pipeline that fits, equal numbers of layers per stage."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
 
 from mmplan.errors import NoPlanFoundError
-from mmplan.planner.configurations import Configurations, list_configurations
+from mmplan.planner.configurations import Configurations, allowed_chunks, list_configurations
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_plan import cut_stages, plan_from_cut
 from mmplan.planner.plan import Plan
@@ -38,10 +39,10 @@ def naive_result(scenario: Scenario) -> OptimizeResult:
     started_s = perf_counter()
     priced = priced_groups(scenario)
     prices, groups = priced.prices, priced.groups
-    configurations = list_configurations(scenario, len(groups.groups))
+    configurations = list_configurations(_one_each(scenario), len(groups.groups))
     for index in _by_hand(configurations):
         configuration = configurations[index]
-        stages = equal_stages(groups, configuration.pp)
+        stages = equal_stages(groups, configuration.stages)
         built, time = cut_stages(prices, configuration, stages)
         if all(stage.memory_bytes <= stage.capacity_bytes for stage in built):
             wall_s = perf_counter() - started_s
@@ -58,6 +59,14 @@ def naive_result(scenario: Scenario) -> OptimizeResult:
                 proofs=(),
             )
     raise NoPlanFoundError(f"no cut of {scenario.name} into equal layer counts fits into memory; try mmplan optimize")
+
+
+def _one_each(scenario: Scenario) -> Scenario:
+    """One chunk per rank, unless constraints want several."""
+    rules = scenario.constraints
+    if rules.vp and 1 not in rules.vp:
+        return scenario
+    return replace(scenario, constraints=replace(rules, vp=(1,))) if 1 in allowed_chunks(scenario) else scenario
 
 
 def _by_hand(all_of: Configurations) -> list[int]:

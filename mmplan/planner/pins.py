@@ -18,7 +18,7 @@ from mmplan.scenario.scenario import ModelModule, Scenario
 from mmplan.scenario.schema_values import MAX_COUNT
 from mmplan.scenario.technique import RECOMPUTES, SHARDINGS
 
-COUNTS = ("tp", "pp", "dp", "cp", "ep", "etp", "microbatch")
+COUNTS = ("tp", "pp", "dp", "cp", "ep", "etp", "vp", "microbatch")
 WORDS: dict[str, Collection[str]] = {"sharding": SHARDINGS, "recompute": RECOMPUTES}
 KEYS = (*COUNTS, *WORDS, "spread")
 
@@ -90,6 +90,7 @@ def has_pins(plan: Plan, pins: Pins) -> bool:
         "cp": {plan.cp},
         "ep": {plan.ep},
         "etp": {plan.ranks_per_expert},
+        "vp": {plan.vp},
         "microbatch": {plan.microbatch_size},
         "sharding": {plan.sharding},
         "recompute": {base_of(stage.recompute) for stage in plan.stages},

@@ -55,7 +55,8 @@ class Certificate:
     """What is proved about the plan: closed-form step time, the lower bound over the whole search space, and how.
 
     `gap` = (objective_s - bound_s) / objective_s. Status `optimal`: gap within the asked tolerance; `feasible`: a
-    limit or Ctrl-C ended the search first; `given`: made by hand, no bound.
+    limit or Ctrl-C ended the search first, or several chunks per rank, all of which the closed form counts as long as
+    the busiest, are faster in simulation than any plan within it; `given`: made by hand, no bound.
     """
 
     objective_s: float
@@ -116,6 +117,11 @@ class Plan:
     def pp(self) -> int:
         """Pipeline ranks."""
         return max(self.placement) + 1 if self.placement else len(self.stages)
+
+    @property
+    def vp(self) -> int:
+        """Most stages of a pipeline rank."""
+        return max(self.placement.count(row) for row in range(self.pp)) if self.placement else 1
 
     @property
     def rank_count(self) -> int:

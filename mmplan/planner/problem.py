@@ -132,6 +132,8 @@ def build_problem(
 ) -> CutProblem:
     """The integers of one configuration; times rounded down, bytes up, capacity down.
 
+    Of several chunks per rank the stages of the problem are the ranks, which hold at least what 1F1B would.
+
     Args:
         anywhere: each stage may lie in any pool: a relaxation that is alike for all numbers of stages and replicas.
 
@@ -182,9 +184,9 @@ def build_problem(
         kind_of=tuple(map(order.index, pools_of)) if len(kinds) > 1 and not anywhere else (),
         stages=configuration.pp,
         microbatches=configuration.microbatches,
-        schedule=configuration.schedule,
+        schedule=configuration.schedule if configuration.vp == 1 else "1f1b",
     )
-    _refuse_uncountable(problem, prices.scenario)
+    _refuse_uncountable(problem, configuration.vp, prices.scenario)
     return problem
 
 
@@ -242,9 +244,9 @@ def least_of(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return rows[0] if len(rows) == 1 else tuple(map(min, *rows))
 
 
-def _refuse_uncountable(problem: CutProblem, scenario: Scenario) -> None:
+def _refuse_uncountable(problem: CutProblem, chunks: int, scenario: Scenario) -> None:
     """Sums over all groups, edges and microbatches must stay whole numbers that arrays can hold."""
-    slowest_ns = problem.microbatches * max(sum(level.work_ns) for level in problem.choices)
+    slowest_ns = chunks * problem.microbatches * max(sum(level.work_ns) for level in problem.choices)
     slowest_ns += sum(edge.lag_ns for edge in problem.edges) + problem.finish_fixed_ns + sum(problem.finish_ns)
     if slowest_ns > LARGEST:
         message = f"a step of {scenario.name} could take {seconds(slowest_ns) / SECONDS_PER_YEAR:,.0f} years: "

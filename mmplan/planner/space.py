@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mmplan.planner.bounds import NEVER
+from mmplan.planner.chunk_solver import solve_chunks
 from mmplan.planner.coarse import Coarse, coarse_enough, refined, spread
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.configurations import Configurations, list_configurations
@@ -25,6 +26,7 @@ from mmplan.scenario.scenario import Scenario
 # CP-SAT's deterministic seconds for a configuration that the dynamic program could not finish: given an upper bound, 62
 # of 64 cuts of up to 128 layers into 64 stages were proven within 6.
 CPSAT_DETERMINISTIC_S = 10.0
+SKETCH_GAP = 0.05  # where chunks are cut only for comparing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,10 +114,22 @@ def space_of(
 
 
 def solve_configuration(
-    space: Space, index: int, *, cutoff_ns: int | None, tolerance: float, seed: int, deadline: Deadline
+    space: Space,
+    index: int,
+    *,
+    cutoff_ns: int | None,
+    tolerance: float,
+    seed: int,
+    deadline: Deadline,
+    gap: float = 0.0,
 ) -> Answer:
-    """The best cut of a configuration below the cutoff: by the dynamic program, and where it cannot end by CP-SAT."""
+    """The best cut of a configuration below the cutoff: by the dynamic program, and where it cannot end by CP-SAT.
+
+    Of several chunks per rank see `chunk_solver`.
+    """
     configuration = space.configurations[index]
+    if configuration.vp > 1:
+        return _solve_chunks(space, index, cutoff_ns, max(tolerance, gap), deadline)
     found = solve_cut(
         build_problem(space.prices, space.coarse.groups, configuration),
         space.coarse.upsets,
@@ -148,6 +162,20 @@ def solve_configuration(
     return _answer(stages if better_stages is None else better_stages, bound_ns, better.exhausted, cutoff_ns)
 
 
+def _solve_chunks(space: Space, index: int, cutoff_ns: int | None, gap: float, deadline: Deadline) -> Answer:
+    configuration = space.configurations[index]
+    found = solve_chunks(
+        build_problem(space.prices, space.groups, configuration),
+        configuration.vp,
+        cutoff_ns=cutoff_ns,
+        tolerance=gap,
+        floor_ns=int(space.bounds.busiest_ns[index]),
+        stop=deadline.passed,
+    )
+    stages = _stages(space.groups, found, configuration.stages)
+    return _answer(stages, found.bound_ns, found.exhausted, cutoff_ns)
+
+
 def _finer(
     space: Space, index: int, stage_of: tuple[int, ...], objective_ns: int, tolerance: float, deadline: Deadline
 ) -> tuple[tuple[int, ...], int]:
@@ -171,6 +199,8 @@ def _finer(
 def sketch_configuration(space: Space, index: int, deadline: Deadline) -> Answer:
     """Some good cut of a configuration, soon: for comparing, not for proving."""
     configuration = space.configurations[index]
+    if configuration.vp > 1:
+        return _solve_chunks(space, index, None, SKETCH_GAP, deadline)
     found = quick_cut(
         build_problem(space.prices, space.coarse.groups, configuration),
         space.coarse.upsets,
@@ -197,7 +227,10 @@ def confirm_by_cpsat(
     seed: int,
     deadline: Deadline,
 ) -> bool:
-    """Whether CP-SAT, too, proves that no cut of the configuration is faster than `target_ns`."""
+    """Whether CP-SAT, too, proves that no cut of the configuration is faster than `target_ns`; it knows one stage per
+    rank only."""
+    if configuration.vp > 1:
+        return False
     problem = build_problem(space.prices, space.groups, configuration)
     proof = cut_by_cpsat(
         problem,

@@ -22,10 +22,11 @@ AGAIN, GATHERED = "recomputation", "gathering weights and outputs"
 
 
 def busiest_parts(plan: Plan) -> dict[str, float]:
-    """Part -> seconds of a step in which each rank of the busiest stage does it, over all mean microbatches.
+    """Part -> seconds of a step in which each rank of the busiest stage does it, over all mean microbatches; with
+    several stages per rank as if all of them were the busiest, as the closed form has it.
 
-    The sum is its forward and backward. What sharded weights and spread modules gather is what the stage takes beyond
-    its layers alone.
+    The sum is its forward and backward, so often. What sharded weights and spread modules gather is what the stage
+    takes beyond its layers alone.
 
     Raises:
         CostModelError: the cluster mixes types of devices.
@@ -45,4 +46,4 @@ def busiest_parts(plan: Plan) -> dict[str, float]:
         for part, value in zip(PARTS, seconds[:RECOMPUTE].sum(axis=0).tolist(), strict=True):
             parts[NAMES[part]] += value
     parts[GATHERED] = max(0.0, stage.forward_s + stage.backward_s - sum(parts.values()))
-    return {part: plan.microbatches * value for part, value in parts.items()}
+    return {part: plan.vp * plan.microbatches * value for part, value in parts.items()}

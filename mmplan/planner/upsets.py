@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
 
 # 1,250 upsets are two 32-layer encoders beside each other; 3,500 give 6 M pairs, 100 MB and 0.3 s
 MAX_UPSETS = 3500

@@ -13,6 +13,7 @@ from mmplan.planner.first_bounds import NEVER
 from mmplan.planner.frontier import Frontier
 from mmplan.planner.pins import Pins, broken_rule, has_pins, overruled, pinned
 from mmplan.planner.plan import Plan
+from mmplan.planner.recipes import step_time
 from mmplan.planner.repeated import Limits
 from mmplan.planner.space import build_space
 from mmplan.planner.stage_parts import busiest_parts
@@ -81,7 +82,7 @@ def _compared(pins: Pins, winner: Plan, other: Plan, gap: float, forbidden: str)
     near = more_s <= gap * winner.certificate.objective_s and not forbidden
     terms = {name: other_s - _terms(winner)[name] for name, other_s in _terms(other).items()}
     stage = _stage_more_s(winner, other)
-    if winner.placement or other.placement:  # chunks overlap in other ways than the closed form of whole stages says
+    if any(plan.placement and plan.certificate.status == "given" for plan in (winner, other)):  # no closed form
         terms, stage = {}, None
     repeat_s, fill_s, finish_s = terms.values() if terms else (None, None, None)
     return Alternative(
@@ -100,12 +101,11 @@ def _compared(pins: Pins, winner: Plan, other: Plan, gap: float, forbidden: str)
 
 def _terms(plan: Plan) -> dict[str, float]:
     """The three terms of the closed form, which is their sum."""
-    repeat_s = (plan.microbatches - 1) * max(stage.forward_s + stage.backward_s for stage in plan.stages)
-    finish_s = max(stage.finish_s for stage in plan.stages)
+    time = step_time(plan)
     return {
-        "repeating the busiest stage": repeat_s,
-        "filling and draining the pipeline": plan.certificate.objective_s - repeat_s - finish_s,
-        "reducing gradients and updating": finish_s,
+        "repeating the busiest stage": time.repeat_s,
+        "filling and draining the pipeline": time.critical_path_s,
+        "reducing gradients and updating": time.finish_s,
     }
 
 

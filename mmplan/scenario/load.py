@@ -168,6 +168,7 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         cp=tuple(spec.cp),
         ep=tuple(spec.ep),
         etp=tuple(spec.etp),
+        vp=tuple(spec.vp),
         sharding=tuple(spec.sharding),
         recompute=tuple(spec.recompute),
         spread=spread_modules(spec.spread, model, (*at, "spread"), document),

@@ -361,6 +361,7 @@ class Constraints:
     cp: tuple[int, ...] = ()
     ep: tuple[int, ...] = ()
     etp: tuple[int, ...] = ()  # ranks that share one expert: as tp while ep is 1
+    vp: tuple[int, ...] = ()  # chunks of layers per pipeline rank
     sharding: tuple[Sharding, ...] = ()
     recompute: tuple[Recompute, ...] = ()
     spread: tuple[str, ...] | None = None  # modules that run whole on part of the samples; None leaves the choice

@@ -267,6 +267,7 @@ class ConstraintsSpec(Strict):
     cp: CountOrList = Field(default=[], description="allowed context-parallel degrees")
     ep: CountOrList = Field(default=[], description="allowed expert-parallel degrees")
     etp: CountOrList = Field(default=[], description="allowed ranks that share one expert; while ep is 1 that is tp")
+    vp: CountOrList = Field(default=[], description="allowed chunks of layers per rank (several: interleaved 1F1B)")
     sharding: Shardings = Field(default=[], description="allowed ZeRO shardings over the replicas")
     recompute: Recomputes = Field(default=[], description="what stages may recompute; full: also part of the blocks")
     spread: list[ModuleName] | None = Field(

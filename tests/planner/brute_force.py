@@ -1,9 +1,10 @@
-"""All acyclic partitions of a small DAG into stages, and their value written down once more from the definition."""
+"""All acyclic partitions of a small DAG into stages, and all cuts into several chunks per rank, and their value written
+down once more from the definition."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import permutations
+from itertools import combinations, pairwise, permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,3 +193,55 @@ def random_problem(seed: int) -> CutProblem:
         microbatches=microbatches,
         schedule=schedule,
     )
+
+
+def chunk_cuts(problem: CutProblem, chunks: int) -> Iterator[list[list[int]]]:
+    """Every way to cut the groups, in their order, into so many chunks per rank."""
+    count = problem.stages * chunks
+    for inner in combinations(range(1, problem.groups), count - 1):
+        yield [list(range(first, end)) for first, end in pairwise((0, *inner, problem.groups))]
+
+
+def chunk_value(problem: CutProblem, cut: list[list[int]]) -> int | None:
+    """J of interleaved 1F1B at the best level for all chunks, None where none fits: from the definition, with memory by
+    a walk through each rank's order."""
+    p, m = problem.stages, problem.microbatches
+    chunks = len(cut) // p
+    values = []
+    for name in {level.name for level in problem.choices}:
+        level_of = [
+            next(problem.choices[index] for index in problem.kind(rank).levels if problem.choices[index].name == name)
+            for rank in range(p)
+        ]
+        works = [sum(level_of[place % p].work_ns[g] for g in chunk) for place, chunk in enumerate(cut)]
+        kept = [sum(level_of[place % p].kept_bytes[g] for g in chunk) for place, chunk in enumerate(cut)]
+        finish = []
+        for rank in range(p):
+            inside, level, kind = [g for chunk in cut[rank::p] for g in chunk], level_of[rank], problem.kind(rank)
+            states = sum((level.state_bytes or problem.state_bytes)[g] for g in inside)
+            peak = _interleaved_peak(p, chunks, m, rank, kept[rank::p])
+            if states + peak + level.working_bytes > kind.capacity_bytes:
+                break
+            fixed = kind.finish_fixed_ns * any(problem.trainable[g] for g in inside)
+            finish.append(fixed + sum(kind.finish_ns[g] for g in inside))
+        if len(finish) < p:
+            continue
+        lags = 0
+        for chunk in cut[1:]:
+            crossing = [e.lag_ns for e in problem.edges if e.producer < chunk[0] <= e.consumer]
+            lags += max(crossing, default=0)
+        values.append((chunks * m + p - 1) * max(works) + lags + max(finish))
+    return min(values, default=None)
+
+
+def _interleaved_peak(p: int, chunks: int, m: int, rank: int, kept: list[int]) -> int:
+    """Microbatches pass in groups of p; warm-up as in Megatron-LM's schedules.py, then a forward and a backward."""
+    forwards = [chunk for group in range(m // p) for chunk in range(chunks) for _ in range(p)]
+    backwards = [chunk for group in range(m // p) for chunk in reversed(range(chunks)) for _ in range(p)]
+    held = peak = 0
+    for place, chunk in enumerate(forwards):
+        held += kept[chunk]
+        peak = max(peak, held)
+        if place >= (p - rank - 1) * 2 + (chunks - 1) * p:
+            held -= kept[backwards.pop(0)]
+    return peak

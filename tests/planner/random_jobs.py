@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import networkx as nx
 import numpy as np
-from brute_force import numbered, partition_value
+from brute_force import chunk_cuts, chunk_value, numbered, partition_value
 from pipeline_toys import DEVICE, LINK, scenario
 
 from mmplan.cost_models.build import build_graph
@@ -101,6 +101,16 @@ def best_by_trying(job: Scenario) -> tuple[float | None, int]:
             continue
         for configuration in configurations:
             problem = build_problem(priced.prices, priced.groups, configuration)
+            if configuration.vp > 1:
+                for cut in chunk_cuts(problem, configuration.vp):
+                    tried += 1
+                    floor = chunk_value(problem, cut)
+                    if floor is None or (best is not None and seconds(floor) >= best):
+                        continue
+                    chunks = [[layer for group in chunk for layer in priced.groups.groups[group]] for chunk in cut]
+                    step_s = cut_stages(priced.prices, configuration, chunks)[1].objective_s
+                    best = step_s if best is None else min(best, step_s)
+                continue
             for block_of in numbered(problem):
                 tried += 1
                 floor = partition_value(problem, block_of)

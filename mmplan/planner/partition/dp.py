@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from mmplan.planner.partition.groups import GroupProblem
 from mmplan.planner.stopping import never
-from mmplan.planner.upsets import BoolArray, IntArray
+from mmplan.planner.upsets import BoolArray, FloatArray, IntArray
 
 # Whole picoseconds as doubles: matrix products of doubles are fast, and exact below 2^53 ps = 9,007 s.
-FloatArray = npt.NDArray[np.float64]
 
 # [first, last] entries that are computed at once: 2 M are 16 MB a matrix, of which some ten are alive.
 ENTRIES = 2_000_000

@@ -1,8 +1,10 @@
-"""Families on chains with several chunks per rank, chunk `c` of rank `r` being stage `c * p + r`.
+"""Families with several chunks per rank, chunk `c` of rank `r` being stage `c * p + r`.
 
 Interleaved 1F1B (Narayanan et al., SC 2021, section 2.2.2; the order of Megatron-LM): microbatches pass a chunk in
 groups of p, rank r runs 2 (p - r - 1) + (v - 1) p forwards first. It is the depth-first order of Lamy-Poirier (arXiv
-2211.05953); looped BFS is the breadth-first one: all microbatches pass a chunk before the next chunk starts.
+2211.05953). A chunk need not follow the one before it, nor have a backward: the order, which no chain of chunks can
+make wait for itself, then waits for less. On chains looped BFS is the breadth-first one: all microbatches pass a chunk
+before the next chunk starts.
 """
 
 from mmplan.planner.schedule import Compute, ComputeKind, Schedule
@@ -10,7 +12,7 @@ from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
 
 
 def interleaved(problem: ScheduleProblem) -> Schedule | NotApplicable:
-    chunks = loop_chunks(problem)
+    chunks = _chunks(problem)
     if isinstance(chunks, NotApplicable):
         return chunks
     p, m = problem.ranks, problem.microbatches
@@ -24,7 +26,8 @@ def interleaved(problem: ScheduleProblem) -> Schedule | NotApplicable:
         order = forward[:first]
         for early, late in zip(forward[first:], backward, strict=False):
             order += [early, late]
-        orders.append(tuple(order + backward[m * chunks - first :]))
+        order += backward[m * chunks - first :]
+        orders.append(tuple(one for one in order if one.kind == "F" or problem.stages[one.stage].has_backward))
     return tuple(orders)
 
 
@@ -43,11 +46,17 @@ def looped_bfs(problem: ScheduleProblem) -> Schedule | NotApplicable:
 
 def loop_chunks(problem: ScheduleProblem) -> int | NotApplicable:
     """Chunks per rank when stages form a chain that runs round the ranks."""
+    chunks = _chunks(problem)
+    return chunks if isinstance(chunks, NotApplicable) else _chain_with_backward(problem) or chunks
+
+
+def _chunks(problem: ScheduleProblem) -> int | NotApplicable:
+    """Chunks per rank where stages are laid round the ranks in their order."""
     chunks, rest = divmod(len(problem.stages), problem.ranks)
     placed = all(stage.rank == index % problem.ranks for index, stage in enumerate(problem.stages))
     if rest or chunks < 2 or not placed:
         return NotApplicable("it needs two or more chunks per rank, laid round the ranks")
-    return _chain_with_backward(problem) or chunks
+    return chunks
 
 
 def _chain_with_backward(problem: ScheduleProblem) -> NotApplicable | None:

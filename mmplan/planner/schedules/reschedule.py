@@ -112,7 +112,7 @@ def _choice(plan: Plan, name: ScheduleName, problem: ScheduleProblem, schedule: 
         stages.append(replace(stage, in_flight=alive[index], memory_bytes=round(used)))
     follows = name in ("1f1b", "gpipe") and not plan.placement
     certificate = plan.certificate
-    if plan.placement:
+    if plan.placement and certificate.status == "given":
         finish_s = max(sum(plan.stages[stage].finish_s for stage in plan.stages_of(row)) for row in range(plan.pp))
         certificate = replace(certificate, objective_s=evaluation.makespan_s + finish_s)
     made = replace(
