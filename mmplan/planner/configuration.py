@@ -149,8 +149,8 @@ def why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
         return f"constraints.vp allows {_names(rules.vp)} chunks per rank, and constraints.schedule no interleaving"
     if needed <= devices and (set(rules.schedule) == {"interleaved"} or (rules.vp and 1 not in rules.vp)):
         return (
-            f"chunks of constraints.vp ({_names(rules.vp or CHUNKS[1:])} per rank) need a pipeline of pp x vp pieces, "
-            f"of which the model has {groups}, and microbatches that are a multiple of pp: no allowed dp and microbatch "
+            f"chunks of constraints.vp ({_names(rules.vp or CHUNKS[1:])} per rank) need pp x vp pieces of the model, "
+            f"which has {groups}, and microbatches that are a multiple of pp: no allowed dp and microbatch "
             f"of the global batch {batch:,} give both"
         )
     if needed <= devices:

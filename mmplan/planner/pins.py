@@ -146,7 +146,8 @@ def _tensor_parallel(scenario: Scenario, tp: int) -> str:
             )
         for name, size in sharded_widths(module).items():
             if size % tp:
-                return _division(f"{module.name}: {name} {size:,}", size, "tp", tp)
+                fill = "; constraints.pad_heads fills heads up" if name in ("heads", "kv_heads") else ""
+                return _division(f"{module.name}: {name} {size:,}", size, "tp", tp) + fill
     return ""
 
 

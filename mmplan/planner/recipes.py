@@ -66,11 +66,11 @@ def plan_recipe(scenario: Scenario, recipe: Recipe, ours: Plan | None = None) ->
         told = ", ".join(f"{name} {str(value).lower()}" for name, value in recipe.technique)
         notes.append(f"plans do not price {told}; mmplan fit does")
     if recipe.vp > 1:
-        notes.append(_one_chunk(scenario, recipe, plan))
+        notes.append(_other_chunks(scenario, recipe, plan))
     return PlannedRecipe(recipe=recipe, plan=plan, reason=reason, note="; ".join(filter(None, notes)))
 
 
-def pinned(scenario: Scenario, recipe: Recipe, chunks: tuple[int, ...]) -> Scenario:
+def pinned(scenario: Scenario, recipe: Recipe, chunks: tuple[int, ...] = (1,)) -> Scenario:
     """The scenario with constraints that leave the recipe's degrees alone; what the recipe leaves open stays as it is.
 
     Args:
@@ -135,18 +135,20 @@ def _replicas(scenario: Scenario, recipe: Recipe) -> int:
     return dp
 
 
-def _one_chunk(scenario: Scenario, recipe: Recipe, plan: Plan) -> str:
-    """That a recipe with several chunks per rank is priced with one, and why."""
-    if plan.vp > 1:
-        return ""
-    each_s = [plan.microbatches * (stage.forward_s + stage.backward_s) + stage.finish_s for stage in plan.stages]
-    busy = f"its ranks are busy for {format_seconds(sum(each_s) / len(each_s))} on average"
+def _other_chunks(scenario: Scenario, recipe: Recipe, plan: Plan) -> str:
+    """The step of a recipe with several chunks per rank in one, or that of a recipe priced with one in several, or why
+    it cannot be made."""
+    chunks = 1 if plan.vp > 1 else recipe.vp
     try:
-        other = optimize(pinned(scenario, recipe, (recipe.vp,)), gap=RECIPE_GAP, time_limit_s=TIME_LIMIT_S).plan
+        other = optimize(pinned(scenario, recipe, (chunks,)), gap=RECIPE_GAP, time_limit_s=TIME_LIMIT_S).plan
     except (InfeasibleError, NoPlanFoundError) as error:
-        return f"priced as 1F1B: in {recipe.vp} chunks per rank {error}; {busy}"
+        each_s = [plan.microbatches * (stage.forward_s + stage.backward_s) + stage.finish_s for stage in plan.stages]
+        busy = f"its ranks are busy for {format_seconds(sum(each_s) / len(each_s))} on average"
+        return f"priced as 1F1B: in {recipe.vp} chunks per rank: {error}; {busy}" if chunks > 1 else ""
     step = format_seconds(other.certificate.objective_s)
-    return f"under 1F1B; in {recipe.vp} chunks per rank, all counted as long as the busiest: {step}"
+    if chunks == 1:
+        return f"under 1F1B instead of {recipe.vp} chunks per rank: {step}"
+    return f"under 1F1B; in {recipe.vp} chunks per rank: {step}"
 
 
 def step_time(plan: Plan) -> StepTime:

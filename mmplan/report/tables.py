@@ -147,7 +147,7 @@ def optimize_tables(
     proof = f"; cut proved by {' and '.join(result.proofs)}" if result.proofs else ""
     step = format_seconds(result.plan.certificate.objective_s)
     lines = [
-        f"[bold]{result.status}[/bold]: {step} per step by the closed form of 1F1B, "
+        f"[bold]{result.status}[/bold]: {step} per step by the closed form, "
         f"proven bound of it {format_seconds(result.bound_s)}, gap {result.gap:.2%}, in {result.wall_s:.1f} s",
         f"{counts.enumerated:,} configurations: {counts.out_of_memory:,} out of memory, "
         f"{counts.bounded_away:,} bounded away, {counts.solved:,} solved{proof}",

@@ -35,7 +35,7 @@ def scenario_of(document: Document) -> Scenario:
         InputError: one sentence with file, line and key path.
     """
     spec = validate_spec(document)
-    model = _with_training(_padded(_model(spec, document), spec.model), spec, document)
+    model = _with_training(_padded(_model(spec, document), spec.model, spec.constraints.pad_heads), spec, document)
     cluster = cluster_from_spec(spec.cluster, document)
     _check_precision(spec, cluster, document)
     scenario = Scenario(
@@ -77,12 +77,13 @@ def _model(spec: ScenarioSpec, document: Document) -> Model:
     return read_hf_config(path)
 
 
-def _padded(model: Model, spec: ModelSpec) -> Model:
-    """The model with `pad_heads` and `pad_vocabulary` of the whole model applied to its modules."""
+def _padded(model: Model, spec: ModelSpec, pad_heads: bool) -> Model:
+    """The model with `pad_heads` (said of the model or by the constraints) and `pad_vocabulary` of the whole model
+    applied to its modules."""
     modules = []
     for module in model.modules:
         shape, vocabulary = module.transformer, module.vocabulary
-        if shape is not None and spec.pad_heads:
+        if shape is not None and (spec.pad_heads or pad_heads):
             shape = replace(shape, pad_heads=True)
         if vocabulary is not None and vocabulary.pad_to == 1:
             vocabulary = replace(vocabulary, pad_to=spec.pad_vocabulary)

@@ -273,6 +273,9 @@ class ConstraintsSpec(Strict):
     spread: list[ModuleName] | None = Field(
         default=None, description="modules not split by tp, each rank running part of the samples; default: as is best"
     )
+    pad_heads: bool = Field(
+        default=False, description="tp may exceed or not divide heads: as model.pad_heads, for every module"
+    )
 
 
 class TechniqueSpec(Strict):

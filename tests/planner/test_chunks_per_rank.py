@@ -224,7 +224,7 @@ def test_stages_out_of_turn_have_no_bound(tiny: Scenario) -> None:
 def test_more_chunks_than_pieces_are_refused() -> None:
     of = scenario(llm_layers=2)
     rules = Constraints(tp=(1,), cp=(1,), pp=(4,), vp=(4,), microbatch=(1,))
-    with pytest.raises(InfeasibleError, match=r"pp x vp pieces, of which the model has \d"):
+    with pytest.raises(InfeasibleError, match=r"pp x vp pieces of the model, which has \d"):
         optimize(replace(of, constraints=rules))
     none = replace(rules, schedule=("1f1b",))
     with pytest.raises(InfeasibleError, match=r"allows 4 chunks per rank, and constraints\.schedule no interleaving"):

@@ -43,7 +43,7 @@ def message_of(scenario: Scenario, time_limit_s: float = 60.0) -> str:
 @pytest.fixture(scope="module")
 def tiny() -> Scenario:
     scenario = load_scenario(SCENARIOS / "tiny.yaml")
-    rules = replace(scenario.constraints, pp=(2, 4), dp=(1,), sharding=("none",), recompute=("none",))
+    rules = replace(scenario.constraints, pp=(2, 4), dp=(1,), vp=(1,), sharding=("none",), recompute=("none",))
     return replace(scenario, constraints=rules)
 
 

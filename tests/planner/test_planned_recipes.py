@@ -135,7 +135,9 @@ def test_chunks_that_cannot_be_made_are_priced_without_and_it_is_said() -> None:
     planned = plan_recipe(SCENARIO, recipe(pp=2, vp=50, microbatch=1))
     assert planned.plan is not None
     assert planned.plan.schedule == "1f1b"
-    assert planned.note.startswith("priced as 1F1B: 100 chunks need as many groups of layers")
+    assert planned.note.startswith(
+        "priced as 1F1B: in 50 chunks per rank: chunks of constraints.vp (50 per rank) need pp x"
+    )
     assert "; its ranks are busy for " in planned.note
 
 

@@ -112,7 +112,7 @@ def test_rules_answer_with_their_arithmetic(tiny: Scenario, best: Plan) -> None:
         "tp=3": "a node's 4 devices / tp 3 = 1.333 is no whole number",
         "dp=3": "the global batch 16 / dp 3 = 5.333 is no whole number",
         "dp=2 microbatch=3": "16 / dp 2 samples of a replica / microbatch 3 = 2.667 is no whole number",
-        "tp=4": "llm: kv_heads 2 / tp 4 = 0.5 is no whole number",
+        "tp=4": "llm: kv_heads 2 / tp 4 = 0.5 is no whole number; constraints.pad_heads fills heads up",
         "tp=2 pp=4": "tp 2 x pp 4 = 8 devices at least, the cluster has 4",
     }
 
@@ -125,7 +125,10 @@ def test_prime_heads_are_told_by_name(tiny: Scenario, best: Plan) -> None:
         for module in tiny.model.modules
     )
     prime = replace(tiny, model=replace(tiny.model, modules=modules))
-    assert ask(prime, best, "tp=4").reason == "llm: heads 25 / tp 4 = 6.25 is no whole number"
+    assert (
+        ask(prime, best, "tp=4").reason
+        == "llm: heads 25 / tp 4 = 6.25 is no whole number; constraints.pad_heads fills heads up"
+    )
 
 
 def test_a_zone_that_forbids_tensor_sharding_is_named(tiny: Scenario, best: Plan) -> None:
