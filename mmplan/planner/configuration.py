@@ -116,8 +116,8 @@ class Configuration:
             spread += f", {' and '.join(mesh.modules)} on pp={stages} x {mesh}"
         chunks = f" x {self.vp} chunks" if self.vp > 1 else ""
         return (
-            f"pp={self.base_stages}{chunks} x dp={self.dp}{cp} x tp={self.tp}{experts}{sharding}{spread}, {self.microbatches} "
-            f"microbatches of {self.microbatch_size}, {self.schedule}"
+            f"pp={self.base_stages}{chunks} x dp={self.dp}{cp} x tp={self.tp}{experts}{sharding}{spread}, "
+            f"{self.microbatches} microbatches of {self.microbatch_size}, {self.schedule}"
         )
 
 
