@@ -15,9 +15,8 @@ from mmplan.planner.plan import save_plan
 
 @pytest.fixture
 def plan_file(tmp_path: Path) -> Path:
-    plan = next(
-        p for p in (random_plan(seed, ("qwen2.5-vl-7b-sft",)) for seed in range(50)) if p.pp > 1 and not p.spread
-    )
+    plans = (random_plan(seed, ("qwen2.5-vl-7b-sft",)) for seed in range(50))
+    plan = next(p for p in plans if p.pp > 1 and not p.spread and {"vision.0", "llm.0"} <= set(p.stages[0].layers))
     save_plan(plan, tmp_path / "a.plan.json")
     return tmp_path / "a.plan.json"
 
