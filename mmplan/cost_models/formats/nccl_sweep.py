@@ -79,6 +79,10 @@ def sweep_of(run: Run, fastest_port_bytes_per_s: float) -> Sweep:
     _refuse_single(run)
     listed, per_group, listing = _listed_ranks(run)
     collective, why = _collective(run, listed)
+    least = _least_ranks(run, collective)
+    if listed is not None and least > listed:
+        listing.append(f"the list of devices shows {listed} of {least} ranks or more: it is not whole")
+        listed = per_group = None
     rows, left_out = _sound_rows(run, collective, listed)
     low, high, factor = _ranks(run, rows, collective, listed)
     if low == high == 1:
@@ -241,7 +245,6 @@ def _sound_rows(run: Run, collective: str | None, listed: int | None) -> tuple[l
         else:
             kept.append(row)
     if collective is not None and listed is not None:
-        _check_share(run, collective, listed, share)
         expected = factor_of(collective, listed)
         telling = [row for row in kept if row.blocks[0].algbw >= _LEAST_RATE]
         wrong = [row for row in kept if not _factor_range(row)[0] <= expected <= _factor_range(row)[1]]
@@ -258,13 +261,14 @@ def _sound_rows(run: Run, collective: str | None, listed: int | None) -> tuple[l
     return kept, notes
 
 
-def _check_share(run: Run, collective: str, listed: int, share: int) -> None:
-    """Counts of gathers and scatters are a rank's part of the size."""
-    if collective in ("all_gather", "reduce_scatter", "alltoall") and share not in (1, listed):
-        row = next(row for row in run.rows if _share(row) == share)
-        told = f"{row.count:,} {row.dtype} are 1/{share} of {row.size_bytes:,} bytes"
-        message = f"{told}, so {share} ranks ran, and the list of devices has {listed}: it is not whole"
-        raise InputError(message, file=run.file, line=row.line)
+def _least_ranks(run: Run, collective: str | None) -> int:
+    """What counts (a rank's part of the size) and busbw / algbw of most rows need at least."""
+    if collective in ("all_gather", "reduce_scatter", "alltoall"):
+        return _usual_share(run)
+    telling = sorted(_factor_range(row) for row in run.rows if row.blocks[0].algbw >= _LEAST_RATE)
+    if collective not in _TWICE or not telling:
+        return 1
+    return _inverse((2 - telling[len(telling) // 2][0]) / 2)
 
 
 def _share(row: Row) -> int:
