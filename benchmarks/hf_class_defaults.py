@@ -141,7 +141,10 @@ def row(kind: str) -> dict[str, Any]:
     inner = sorted(getattr(config, "sub_configs", None) or {})
     parts = {name: part for name in inner if (part := part_of(config, name)) is not None}
     result: dict[str, Any] = {"keys": {key: value for key, value in keys_of(config).items() if key not in inner}}
-    aliases = {new: old for new, old in (config.attribute_map or {}).items() if old in result["keys"]}
+    pairs = (config.attribute_map or {}).items()
+    aliases = {new: old for new, old in pairs if old in result["keys"]}
+    # A class that takes one name and stores another writes files with the other.
+    aliases |= {old: new for new, old in pairs if new in result["keys"] and old not in result["keys"]}
     if aliases:
         result["aliases"] = aliases
     if parts:
