@@ -49,6 +49,10 @@ def _degrees(plan: Plan) -> Found:
     if plan.cp > 1:
         way = plan.scenario.technique.context_parallel
         yield f"context parallelism by {way}", f"cp={plan.cp}, {way}"
+        if plan.pp > 1:
+            yield "context parallelism in a pipeline", f"cp={plan.cp}, pp={plan.pp}"
+        if plan.tp > 1:
+            yield "context beside tensor parallelism", f"cp={plan.cp}, tp={plan.tp}"
     if plan.ep > 1:
         yield "expert parallelism", f"ep={plan.ep}"
         if plan.etp > 1:
@@ -122,6 +126,9 @@ def _rest(plan: Plan) -> Found:
         yield "FP8", f"fp8 {scenario.technique.fp8}"
     if scenario.technique.sequence_parallel and plan.tp > 1:
         yield "sequence parallelism", "norms and residuals split over tp"
+    heard = [module.name for module in scenario.model.modules if module.kind == "audio_encoder"]
+    if heard:
+        yield "audio encoders", " and ".join(heard)
     crossed = [f"{edge.producer} to {edge.consumer}" for edge in scenario.model.edges if edge.kind == "cross_attention"]
     if crossed:
         yield "cross-attention between modules", " and ".join(crossed)
