@@ -49,10 +49,6 @@ def _degrees(plan: Plan) -> Found:
     if plan.cp > 1:
         way = plan.scenario.technique.context_parallel
         yield f"context parallelism by {way}", f"cp={plan.cp}, {way}"
-        if plan.pp > 1:
-            yield "context parallelism in a pipeline", f"cp={plan.cp}, pp={plan.pp}"
-        if plan.tp > 1:
-            yield "context beside tensor parallelism", f"cp={plan.cp}, tp={plan.tp}"
     if plan.ep > 1:
         yield "expert parallelism", f"ep={plan.ep}"
         if plan.etp > 1:
@@ -79,7 +75,11 @@ def _padded(plan: Plan) -> list[ModelModule]:
 
 
 def _sharding(plan: Plan) -> Found:
-    """ZeRO stages, and what of them a pipeline makes hard."""
+    """ZeRO stages, and what of them and of cp a pipeline makes hard."""
+    if plan.cp > 1 and plan.pp > 1:
+        yield "context parallelism in a pipeline", f"cp={plan.cp}, pp={plan.pp}"
+    if plan.cp > 1 and plan.tp > 1:
+        yield "context beside tensor parallelism", f"cp={plan.cp}, tp={plan.tp}"
     shared = plan.dp * plan.cp
     if shared == 1:
         return
