@@ -112,6 +112,14 @@ def test_the_collective_is_recognised_by_its_columns_or_its_program(
     assert told(reading_of(tmp_path, text), f"{collective} of 8 ranks")
 
 
+def test_a_list_of_devices_that_is_cut_short_is_not_taken_for_all_ranks(tmp_path: Path) -> None:
+    text = log_text("all_reduce", 16, all_reduce(16, 8), devices=[*TWO[:3], "..."])
+    (record,) = reading_of(tmp_path, text).fragment["collectives"]  # type: ignore[attr-defined]
+    assert (record["ranks"], record["nodes"]) == (16, None)
+    assert told(reading_of(tmp_path, text), "the list of devices shows 2 of 16 ranks or more")
+    assert told(reading_of(tmp_path, text.replace(TWO[2] + "\n", "")), "shows 1 of 16 ranks or more")
+
+
 def test_an_open_collective_is_that_of_the_files_name_or_none(tmp_path: Path) -> None:
     text = log_text("all_gather", 8, lambda size: 1e-5 + size / 100e9, devices=ONE)
     text = re.sub(r" 0(?=\n|  )", " N/A", text)

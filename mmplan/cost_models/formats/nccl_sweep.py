@@ -131,7 +131,8 @@ def _refuse_single(run: Run) -> None:
         message = f"{told}: build nccl-tests with MPI=1 and start it with mpirun or srun --mpi=pmix"
         raise InputError(message, file=run.file, line=firsts[1].line)
     large = [row for row in run.rows if row.blocks[0].algbw >= _LEAST_RATE]
-    if (len(run.ranks) == 1 and run.ranks[0].rank == 0) or (large and all(row.blocks[0].busbw == 0 for row in large)):
+    listed_alone = len(run.ranks) == 1 and run.ranks[0].rank == 0
+    if (large or listed_alone) and all(row.blocks[0].busbw == 0 for row in large or run.rows):
         row = (large or run.rows)[0]
         block = row.blocks[0]
         message = f"one rank: busbw is {block.busbw:g} GB/s beside algbw {block.algbw:g}, nothing is sent"
