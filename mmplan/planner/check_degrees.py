@@ -19,6 +19,7 @@ def check_degrees(scenario: Scenario, degrees: Degrees) -> None:
             _check_tp(module, degrees.tp)
             if scenario.technique.context_parallel == "all-to-all":
                 _check_exchange(module, degrees)
+            _check_linear_attention(module, degrees)
             _check_experts(module, degrees)
     _check_blocks(scenario, degrees)
     have = scenario.cluster.device_count
@@ -64,6 +65,14 @@ def _check_exchange(module: ModelModule, degrees: Degrees) -> None:
                 f"{count / degrees.tp / degrees.cp:g} is no whole number, and cp by all-to-all gives each rank whole "
                 "heads; take a smaller cp, or `technique.context_parallel: ring`"
             )
+
+
+def _check_linear_attention(module: ModelModule, degrees: Degrees) -> None:
+    """The state of linear attention passes from one rank's rows to the next one's, which nothing here prices."""
+    if module.transformer is not None and degrees.cp > 1 and any(shape.delta for shape in module.transformer.shapes()):
+        raise InputError(
+            f"{module.name}: cp {degrees.cp} splits rows, and the state of its linear attention runs through all"
+        )
 
 
 def _check_experts(module: ModelModule, degrees: Degrees) -> None:

@@ -186,11 +186,14 @@ def context_degrees(scenario: Scenario, tp: int, rows: float) -> list[int]:
     """Context parallel degrees: powers of two that leave each rank `LEAST_ROWS` of the mean sequence's `rows`."""
     rules, found = scenario.constraints, []
     languages = [module for module in scenario.model.modules if module.kind == "language_model"]
+    linear = any(shape.delta for m in languages if m.transformer for shape in m.transformer.shapes())
     cp = 1
     while cp == 1 or (cp <= MOST_CP and rows >= LEAST_ROWS * cp):
         exchanged = scenario.technique.context_parallel == "all-to-all" and cp > 1
         shapes = [shape for module in languages if module.transformer for shape in module.transformer.shapes()]
         heads = [count for shape in shapes for _, count in heads_of(shape)]
+        if linear and cp > 1:  # its state passes from rank to rank, which nothing here prices
+            break
         if (not rules.cp or cp in rules.cp) and not (exchanged and any(count % (tp * cp) for count in heads)):
             found.append(cp)
         cp *= 2
