@@ -1,4 +1,4 @@
-"""`mmplan launch` as a user runs it."""
+"""`mmplan launch` and the matrix of `mmplan export` as a user runs them."""
 
 import json
 import subprocess
@@ -70,3 +70,22 @@ def test_a_job_of_slurm_that_does_not_fit_is_refused_from_within(folder: Path) -
     job = {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "3"}
     assert "Slurm job 5 has 3 nodes" in mmplan("launch", "a plan.json", cwd=folder, **job).stderr
     assert mmplan("launch", "a plan.json", "--for", "kubernetes", cwd=folder, **job).returncode == 0
+
+
+def test_the_matrix_is_printed_with_what_decides(folder: Path) -> None:
+    done = mmplan("export", "a plan.json", "--matrix", cwd=folder)
+    assert done.returncode == 0
+    assert "what decides" in done.stdout
+    assert "Accelerate cannot" not in done.stdout  # refusals are lines of the table, no error
+    document = json.loads(mmplan("export", "a plan.json", "--matrix", "--json", "-", cwd=folder).stdout)
+    assert document["schema"] == "mmplan.matrix/1"
+    by_name = {entry["target"]: entry for entry in document["targets"]}
+    assert by_name["mmplan"]["readiness"] == 1
+    assert by_name["Accelerate"]["decides"].startswith("pipeline stages (pp=")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--matrix", "--to", "jax"), ("--matrix", "-o", "x")])
+def test_an_export_is_of_a_target_or_the_matrix(folder: Path, arguments: tuple[str, ...]) -> None:
+    done = mmplan("export", "a plan.json", *arguments, cwd=folder)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "expected --to TARGET" in done.stderr

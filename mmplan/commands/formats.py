@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mmplan.commands.options import JsonFile, PlanFile, json_path
+from mmplan.errors import InputError
 from mmplan.files import require_folder, write_file
 
 # Their exporters are imported inside the command; a test keeps this list equal to theirs.
@@ -55,7 +56,7 @@ def export(
 
     require_folder(json_path(json_file))
     if matrix == (to is not None) or (matrix and output is not None):
-        raise typer.BadParameter("give --to TARGET [-o FILE], or --matrix alone")
+        raise InputError("expected --to TARGET, with -o FILE if it is to be written, or --matrix alone")
     if to is None:
         found = matrix_of(load_plan(plan_file))
         emit(json_file, matrix_document(found), *matrix_parts(found))
