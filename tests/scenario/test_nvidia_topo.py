@@ -123,6 +123,14 @@ def test_equal_hosts_are_counted_and_unlike_ones_become_pools(tmp_path: Path) ->
     assert isinstance(pools, list) and [pool["devices_per_node"] for pool in pools] == [8, 4]
 
 
+def test_each_file_has_its_own_device(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a", "b")]
+    files[0].write_text(NAME + DGX)
+    files[1].write_text("NVIDIA H200\n" + DGX.replace("NV12", "NV18"))
+    pools = cluster_of(read_files([str(file) for file in files]))["pools"]
+    assert isinstance(pools, list) and [pool["device"] for pool in pools] == ["a100-sxm-80", "h200"]
+
+
 def test_hosts_that_tag_their_lines_are_told_apart(tmp_path: Path) -> None:
     mixed = "".join(f"{host}: {line}\n" for line in DGX.split("\n") for host in ("n1", "n2"))
     assert cluster_of(reading_of(tmp_path, mixed))["nodes"] == 2

@@ -20,6 +20,7 @@ from mmplan.scenario.formats.topo_nics import Nics, nics_of
 MOST_POOLS = 3
 
 _MATRIX = re.compile(r"(?<!\S)GPU0[ \t|]+(?:GPU1(?!\S)|NIC0|mlx\d|CPU +Affinity)|GPU0GPU1|GPU0CPU Affinity")
+_WITHOUT_NVLINKS = re.compile(r"nvidia-smi\s+topo\s+-mp\b")
 _LEGEND = re.compile(r"^\s*NV#\s+= Connection traversing|^\s*SYS\s+= Connection traversing", re.MULTILINE)
 _OTHERS = (
     (re.compile(r"(?<!\S)NPU0\s+NPU1(?!\S)|\bNPU\s*0\b.*\bHCCS\b"), "this is a topology of Ascend devices (npu-smi)"),
@@ -41,25 +42,24 @@ def read_nvidia_topo(paths: Sequence[Path]) -> Reading:
             of nodes than a cluster has pools.
     """
     matrices: list[Matrix] = []
-    lines: list[str] = []
+    chips: dict[Path, Chip | None] = {}
+    warnings: list[str] = []
     for path in paths:
-        own = list(read_lines(path))
-        found = find_matrices(own, path)
+        lines = list(read_lines(path))
+        found = find_matrices(lines, path)
         if not found:
-            raise _no_matrix(own, path)
+            raise _no_matrix(lines, path)
         matrices += found
-        lines += own
+        chips[path], odd = _chip(lines)
+        warnings += odd
     whole, cut = _whole_and_cut(matrices)
     kinds: dict[tuple[object, ...], list[Matrix]] = {}
     for matrix in whole:
-        kinds.setdefault(_kind(matrix), []).append(matrix)
+        kinds.setdefault((_kind(matrix), chips[matrix.file]), []).append(matrix)
     if len(kinds) > MOST_POOLS:
         raise InputError(f"{len(kinds)} kinds of nodes; a cluster has at most {MOST_POOLS} pools", file=paths[0])
-    chip, warnings = _chip(lines)
     ignored = [_cut_off(matrix, whole) for matrix in cut]
-    if any(re.search(r"nvidia-smi\s+topo\s+-mp\b", line) for line in lines):
-        warnings.append("'topo -mp' leaves NVLinks out: 'nvidia-smi topo -m' shows them")
-    pools = [_pool(group, chip) for group in kinds.values()]
+    pools = [_pool(group, chips[group[0].file]) for group in kinds.values()]
     read = [sentence for _, told, _ in pools for sentence in told]
     warnings += [sentence for _, _, told in pools for sentence in told]
     warnings += _numbers_of_nodes(list(kinds.values()))
@@ -104,14 +104,19 @@ def _kind(matrix: Matrix) -> tuple[object, ...]:
 
 
 def _chip(lines: Sequence[str]) -> tuple[Chip | None, list[str]]:
-    """The one chip that the text names."""
+    """The one chip that the text names, and what is odd about the text."""
     chips, others = chips_named(lines)
+    odd: list[str] = []
+    if any(_WITHOUT_NVLINKS.search(line[:2000]) for line in lines):
+        odd.append("'topo -mp' leaves NVLinks out: 'nvidia-smi topo -m' shows them")
     if len(chips) == 1 and not others:
-        return chips[0], []
-    if len(chips) > 1 or (chips and others):
+        return chips[0], odd
+    if chips:
         names = [*(chip.name for chip in chips), *others]
-        return None, [f"the text names several devices ({', '.join(names[:6])}): none is taken"]
-    return None, [f"no catalogue device for {', '.join(others[:3])}"] if others else []
+        odd.append(f"the text names several devices ({', '.join(names[:6])}): none is taken")
+    elif others:
+        odd.append(f"no catalogue device for {', '.join(others[:3])}")
+    return None, odd
 
 
 def _pool(group: Sequence[Matrix], chip: Chip | None) -> tuple[dict[str, object], list[str], list[str]]:
