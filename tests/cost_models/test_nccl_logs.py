@@ -147,6 +147,14 @@ def test_a_run_that_failed_keeps_its_rows_and_says_so(tmp_path: Path) -> None:
     assert told(reading_of(tmp_path, wrong), "3 values of the results are wrong")
 
 
+def test_tables_of_2017_are_in_milliseconds(tmp_path: Path) -> None:
+    devices = "".join(f"#   Rank {rank:2d} on   dgx1 device {rank:2d} [0x06] Tesla V100-SXM2-16GB\n" for rank in (0, 1))
+    titles = f"#      bytes             N    type      op{'     time  algbw  busbw      res' * 2}\n"
+    row = "    67108864      16777216   float     sum    1.032  65.03  65.03    1e-07    1.020  65.79  65.79    1e-07\n"
+    link = cluster_of(reading_of(tmp_path, devices + titles + row)).pools[0].node_link
+    assert link.reached_bytes_per_s == pytest.approx(65.4e9, rel=0.02)
+
+
 def test_several_tables_in_a_file_are_told_apart(tmp_path: Path) -> None:
     group = Group(8, 8)
     gather = log_text("all_gather", 8, lambda size: gather_s(size, group, NODE, NETWORK), devices=ONE, named=True)

@@ -123,6 +123,10 @@ def test_slots_that_only_some_hosts_have_are_not_spread_over_all(tmp_path: Path)
     assert "1 of 2 hosts (n2) give no slots" in reading.warnings[0]
 
 
+def test_slots_that_look_like_cores_are_told(tmp_path: Path) -> None:
+    assert "if they are cores" in reading_of(tmp_path, "n1 slots=64\nn2 slots=64\n").warnings[0]
+
+
 @given(st.lists(st.sampled_from(["n1", "[", "1-3", "]", ",", " ", "slots=", "8", ":", "\n", "#", "SLURM_NNODES="])))
 @settings(max_examples=60, deadline=None)
 def test_any_mixture_is_read_or_refused(pieces: list[str]) -> None:

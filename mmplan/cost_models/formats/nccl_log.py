@@ -21,11 +21,11 @@ COLLECTIVES = (
 )  # fmt: skip
 
 _PARAMETERS = re.compile(r"\bnThread +(\d{1,4}) +nGpus +(\d{1,4})\b")
-_TITLES = re.compile(r"\bsize +count +type\b|\bsize +count +\(?type\b")
+_TITLES = re.compile(r"\bsize +count +type\b|\bbytes +N +type\b")
 _STARTING = re.compile(r"Collective test starting: *(\w+)_perf")
 _PROGRAM = re.compile(rf"\b({'|'.join(sorted(COLLECTIVES, key=len, reverse=True))})_perf")
 _DEVICE = re.compile(
-    r"Rank +(\d{1,6}) +(?:Group +(\d{1,6}) +)?Pid +(\d{1,10}) +on +(\S{1,200}) +device +(\d{1,4}) +\[[^\]]*\]"
+    r"Rank +(\d{1,6}) +(?:Group +(\d{1,6}) +)?(?:Pid +(\d{1,10}) +)?on +(\S{1,200}) +device +(\d{1,4}) +\[[^\]]*\]"
     r" *(.{0,80})"
 )
 _FAILURE = re.compile(
@@ -38,8 +38,8 @@ _PLACED = re.compile(
 )
 # A line without any of these says nothing: most lines of a long log.
 _ANYTHING = re.compile(
-    r"nThread|count |Collective|_perf|Rank |bus bandwidth|Out of bounds|failure|WARN|error|CUDA-capable|nNodes|ntasks"
-    r"|ppr:|fault|CANCELLED|SIGTERM|OOM|float|half|double|int\d|int |char|bf16|fp16|f8e|fp8"
+    r"nThread|count |bytes |Collective|_perf|Rank |bus bandwidth|Out of bounds|failure|WARN|error|CUDA-capable|nNodes"
+    r"|ntasks|ppr:|fault|CANCELLED|SIGTERM|OOM|float|half|double|int\d|int |char|bf16|fp16|f8e|fp8"
 )
 _OUT_OF_BOUNDS = re.compile(r"Out of bounds values : *(\d+) *(\w+)?")
 _AVERAGE = re.compile(r"Avg bus bandwidth *: *(\d+(?:\.\d+)?)")
@@ -130,7 +130,7 @@ def _take(line: str, number: int, stream: list[Run], file: Path) -> None:
     if device is not None:
         rank, group, pid, host, index, name = device.groups()
         name = re.split(r"\s+#|\s{2,}", name.strip())[0]
-        run.ranks.append(RankLine(int(rank), int(group or 0), int(pid), host, int(index), name, number))
+        run.ranks.append(RankLine(int(rank), int(group or 0), int(pid or 0), host, int(index), name, number))
         return
     row = read_row(line, number)
     if isinstance(row, Row):

@@ -40,7 +40,7 @@ from mmplan.units import format_bytes, format_bytes_per_s, format_seconds
 MOST_SWEEPS = 200
 
 _MARK = re.compile(
-    r"\bsize +count +\(?type\b.*\bbusbw|\bnThread +\d+ +nGpus +\d+|Collective test starting|"
+    r"\b(?:size +count|bytes +N) +type\b.*\bbusbw|\bnThread +\d+ +nGpus +\d+|Collective test starting|"
     r"\b(?:all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|sendrecv|gather|scatter|hypercube)_perf\b|"
     r"\b(?:all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf_mpi\b"
 )

@@ -95,7 +95,9 @@ def _blocks(words: list[str], size: int) -> tuple[tuple[Block, ...], int] | None
         time_us, algbw, busbw = map(float, numbers)
         digits = len(numbers[0].partition(".")[2])
         if not _agrees(size, time_us, algbw, digits):
-            break
+            time_us, digits = time_us * 1e3, digits - 3  # until 2017 times were in milliseconds
+            if not _agrees(size, time_us, algbw, digits):
+                break
         place += 3
         told = words[place] if place < len(words) and _ERRORS.fullmatch(words[place]) else None
         if told is not None and (len(blocks) == 1 or place + 1 == len(words) or _is_time_after(words, place)):

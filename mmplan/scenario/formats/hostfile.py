@@ -18,6 +18,7 @@ from mmplan.scenario.formats.reading import Head, Reading, read_lines
 _ALMOST = re.compile(r"^[\w.-]+(?:\[\d[\d,-]*(?:\]|$)|\s+slots\s*=)|NODELIST=")
 MOST_POOLS = 3
 MOST_MENTIONS = 1_000_000
+USUAL_DEVICES = 16  # of a node: DGX-2, the largest of NVIDIA's
 
 _LIKE_A_HOST = re.compile(r"[A-Za-z_][\w.-]*\d[\w.-]*|[\w-]+(?:\.[\w-]+)+|localhost|[A-Za-z][\w-]*-[\w-]+")
 
@@ -25,16 +26,17 @@ _LIKE_A_HOST = re.compile(r"[A-Za-z_][\w.-]*\d[\w.-]*|[\w-]+(?:\.[\w-]+)+|localh
 def looks_like_hosts(head: Head) -> bool:
     """Every line is one of a hostfile, and at least one has a mark that words of other files have not."""
     lines = head.text.splitlines()[: None if head.whole else -1]
-    marked = False
+    marked = sure = False
     for number, line in enumerate(lines, start=1):
         try:
             found = host_line(line, head.path, number)
         except InputError:
-            return marked or _ALMOST.search(line[:2000]) is not None  # its reader says what is wrong
+            return sure or _ALMOST.search(line[:2000]) is not None  # its reader says what is wrong
         if isinstance(found, NamedHosts):
-            sure = found.slots is not None or "[" in line or "scontrol" in line
-            if not sure and not all(_LIKE_A_HOST.fullmatch(host) for host in found.hosts[:100]):
+            surely = found.slots is not None or "[" in line or "scontrol" in line
+            if not surely and not all(_LIKE_A_HOST.fullmatch(host) for host in found.hosts[:100]):
                 return False
+            sure = sure or surely
         marked = marked or bool(found)
     return marked
 
@@ -187,6 +189,11 @@ def _warn(slots: dict[str, int | None], times: Counter[str], warnings: list[str]
         )
         per = ": if a line is a process (PBS, LSF), write as many devices_per_node" if each else ""
         warnings.append(f"{many} and counted once{per}")
+    slot_count = max((count for count in slots.values() if count is not None), default=0)
+    if slot_count > USUAL_DEVICES:
+        warnings.append(
+            f"{slot_count} slots of a host are more than nodes have devices: if they are cores, write devices_per_node"
+        )
     if "localhost" in slots and len(slots) > 1:
         warnings.append("'localhost' stands beside other hosts and is counted as one more")
 
