@@ -13,6 +13,7 @@ from mmplan.scenario.formats.launch.shell_text import Word
 from mmplan.scenario.formats.reading import without_terminal_codes
 
 MAX_VALUES = 10_000
+MAX_SCRIPT_BYTES = 300_000
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 _NUMBER = re.compile(r"-\d|-\.\d")
 _OPTION = re.compile(r"--?[A-Za-z][\w.\-]*")
@@ -85,7 +86,7 @@ def read_command_line(path: Path) -> CommandLine:
     Raises:
         InputError: the file cannot be read, or holds no arguments.
     """
-    text = without_terminal_codes(read_text(path, "launch script"))
+    text = without_terminal_codes(read_text(path, "launch script", MAX_SCRIPT_BYTES))
     if is_argument_list(text):
         words = [
             Word(word.strip("\"'"), number)

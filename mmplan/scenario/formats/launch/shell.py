@@ -14,7 +14,6 @@ from mmplan.errors import InputError
 from mmplan.scenario.formats.launch.shell_text import (
     ASSIGNED,
     MAX_TEXT,
-    MAX_WORDS,
     REDIRECTS,
     SEPARATORS,
     Piece,
@@ -138,9 +137,7 @@ class _Reader:
                 continue
             word = self.source.word()
             words.append(word)
-            self.source.words_read += 1
-            if self.source.words_read > MAX_WORDS:
-                raise InputError(f"more than {MAX_WORDS:,} words", file=self.source.file, line=self.source.line)
+            self.source.count_word()
         return words
 
     def interpret(self, words: list[Pieces]) -> None:

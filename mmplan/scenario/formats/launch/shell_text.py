@@ -13,7 +13,8 @@ from mmplan.scenario.formats.launch.arithmetic import evaluated
 
 MAX_TEXT = 1_000_000
 MAX_WORDS = 100_000
-MAX_WORK = 20_000_000  # characters copied or looked at
+MAX_COMMAND = 10_000
+MAX_WORK = 5_000_000  # characters copied or looked at
 MAX_DEFAULTS = 10  # ${A:-${B:-...}}
 SEPARATORS = "\n;&|"
 ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]]*\])?(\+?)=")
@@ -94,6 +95,7 @@ class ShellText:
     def split(self, word: Pieces) -> Iterator[Word]:
         """A word as the shell would split it where an unquoted variable stands in it."""
         current, line, quoted = "", word[0].line if word else self.line, False
+        self.count_word()
         for piece in word:
             self.spend(len(piece.text) + 1)
             if not piece.split:
@@ -101,6 +103,7 @@ class ShellText:
                 continue
             for index, part in enumerate(re.split(r"\s+", piece.text)):
                 if index and (current or quoted):
+                    self.count_word()
                     yield Word(current, line)
                     current, quoted = "", False
                 if part:
@@ -108,6 +111,12 @@ class ShellText:
                     current += part
         if current or quoted:
             yield Word(current, line)
+
+    def count_word(self) -> None:
+        """One word more; InputError where there are more than people write."""
+        self.words_read += 1
+        if self.words_read > MAX_WORDS:
+            raise InputError(f"more than {MAX_WORDS:,} words", file=self.file, line=self.line)
 
     def advance(self, count: int = 1) -> None:
         self.line += self.text.count("\n", self.at, self.at + count)
@@ -254,9 +263,8 @@ class ShellText:
         """What stands at a `$` or a backquote: known values, else the text itself."""
         line, start = self.line, self.at
         if self.text[self.at] == "`":
-            end = self.text.find("`", self.at + 1)
-            newline = self.text.find("\n", self.at)
-            inside = end >= 0 and not 0 <= newline < end
+            end = self.text.find("`", self.at + 1, self.at + MAX_COMMAND)
+            inside = end >= 0 and "\n" not in self.text[self.at : end]
             self.advance(end + 1 - self.at if inside else 1)
             return [Piece("${command}" if inside else "`", line, not quoted)]
         if self.text.startswith("$((", self.at):

@@ -13,6 +13,8 @@ from mmplan.scenario.formats.launch.facts import Fact, SetUp, truth, whole
 from mmplan.scenario.formats.launch.shell_text import Word
 from mmplan.scenario.formats.reading import Head
 
+MAX_TOML_BYTES = 100_000
+
 # Fact -> keys, newest first.
 _VALUES: Mapping[str, tuple[str, ...]] = {
     "tp": ("parallelism.tensor_parallel_degree", "training.tensor_parallel_degree"),
@@ -173,7 +175,7 @@ def read_torchtitan(path: Path) -> SetUp:
     Raises:
         InputError: not TOML, or a value that is none of its kind.
     """
-    text = read_text(path, "torchtitan configuration")
+    text = read_text(path, "torchtitan configuration", MAX_TOML_BYTES)
     values = _toml(text, path)
     lines = _lines(text)
     flat = {

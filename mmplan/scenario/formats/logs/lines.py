@@ -67,6 +67,8 @@ class Memory:
 
 def iterations_in(text: str, line: int) -> Iterator[Iteration]:
     """The iterations that a line tells of; several where ranks wrote into one line."""
+    if "iter" not in text and "train_step_timing" not in text:
+        return
     starts = list(_ITERATION.finditer(text))
     label = _label(text)
     for index, match in enumerate(starts[:MAX_FIELDS]):
@@ -122,7 +124,7 @@ def _label(text: str) -> int | None:
 
 def step_time_in(text: str) -> tuple[float | None, float | None] | None:
     """(seconds, TFLOP/s per GPU) of a `Step Time : 1.2s GPU utilization: 400MODEL_TFLOP/s/GPU` line."""
-    match = _STEP_TIME.search(text)
+    match = _STEP_TIME.search(text) if "Step Time" in text else None
     if match is None:
         return None
     rate = _seconds(match[2]) if match[2] else None
@@ -131,6 +133,8 @@ def step_time_in(text: str) -> tuple[float | None, float | None] | None:
 
 def memory_in(text: str) -> Memory | None:
     """What an allocator line says. Megatron's MB are MiB (bytes / 1024 / 1024); `-gigabytes` are 10^9 bytes."""
+    if "memory (" not in text and "Max_MA" not in text:
+        return None
     start = _MEMORY_START.search(text)
     rank = _RANK.search(text)
     whose = int(rank[1]) if rank is not None else _label(text)
@@ -165,6 +169,8 @@ def _size(text: str, unit: str) -> int:
 
 def parameters_in(text: str) -> Iterator[tuple[tuple[int, int], int]]:
     """((tensor rank, pipeline rank), parameters there); several where ranks wrote into one line."""
+    if "number of parameters" not in text:
+        return
     for match in _PARAMETERS.finditer(text):
         yield (int(match[1]), int(match[2])), int(match[3])
     for match in _SHARED_PARAMETERS.finditer(text):
@@ -175,6 +181,8 @@ def parameters_in(text: str) -> Iterator[tuple[tuple[int, int], int]]:
 
 def total_parameters_in(text: str) -> int | None:
     """Parameters of the whole model, where a line says them."""
+    if "number of parameters" not in text:
+        return None
     match = _TOTAL_PARAMETERS.search(text)
     if match is None and (each := _SHARED_PARAMETERS.search(text)) is not None:
         return round((_seconds(each[2]) or 0) * 1e9) or None  # times the ranks: get_parameters_in_billions of that fork

@@ -19,22 +19,18 @@ from mmplan.scenario.formats.logs.settings import MOST_ARGUMENTS, arguments_in, 
 
 MOST_ITERATIONS = 500_000
 MOST_RANKS = 100_000
+# A word that makes the search worth its time, what is looked for, and what it is.
 _EVENTS = (
-    (
-        re.compile(r"sav(?:ing|ed) checkpoint (?:at|to|from)|successfully saved checkpoint", re.IGNORECASE),
-        "a checkpoint",
-    ),
-    (
-        re.compile(r"validation loss at|evaluating on|Running evaluation|validation_step", re.IGNORECASE),
-        "an evaluation",
-    ),
+    ("checkpoint", re.compile(r"sav(?:ing|ed) checkpoint|successfully saved", re.IGNORECASE), "a checkpoint"),
+    ("valid", re.compile(r"validation loss at|validation_step"), "an evaluation"),
+    ("valuat", re.compile(r"evaluating on|Running evaluation", re.IGNORECASE), "an evaluation"),
 )
-_FAILURES = re.compile(
-    r"CUDA out of memory|OutOfMemoryError|NCCL error|Watchdog caught|ChildFailedError|Signal \d+ \(SIG|SIGTERM"
-    r"|Traceback \(most"
-)
+_FAILURES = (
+    "CUDA out of memory", "OutOfMemoryError", "NCCL error", "Watchdog caught", "ChildFailedError", "SIGTERM", "SIGKILL",
+    "SIGABRT", "Traceback (most recent",
+)  # fmt: skip
+_TIMERS = "time (ms) |"
 _STAGE = re.compile(r"\[stage (\d{1,5}),")
-_TIMERS = re.compile(r"\btime \(ms\) \|(.{1,5000})$")
 _TIMER = re.compile(r"([a-z][\w/ -]{2,60}):\s*([\d.]{1,20})\s*(?:\||$)")
 _DEVICE = re.compile(r"\b(NVIDIA|AMD Instinct|Tesla)[ -][\w -]{2,40}")
 
@@ -74,8 +70,8 @@ def runs_of(lines: Iterable[str], file: Path) -> list[Run]:
             if pending and iteration.step not in run.events:
                 run.events[iteration.step] = pending
             pending = ""
-        for pattern, what in _EVENTS:
-            if pattern.search(text):
+        for word, pattern, what in _EVENTS:
+            if word in text and pattern.search(text):
                 pending = what
         _add_rest(run, text, number, file)
     for run in runs:
@@ -125,15 +121,19 @@ def _add_rest(run: Run, text: str, number: int, file: Path) -> None:
     run.total_parameters = total_parameters_in(text) or run.total_parameters
     if (step_time := step_time_in(text)) is not None and len(run.step_times) < MOST_ITERATIONS:
         run.step_times.append(step_time)
-    if (timers := _TIMERS.search(text)) is not None and "[stage" not in text:
-        for match in _TIMER.finditer(timers[1]):
+    if _TIMERS in text and "[stage" not in text:
+        for match in _TIMER.finditer(text.partition(_TIMERS)[2][:5000]):
             if match[1] in run.timers or len(run.timers) < 60:
                 run.timers.setdefault(match[1].strip(), []).append(_milliseconds(match[2]))
-    if (stage := _STAGE.search(text)) is not None:
+    if "[stage " in text and (stage := _STAGE.search(text)) is not None:
         run.stages = max(run.stages, int(stage[1]) + 1)
-    if not run.failure and _FAILURES.search(text) is not None:
+    if not run.failure and any(word in text for word in _FAILURES):
         run.failure = " ".join(text.split())[:160]
-    if not run.device and (device := _DEVICE.search(text)) is not None:
+    if (
+        not run.device
+        and any(word in text for word in ("NVIDIA", "AMD", "Tesla"))
+        and (device := _DEVICE.search(text)) is not None
+    ):
         run.device = device[0]
 
 

@@ -33,7 +33,7 @@ _WORDS = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 
 def starts_dump(text: str) -> bool:
     """Whether a line opens a dump of arguments, so that a run starts here."""
-    return re.search(r"-{5,} arguments -{5,}", text) is not None
+    return "----- arguments -----" in text
 
 
 def arguments_in(text: str, line: int, file: Path) -> Iterator[tuple[str, Argument]]:
@@ -42,13 +42,15 @@ def arguments_in(text: str, line: int, file: Path) -> Iterator[tuple[str, Argume
     def argument(name: str, value: str, written: str) -> tuple[str, Argument]:
         return name, Argument(written=written, values=(value.strip(),), line=line, file=file)
 
-    if (dumped := _DUMPED.search(text)) is not None:
+    if " ..." in text and (dumped := _DUMPED.search(text)) is not None:
         yield argument(dumped[1].replace("-", "_").lower(), dumped[2], dumped[1])
         return
     if (world := _WORLD.search(text)) is not None:
         yield argument("world_size", world[1], "using world size")
         for match in _DEGREES.finditer(text):
             yield argument(_NAMES[match[1]], match[2], f"{match[1]} size")
+    if "size" not in text and "mbs" not in text and "micro" not in text and "using torch" not in text:
+        return
     if (started := _INITIALISED.search(text)) is not None:
         yield argument(f"{started[1]}_model_parallel_size", started[2], f"initialized {started[1]} model parallel")
     if (padded := _PADDED.search(text)) is not None:

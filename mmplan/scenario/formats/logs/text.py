@@ -9,15 +9,15 @@ from typing import BinaryIO
 from mmplan.errors import InputError
 from mmplan.scenario.formats.reading import without_terminal_codes
 
-MAX_BYTES = 8_000_000_000
-MAX_CHARACTERS = 50_000  # of a line: what stands behind is dropped
+MAX_BYTES = 1_000_000_000
+MAX_CHARACTERS = 10_000  # of a line: what stands behind is dropped
 
 
 def read_log_lines(path: Path) -> Iterator[str]:
     """Lines one after the other; each state of a progress bar is one. The end of a damaged gzip is the end of the log.
 
     Raises:
-        InputError: the file cannot be read or has more than 8 GB.
+        InputError: the file cannot be read or has more than 1 GB.
     """
     try:
         with path.open("rb") as plain:
