@@ -100,3 +100,23 @@ def test_a_plan_of_one_rank_splits_nothing() -> None:
     plan = replace(random_plan(0), dp=1, tp=1, cp=1, ep=1)
     axes = mesh_axes(plan)
     assert (axes.dp, axes.cp, axes.tp, axes.ep, axes.etp, axes.expert_replicas) == ((),) * 6
+
+
+def test_columns_are_split_before_rows_as_megatron_does() -> None:
+    """Queries, keys, values, up and gate by outputs; what follows them by inputs; experts over ep."""
+    plan = next(plan for plan in map(random_plan, range(60)) if plan.tp > 1 and plan.ep > 1 and plan.sharding == "none")
+    names = read_module(export_jax(plan).files["jax_plan.py"])
+    axes = mesh_axes(plan)
+    of_tp = axes.tp[0] if len(axes.tp) == 1 else axes.tp
+    of_ep = axes.ep[0] if len(axes.ep) == 1 else axes.ep
+    for group in names["LAYERS"]:
+        if group["module"] != "llm":
+            continue
+        for name, entry in group["parameters"].items():
+            spec = entry["weights"]
+            if name in ("q.weight", "k.weight", "v.weight", "up.weight", "gate.weight", "head.weight"):
+                assert spec == (None, of_tp), name
+            if name in ("o.weight", "down.weight", "table.weight"):
+                assert spec == (of_tp, None), name
+            if name.startswith("experts_"):
+                assert spec[0] == of_ep, name
