@@ -43,13 +43,14 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageKind:
-    """Stages on the same pools of devices: which of the problem's levels they have, their memory, and what each group
-    adds to the end of the step there."""
+    """Stages on the same mesh and pools of devices: which of the problem's levels they have, their memory, what each
+    group adds to the end of the step there, and the `mesh` whose groups alone they may hold (`CutProblem.mesh_of`)."""
 
     levels: tuple[int, ...]
     capacity_bytes: int
     finish_ns: tuple[int, ...]
     finish_fixed_ns: int
+    mesh: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +64,9 @@ class CutProblem:
 
     `finish_ns` is the group's part of gradient all-reduce and optimizer; a stage with at least one `trainable` group
     pays `finish_fixed_ns` once on top. `capacity_bytes` is what states and activations of a stage may take.
+
+    `mesh_of`: number of the mesh of each group, where not all have one. A stage holds groups of its kind's mesh, at the
+    levels of its kind; stages of lower meshes come first.
     """
 
     work_ns: tuple[int, ...]
@@ -79,6 +83,7 @@ class CutProblem:
     levels: tuple[Level, ...] = ()
     kinds: tuple[StageKind, ...] = ()
     kind_of: tuple[int, ...] = ()
+    mesh_of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if any(edge.producer >= edge.consumer for edge in self.edges):
@@ -151,6 +156,8 @@ def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
         raise ValueError(f"stages used {sorted(set(stage_of))}, expected 0 to {problem.stages - 1}")
     if any(stage_of[edge.producer] > stage_of[edge.consumer] for edge in problem.edges):
         raise ValueError("an edge leads back to an earlier stage")
+    if any(problem.kind(stage).mesh != mesh for stage, mesh in zip(stage_of, problem.mesh_of, strict=False)):
+        raise ValueError("a group lies on a stage of another mesh")
     finish_ns = [0] * problem.stages
     for group, stage in enumerate(stage_of):
         finish_ns[stage] += problem.kind(stage).finish_ns[group]

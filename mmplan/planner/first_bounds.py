@@ -28,7 +28,7 @@ from mmplan.cost_models.planned_memory import planned_kept_bytes
 from mmplan.planner.configurations import Column, Configurations
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import allowed_levels, machine_of
+from mmplan.planner.problem import allowed_levels, room_bytes_of
 from mmplan.planner.stage_order import tail_start
 from mmplan.planner.upsets import BoolArray, IntArray
 from mmplan.scenario.cluster import Cluster
@@ -80,8 +80,7 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
     """Bounds of all rows."""
     model = _model(prices, groups, configurations)
     ends, which = _ends(prices, configurations, model)
-    machines = [machine_of(prices.scenario, (pool,)) for pool in range(len(prices.scenario.cluster.pools))]
-    room_bytes = max(machine.capacity_bytes - machine.reserved_bytes for machine in machines)
+    room_bytes = room_bytes_of(prices.scenario)
     size_of = np.searchsorted(model.sizes, configurations.microbatch_size)
     count = len(configurations)
     step_ns, roomy_ns, need_bytes = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)
@@ -157,26 +156,26 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     bases = configurations.bases
     used = np.zeros((len(bases), len(sizes)), dtype=np.bool_)
     used[configurations.base, np.searchsorted(sizes, configurations.microbatch_size)] = True
-    *by_pool, forward_s = np.moveaxis(_tabulated(kinds, prices.alike, bases, used, len(pools) + 1, work_s), 2, 0)
+    *by_pool, forward_s = np.moveaxis(tabulated(kinds, prices.alike, bases, used, len(pools) + 1, work_s), 2, 0)
     by_pool_s = np.stack(by_pool, axis=2)
     kind_s = by_pool_s.min(axis=2)
     group_s = kind_s @ member.T  # [base, size, group]
     works = kind_s > 0
     ratios = np.where(works[:, :, None], by_pool_s / np.where(works, kind_s, 1.0)[:, :, None], np.inf)
-    unrecomputed, kept = np.moveaxis(_tabulated(kinds, prices.alike, bases, used, 2, kept_bytes), 2, 0)
+    unrecomputed, kept = np.moveaxis(tabulated(kinds, prices.alike, bases, used, 2, kept_bytes), 2, 0)
     saved = unrecomputed - kept
     # which kinds a level recomputes that the quickest does not; unknown where attention alone may be recomputed
     drops = np.array([[Layout(recompute=level).recomputed(layer) != "none" for layer in kinds] for level in levels])
     selective = "selective" in levels
     further = drops[:1] & False if selective else drops & ~drops[0]
     rates = np.where(saved > 0, forward_s / np.where(saved > 0, saved, 1.0), np.inf).min(axis=2)
-    held = _tabulated(kinds, prices.alike, bases, used[:, :1] | True, 9, counts)[:, 0] @ member.sum(axis=0)
+    held = tabulated(kinds, prices.alike, bases, used[:, :1] | True, 9, counts)[:, 0] @ member.sum(axis=0)
     return _Model(
         sizes=sizes,
         path_s=_paths(groups, group_s),
         lag_s=_lags(prices, groups, configurations, sizes),
         kept_bytes=kept @ member.sum(axis=0),
-        busiest_s=_busiest(group_s, member, int((configurations.pp * configurations.vp).max())),
+        busiest_s=busiest(group_s, member, int((configurations.pp * configurations.vp).max())),
         total_s=group_s.sum(axis=2),
         pace=ratios.min(axis=3),
         counts=held,
@@ -188,7 +187,7 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     )
 
 
-def _tabulated(
+def tabulated(
     kinds: tuple[Layer, ...],
     alike: Sequence[int],
     bases: tuple[Layout, ...],
@@ -225,7 +224,7 @@ def _paths(groups: GroupGraph, group_s: Floats) -> Floats:
     return longest
 
 
-def _busiest(group_s: Floats, member: Floats, most: int) -> Floats:
+def busiest(group_s: Floats, member: Floats, most: int) -> Floats:
     """[base, size, stages - 1] the mean, and of n groups at least as heavy as one the ceil(n / stages) on one stage."""
     stages = np.arange(1, most + 1)
     busiest_s: Floats = group_s.sum(axis=2)[..., None] / stages

@@ -40,43 +40,55 @@ class Objective:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """The value of a step of t ns of configuration i: factor[i] * t + offset[i], if t is at most `most_ns`, which
-    is what the user says where `limited`."""
+    """The value of a step of t ns on so many ranks, if t is at most `most_ns`, which is what the user says where
+    `limited`: t, or t * ranks where `weighted`, and `per_rank` for each rank. `ranks`: of each configuration."""
 
-    factor: IntArray
-    offset: IntArray
+    ranks: IntArray
     most_ns: int
+    weighted: bool = False
+    per_rank: int = 0
     limited: bool = False
 
     def value(self, index: int, step_ns: int) -> int:
-        """NEVER where the step is too long."""
-        return int(self.factor[index]) * step_ns + int(self.offset[index]) if step_ns <= self.most_ns else NEVER
+        """Of a configuration; NEVER where the step is too long."""
+        return self.value_on(int(self.ranks[index]), step_ns)
+
+    def value_on(self, ranks: int, step_ns: int) -> int:
+        """On so many ranks."""
+        return (ranks if self.weighted else 1) * step_ns + ranks * self.per_rank if step_ns <= self.most_ns else NEVER
 
     def values(self, step_ns: IntArray) -> IntArray:
         """Of all configurations; NEVER stays NEVER."""
+        return self.values_on(self.ranks, step_ns)
+
+    def values_on(self, ranks: IntArray, step_ns: IntArray) -> IntArray:
+        """On so many ranks each."""
         allowed = step_ns <= self.most_ns
-        found: IntArray = np.where(allowed, self.factor * np.where(allowed, step_ns, 0) + self.offset, NEVER)
+        short_ns = np.where(allowed, step_ns, 0)
+        found: IntArray = np.where(allowed, (ranks if self.weighted else 1) * short_ns + ranks * self.per_rank, NEVER)
         return found
 
     def step_below(self, index: int, value: int) -> int:
-        """The least step time whose value is not below `value`: a cutoff for the configuration, exclusive."""
-        allowed = -(-(value - int(self.offset[index])) // int(self.factor[index]))
+        """The least step time of a configuration whose value is not below `value`: a cutoff, exclusive."""
+        return self.step_below_on(int(self.ranks[index]), value)
+
+    def step_below_on(self, ranks: int, value: int) -> int:
+        """On so many ranks."""
+        allowed = -(-(value - ranks * self.per_rank) // (ranks if self.weighted else 1))
         return max(1, min(allowed, self.most_ns + 1))
 
 
-def scale_of(objective: Objective, configurations: Configurations) -> Scale:
-    """The objective in whole numbers."""
-    count = len(configurations)
-    ones, zeros = np.ones(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+def scale_of(objective: Objective, configurations: Configurations, devices: int) -> Scale:
+    """The objective in whole numbers, for configurations of at most so many devices."""
+    ranks = configurations.ranks
     match objective.name:
         case "device-time":
-            ranks = configurations.ranks
-            return Scale(factor=ranks, offset=zeros, most_ns=NEVER // (1 + int(ranks.max())))
+            return Scale(ranks=ranks, weighted=True, most_ns=NEVER // (1 + devices))
         case "devices":
             assert objective.deadline_s is not None
             most_ns = int(objective.deadline_s * NS_PER_S)
-            return Scale(factor=ones, offset=configurations.ranks * (most_ns + 1), most_ns=most_ns, limited=True)
-    return Scale(factor=ones, offset=zeros, most_ns=NEVER - 1)
+            return Scale(ranks=ranks, per_rank=most_ns + 1, most_ns=most_ns, limited=True)
+    return Scale(ranks=ranks, most_ns=NEVER - 1)
 
 
 STEP_TIME = Objective()

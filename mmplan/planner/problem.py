@@ -45,6 +45,12 @@ def machine_of(scenario: Scenario, among: tuple[int, ...] = ()) -> Machine:
     )
 
 
+def room_bytes_of(scenario: Scenario) -> int:
+    """Most that states and activations can have on any device."""
+    machines = [machine_of(scenario, (pool,)) for pool in range(len(scenario.cluster.pools))]
+    return max(machine.capacity_bytes - machine.reserved_bytes for machine in machines)
+
+
 def devices_per_node(cluster: Cluster) -> int:
     return min(pool.devices_per_node for pool in cluster.pools)
 

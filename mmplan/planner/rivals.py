@@ -34,7 +34,6 @@ MOST_FORWARDS = 40_000
 class Candidate:
     """A cut of a configuration with its closed-form step time."""
 
-    index: int
     configuration: Configuration
     stages: tuple[tuple[str, ...], ...]
     time: StepTime
@@ -45,10 +44,9 @@ class Candidate:
         return floor_ns(self.time.objective_s)
 
 
-def candidate(space: Space, index: int, stages: tuple[tuple[str, ...], ...]) -> Candidate:
-    configuration = space.configurations[index]
+def candidate(space: Space, configuration: Configuration, stages: tuple[tuple[str, ...], ...]) -> Candidate:
     _, time = cut_stages(space.prices, configuration, stages)
-    return Candidate(index=index, configuration=configuration, stages=stages, time=time)
+    return Candidate(configuration=configuration, stages=stages, time=time)
 
 
 def list_rivals(
@@ -75,7 +73,7 @@ def list_rivals(
         if answer is None or (answer.stages is None and not answer.unfit):
             answer = sketch_configuration(space, index, deadline)
         if answer.stages is not None:
-            rivals[space.configurations[index]] = candidate(space, index, answer.stages)
+            rivals[space.configurations[index]] = candidate(space, space.configurations[index], answer.stages)
         elif answer.unfit:
             rivals[space.configurations[index]] = None
     return rivals
@@ -114,9 +112,11 @@ def first_in_simulation(
     simulation, under 1F1B or, with `search_s`, under the schedule that so much work finds.
     """
     raised = raised_ns(most, slack)
-    values = {one.index: space.scale.value(one.index, one.step_ns) for one in rivals}
-    allowed = [one for one in rivals if values[one.index] <= (most if one.configuration.vp == 1 else raised)]
-    leaders = sorted(allowed, key=lambda one: values[one.index])
+    values = {one.configuration: space.scale.value_on(one.configuration.ranks, one.step_ns) for one in rivals}
+    allowed = [
+        one for one in rivals if values[one.configuration] <= (most if one.configuration.vp == 1 else raised)
+    ]
+    leaders = sorted(allowed, key=lambda one: values[one.configuration])
     forwards = 0
     chosen, least = best, NEVER
     for one in (best, *leaders):
@@ -124,7 +124,7 @@ def first_in_simulation(
         if forwards > MOST_FORWARDS or not leaders or deadline.passed():
             break
         step_s = p90_s(space, one) if objective.name == "p90-time" else simulated_s(space, one, search_s, deadline)
-        value = space.scale.value(one.index, floor_ns(step_s))
+        value = space.scale.value_on(one.configuration.ranks, floor_ns(step_s))
         if value < least:
             chosen, least = one, value
     return chosen

@@ -16,6 +16,8 @@ from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.diagnose import explain_infeasible
 from mmplan.planner.explain import list_runner_ups
 from mmplan.planner.frontier import Frontier
+from mmplan.planner.mesh_frontier import MeshFrontier
+from mmplan.planner.mesh_search import mesh_frontiers, solve_meshed, why_no_meshes
 from mmplan.planner.objective import STEP_TIME, Objective, Scale
 from mmplan.planner.plan import Plan
 from mmplan.planner.pool_order import best_order, in_pool_orders
@@ -48,8 +50,9 @@ ROUNDING_GAP = 1e-5
 class _Search:
     """What the loop has learned, in values of the objective; `last` is the configuration solved last."""
 
-    frontier: Frontier
+    frontier: Frontier | None  # of the plans whose modules share one mesh, None where the constraints want others
     scale: Scale
+    meshes: tuple[MeshFrontier, ...]  # of the others
     incumbent: Candidate | None = None
     solved: int = 0
     last: Configuration | None = None
@@ -57,15 +60,23 @@ class _Search:
     unproved: int = NEVER  # least bound of what was solved
     exhausted: bool = False  # some configuration without a cut was not solved to the end
     answers: dict[int, Answer] = field(default_factory=dict)
+    meshed: dict[Configuration, Candidate] = field(default_factory=dict)  # of modules on meshes of their own
+    unfit: int = 0  # of those, without any cut
 
     def target(self, tolerance: float) -> int:
         """The value that a better plan must be below; NEVER without an incumbent."""
         best = self.incumbent
-        return NEVER if best is None else self.scale.value(best.index, lowered_ns(best.step_ns, tolerance))
+        ranks = 0 if best is None else best.configuration.ranks
+        return NEVER if best is None else self.scale.value_on(ranks, lowered_ns(best.step_ns, tolerance))
+
+    def least_value(self) -> int:
+        """No plan that was not looked at has a lower value."""
+        shared = NEVER if self.frontier is None else self.frontier.least_value()
+        return min(shared, *(frontier.known_value() for frontier in self.meshes), NEVER)
 
     def bound_s(self, of: Candidate) -> float:
         """No plan is better than one of this configuration with such a step."""
-        step_ns = self.scale.step_below(of.index, min(self.unproved, self.frontier.least_value()))
+        step_ns = self.scale.step_below_on(of.configuration.ranks, min(self.unproved, self.least_value()))
         return min(seconds(step_ns), of.time.objective_s)
 
 
@@ -128,10 +139,18 @@ def _optimize(
     """With the pools in the order of the scenario."""
     tell = _teller(on_improvement, deadline)
     space = build_space(scenario, tell, choice.objective)
-    search = _Search(frontier=Frontier(space.bounds, space.scale), scale=space.scale)
+    search = _Search(
+        frontier=None if scenario.constraints.modules else Frontier(space.bounds, space.scale),
+        meshes=mesh_frontiers(space, deadline),
+        scale=space.scale,
+    )
     try:
-        while not deadline.passed() and _worth_more(search, choice.gap):
-            _solve_next(space, search, choice.gap, choice.seed, deadline)
+        frontier = search.frontier
+        while frontier is not None and not deadline.passed() and _worth_more(search, frontier, choice.gap):
+            _solve_next(space, search, frontier, choice.gap, choice.seed, deadline)
+            if on_improvement is not None:
+                on_improvement(_progress(space, search, deadline))
+        while not deadline.passed() and _solve_next_meshed(space, search, choice.gap, deadline):
             if on_improvement is not None:
                 on_improvement(_progress(space, search, deadline))
     except KeyboardInterrupt:
@@ -161,18 +180,18 @@ def _teller(on_improvement: Callable[[Progress], None] | None, deadline: Deadlin
     return tell
 
 
-def _worth_more(search: _Search, gap: float) -> bool:
+def _worth_more(search: _Search, frontier: Frontier, gap: float) -> bool:
     """Whether the next configuration could still beat the incumbent by more than the gap, or, for a few, at all."""
-    least = search.frontier.least_value()
+    least = frontier.least_value()
     if least < search.target(gap):
         return True
     search.within_gap += 1
     return search.within_gap <= MOST_WITHIN_GAP and least < search.target(0.0)
 
 
-def _solve_next(space: Space, search: _Search, gap: float, seed: int, deadline: Deadline) -> None:
+def _solve_next(space: Space, search: _Search, frontier: Frontier, gap: float, seed: int, deadline: Deadline) -> None:
     """Solve one configuration and keep its cut if it is the best so far."""
-    index = search.frontier.pop()
+    index = frontier.pop()
     tolerance = 0.0 if space.exact else gap  # CP-SAT alone is quick to prove the gap, slow to prove the optimum
     free = search.incumbent is None and not search.scale.limited
     answer = solve_configuration(
@@ -188,12 +207,37 @@ def _solve_next(space: Space, search: _Search, gap: float, seed: int, deadline: 
     search.last = space.configurations[index]
     search.answers[index] = answer
     if answer.stages is not None:
-        found = candidate(space, index, answer.stages)
+        found = candidate(space, space.configurations[index], answer.stages)
         if search.scale.value(index, found.step_ns) < search.target(0.0):
             search.incumbent = found
     bound = search.scale.value(index, max(answer.bound_ns, int(space.bounds_ns[index])))
     search.unproved = min(search.unproved, bound)
     search.exhausted |= answer.exhausted
+
+
+def _solve_next_meshed(space: Space, search: _Search, gap: float, deadline: Deadline) -> bool:
+    """The same with modules on meshes of their own; False when none is worth it."""
+    target = search.target(gap)
+    frontier = min(search.meshes, key=lambda one: one.least_value(target), default=None)
+    found = None if frontier is None else frontier.pop(target)
+    if frontier is None or found is None:
+        return False
+    configuration, free = found.configuration, search.incumbent is None and not search.scale.limited
+    cutoff_ns = None if free else search.scale.step_below_on(configuration.ranks, search.target(0.0))
+    answer = solve_meshed(space, frontier, found, cutoff_ns=cutoff_ns, deadline=deadline)
+    search.solved += 1
+    search.last = configuration
+    if answer.stages is not None:
+        one = candidate(space, configuration, answer.stages)
+        search.meshed[configuration] = one
+        if search.scale.value_on(configuration.ranks, one.step_ns) < search.target(0.0):
+            search.incumbent = one
+    elif answer.unfit:
+        search.unfit += 1
+    bound = search.scale.value_on(configuration.ranks, max(answer.bound_ns, found.step_ns))
+    search.unproved = min(search.unproved, bound)
+    search.exhausted |= answer.exhausted
+    return True
 
 
 def _progress(space: Space, search: _Search, deadline: Deadline) -> Progress:
@@ -205,7 +249,7 @@ def _progress(space: Space, search: _Search, deadline: Deadline) -> Progress:
         bound_s=bound_s,
         gap=(best_s - bound_s) / best_s if best_s else None,
         wall_s=deadline.spent_s,
-        enumerated=len(space.configurations),
+        enumerated=_met(space, search),
         solved=search.solved,
         doing=str(search.last),
     )
@@ -216,11 +260,13 @@ def _refuse(
 ) -> None:
     """No plan: proved, or not found in time."""
     name = space.prices.scenario.name
-    if search.exhausted or search.frontier.least_value() != NEVER:
+    if search.exhausted or search.least_value() != NEVER:
         raise NoPlanFoundError(
-            f"no plan of {name} found: {search.solved} of {len(space.configurations):,} configurations tried when the "
+            f"no plan of {name} found: {search.solved} of {_met(space, search):,} configurations tried when the "
             f"search ended (limit {deadline.limit_s:g} s); give it more time or fewer degrees to try"
         )
+    if search.frontier is None:
+        raise InfeasibleError(why_no_meshes(space, search.meshes))
     least_ns = int(space.bounds_ns.min())
     if objective.deadline_s is not None and least_ns != NEVER:
         devices, least = space.prices.scenario.cluster.device_count, format_seconds(seconds(least_ns))
@@ -241,9 +287,12 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
     rivals: dict[Configuration, Candidate | None] = {}
     best, proofs = first, ("dynamic program",) if proved and space.exact else ()
     try:
-        rivals = list_rivals(space, first.configuration, search.answers, deadline)
+        if search.frontier is not None:
+            rivals = list_rivals(space, first.configuration, search.answers, deadline)
+        rivals |= {one: found for one, found in search.meshed.items() if one != first.configuration}
         if proved:
-            within = search.scale.value(first.index, max(first.step_ns, raised_ns(floor_ns(bound_s), gap)))
+            most_ns = max(first.step_ns, raised_ns(floor_ns(bound_s), gap))
+            within = search.scale.value_on(first.configuration.ranks, most_ns)
             cuts = [rival for rival in rivals.values() if rival is not None]
             quick_s = min(choice.schedule_search_s, QUICK_SEARCH_S)
             slack = CHUNKS_SLACK if gap > 0 else 0.0  # with no gap the closed form alone decides
@@ -251,7 +300,7 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
                 space, first, cuts, within, choice.objective, deadline, search_s=quick_s, slack=slack
             )
         target_ns = lowered_ns(best.step_ns, max(gap, CONFIRM_GAP))
-        small = best.configuration.pp * len(space.groups.groups) <= MOST_CONFIRMED
+        small = best.configuration.pp * len(space.groups.groups) <= MOST_CONFIRMED and not best.configuration.meshes
         if (
             small
             and not deadline.passed()
@@ -306,14 +355,21 @@ def _scheduled(plan: Plan, space: Space, search_s: float, seed: int, deadline: D
 
 
 def _considered(space: Space, search: _Search) -> Considered:
-    excluded = int((space.bounds_ns == NEVER).sum())
+    excluded = int((space.bounds_ns == NEVER).sum()) if search.frontier is not None else 0
+    excluded += sum(frontier.tally.out_of_memory for frontier in search.meshes)
     return Considered(
-        enumerated=len(space.configurations),
+        enumerated=_met(space, search),
         out_of_memory=excluded,
-        bounded_away=len(space.configurations) - excluded - search.solved,
+        bounded_away=_met(space, search) - excluded - search.solved,
         solved=search.solved,
-        infeasible=sum(answer.unfit for answer in search.answers.values()),
+        infeasible=search.unfit + sum(answer.unfit for answer in search.answers.values()),
     )
+
+
+def _met(space: Space, search: _Search) -> int:
+    """Configurations whose modules share one mesh, and those with meshes of their own that were looked at."""
+    shared = len(space.configurations) if search.frontier is not None else 0
+    return shared + sum(frontier.tally.met for frontier in search.meshes)
 
 
 def _refuse_unsound(plan: Plan) -> None:

@@ -42,9 +42,9 @@ def side_index(sides: Sequence[Side], layers: Sequence[str]) -> int:
     return next((index for index, side in enumerate(sides) if modules & set(side.mesh.modules)), len(sides) - 1)
 
 
-def side_groups(groups: GroupGraph, modules: frozenset[str]) -> tuple[GroupGraph, tuple[int, ...]]:
-    """The groups of some modules, and the index of each among all."""
-    kept = tuple(index for index, layers in enumerate(groups.groups) if module_of(layers[0]) in modules)
+def side_groups(groups: GroupGraph, mesh_of: Sequence[int], mesh: int) -> tuple[GroupGraph, tuple[int, ...]]:
+    """The groups of one mesh, and the place of each among all."""
+    kept = tuple(index for index, other in enumerate(mesh_of) if other == mesh)
     turn = {index: place for place, index in enumerate(kept)}
     inside = [place for place, (u, v) in enumerate(groups.ends) if u in turn and v in turn]
     return GroupGraph(

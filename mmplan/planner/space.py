@@ -15,7 +15,7 @@ from mmplan.planner.frontier import Bounds
 from mmplan.planner.objective import STEP_TIME, Objective, Scale, scale_of
 from mmplan.planner.priced_groups import PricedGroups, priced_groups
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import build_problem, machine_of
+from mmplan.planner.problem import build_problem, room_bytes_of
 from mmplan.planner.quantise import lowered_ns, raised_ns
 from mmplan.planner.stage_cpsat import cut_by_cpsat
 from mmplan.planner.stage_solver import quick_cut, solve_cut, value_ceiling
@@ -96,8 +96,7 @@ def space_of(
         InfeasibleError: the constraints leave no configuration.
     """
     prices = priced.prices
-    machines = [machine_of(prices.scenario, (pool,)) for pool in range(len(prices.scenario.cluster.pools))]
-    room_bytes = max(machine.capacity_bytes - machine.reserved_bytes for machine in machines)
+    room_bytes = room_bytes_of(prices.scenario)
     configurations = list_configurations(
         prices.scenario, len(priced.groups.groups), lambda layout: prices.most_samples(layout, room_bytes)
     )
@@ -109,7 +108,7 @@ def space_of(
         configurations=configurations,
         first=first,
         bounds=Bounds.of(priced.prices, priced.groups, configurations, first),
-        scale=scale_of(objective, configurations),
+        scale=scale_of(objective, configurations, prices.scenario.cluster.device_count),
     )
 
 

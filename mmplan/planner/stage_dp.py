@@ -190,6 +190,9 @@ def _extend(tables: _Tables, labels: _Labels, chosen: IntArray, stages_left: int
     outside = rest.groups[moves.above[move]]
     fits = (outside >= stages_left) & ((outside == 0) == (stages_left == 0))
     fits &= rest.work_ns[moves.above[move]] <= stages_left * tables.cap_ns
+    if problem.mesh_of:
+        fits &= moves.mesh[move] == problem.kind(stages_left).mesh
+        fits &= _meshes_fit(tables, moves.above[move], stages_left)
     parent, move = parent[fits], move[fits]
     depth = 1 + np.where(moves.takes[move], labels.depth[parent], 0).max(axis=1)
     work_ns = _least_work(tables, move, problem.in_flight(depth), stages_left)
@@ -200,6 +203,20 @@ def _extend(tables: _Tables, labels: _Labels, chosen: IntArray, stages_left: int
     child = child.take(np.flatnonzero(_rest_fits(tables, child, stages_left)))
     bound_ns = _completion_bound(tables, child, stages_left)
     return replace(child, bound_ns=bound_ns).take(np.flatnonzero(bound_ns < tables.cutoff_ns))
+
+
+def _stages_of_meshes(problem: CutProblem, stages_left: int) -> IntArray:
+    """[mesh] how many of the first `stages_left` stages are its."""
+    meshes = [problem.kind(stage).mesh for stage in range(stages_left)]
+    return np.bincount(meshes, minlength=max(problem.mesh_of) + 1).astype(np.int64)
+
+
+def _meshes_fit(tables: _Tables, upset: IntArray, stages_left: int) -> BoolArray:
+    """[rows] whether the stages left of each mesh can hold what is left of it within the cap."""
+    left = _stages_of_meshes(tables.problem, stages_left)
+    outside = tables.rest.mesh_groups[:, upset]
+    fits: BoolArray = (outside >= left[:, None]).all(axis=0) & ((outside == 0) == (left[:, None] == 0)).all(axis=0)
+    return fits & (tables.rest.mesh_work_ns[:, upset] <= left[:, None] * tables.cap_ns).all(axis=0)
 
 
 def _least_work(tables: _Tables, move: IntArray, alive: IntArray, stage: int) -> IntArray:
@@ -265,6 +282,10 @@ def _completion_bound(tables: _Tables, labels: _Labels, stages_left: int) -> Int
     bottleneck_ns = labels.bottleneck_ns
     if stages_left:
         bottleneck_ns = np.maximum(bottleneck_ns, -(-rest.work_ns[labels.upset] // stages_left))
+        if problem.mesh_of:
+            left = np.maximum(_stages_of_meshes(problem, stages_left), 1)[:, None]
+            each_ns = -(-rest.mesh_work_ns[:, labels.upset] // left)
+            bottleneck_ns = np.maximum(bottleneck_ns, each_ns.max(axis=0))
     cuts = -(-rest.path_ns[producer] // max(1, tables.cap_ns)) - 1
     in_chain = producer == rest.chain_end[labels.upset][:, None]
     cuts = np.where(in_chain, np.maximum(cuts, stages_left - 1), cuts)

@@ -21,7 +21,7 @@ class Moves:
     level of recomputation, [kind, moves] `kind_finish_ns` of each kind of stage. `first[u]`, `count[u]`: the moves that
     start from upset u. With w over the frontier slots of an upset: `takes[i, w]` says that slot w of `below` is in the
     stage; `carried[i, w]` is the slot of `below` that holds the same producer as slot w of `above` (-1: none);
-    `lag_ns[i, w]` the largest lag from that producer into the stage (-1: no edge).
+    `lag_ns[i, w]` the largest lag from that producer into the stage (-1: no edge). `mesh[i]`: the mesh of the stage.
     """
 
     above: IntArray
@@ -33,6 +33,7 @@ class Moves:
     takes: BoolArray
     carried: IntArray
     lag_ns: IntArray
+    mesh: IntArray
     first: IntArray
     count: IntArray
 
@@ -48,6 +49,13 @@ def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
     stage_ns = work_ns[above] - work_ns[below]
     allowed: BoolArray = (stage_ns <= cap_ns) & (stage_ns >= least_ns)
     allowed &= least_bytes[above] - least_bytes[below] <= room_bytes
+    mesh = np.zeros(len(below), dtype=np.int64)
+    if problem.mesh_of:
+        meshes = np.array(problem.mesh_of)
+        counts = np.stack([upsets.member @ (meshes == one).astype(np.int64) for one in range(meshes.max() + 1)])
+        inside = counts[:, above] > counts[:, below]
+        allowed &= inside.sum(axis=0) == 1
+        mesh = inside.argmax(axis=0)
     below, above = below[allowed], above[allowed]
     kinds = problem.kinds or (problem.kind(0),)
     fixed_ns = np.array([kind.finish_fixed_ns for kind in kinds])[:, None] * (trainable[above] > trainable[below])
@@ -66,6 +74,7 @@ def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
         takes=(old >= 0) & upsets.member[above[:, None], old],
         carried=np.where(same.any(axis=2), same.argmax(axis=2), -1),
         lag_ns=_new_lags(problem, upsets, below, above),
+        mesh=mesh[allowed],
         first=np.cumsum(count) - count,
         count=count,
     )

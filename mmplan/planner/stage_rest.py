@@ -14,7 +14,8 @@ from mmplan.planner.upsets import IntArray, Upsets, sums_over
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rest:
-    """Per upset: sums over the groups outside. Per group g: over g and all its ancestors, which lie outside with it.
+    """Per upset: sums over the groups outside; `mesh_work_ns` and `mesh_groups` [mesh, u] those of each mesh.
+    Per group g: over g and all its ancestors, which lie outside with it.
 
     `path_ns[g]` is the heaviest path that ends with g, `hop_ns[g]` the least lag on any edge between these groups, and
     `path_kept_bytes[g]` what they keep. `chain_end[u]` is the last of the groups outside upset u where these form one
@@ -22,6 +23,8 @@ class Rest:
     """
 
     work_ns: IntArray
+    mesh_work_ns: IntArray
+    mesh_groups: IntArray
     state_bytes: IntArray
     kept_bytes: IntArray
     groups: IntArray
@@ -45,6 +48,8 @@ def measure_rest(problem: CutProblem, upsets: Upsets, busiest_ns: int = 0) -> Re
     kept = np.array(problem.kept_bytes, dtype=np.int64)
     return Rest(
         work_ns=sums_over(outside, problem.work_ns),
+        mesh_work_ns=_by_mesh(problem, upsets, problem.work_ns),
+        mesh_groups=_by_mesh(problem, upsets, (1,) * problem.groups),
         state_bytes=sums_over(outside, problem.state_bytes),
         kept_bytes=sums_over(outside, problem.kept_bytes),
         groups=groups.astype(np.int64),
@@ -56,6 +61,14 @@ def measure_rest(problem: CutProblem, upsets: Upsets, busiest_ns: int = 0) -> Re
         floor_path_ns=int(path_ns.max()),
         floor_finish_ns=finish_floor(problem),
     )
+
+
+def _by_mesh(problem: CutProblem, upsets: Upsets, values: tuple[int, ...]) -> IntArray:
+    """[mesh, upset] sums over the groups outside; no row where all have one mesh."""
+    outside = ~upsets.member
+    meshes = range(max(problem.mesh_of, default=-1) + 1)
+    rows = [sums_over(outside & (np.array(problem.mesh_of) == mesh), values) for mesh in meshes]
+    return np.stack(rows) if rows else np.zeros((0, upsets.count), dtype=np.int64)
 
 
 def _ancestors(problem: CutProblem) -> IntArray:

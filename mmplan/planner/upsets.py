@@ -36,11 +36,19 @@ class Upsets:
         return int(self.member.shape[0])
 
 
-def enumerate_upsets(groups: int, edges: Sequence[tuple[int, int]], limit: int = MAX_UPSETS) -> Upsets | None:
-    """All upsets of the DAG with these (producer, consumer) edges, or None when there are more than `limit`."""
+def enumerate_upsets(
+    groups: int, edges: Sequence[tuple[int, int]], limit: int = MAX_UPSETS, mesh_of: Sequence[int] = ()
+) -> Upsets | None:
+    """All upsets of the DAG with these (producer, consumer) edges, or None when there are more than `limit`.
+
+    Args:
+        mesh_of: number of each group's mesh; an upset then holds a group only with all groups of higher meshes.
+    """
     successors = [0] * groups
     for producer, consumer in edges:
         successors[producer] |= 1 << consumer
+    for group, mesh in enumerate(mesh_of):
+        successors[group] |= sum(1 << other for other, higher in enumerate(mesh_of) if higher > mesh)
     seen = {0}
     queue = [0]
     for upset in queue:

@@ -10,7 +10,7 @@ from mmplan.scenario.formats.hf_config import bundled_configs, read_hf_config
 from mmplan.scenario.machines import cluster_from_spec
 from mmplan.scenario.modules import model_from_spec
 from mmplan.scenario.recipes import recipes_from_spec, spread_modules
-from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, Scenario, Training
+from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, OwnRanks, Scenario, Training
 from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ModelSpec, ScenarioSpec, TechniqueSpec
 from mmplan.scenario.sizes import data_from_spec
 from mmplan.scenario.stacks import technique_of
@@ -173,4 +173,19 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         sharding=tuple(spec.sharding),
         recompute=tuple(spec.recompute),
         spread=spread_modules(spec.spread, model, (*at, "spread"), document),
+        modules=_own_ranks(spec, model, document),
+    )
+
+
+def _own_ranks(spec: ConstraintsSpec, model: Model, document: Document) -> tuple[OwnRanks, ...] | None:
+    if spec.modules is None:
+        return None
+    others = [module.name for module in model.modules if module.kind != "language_model"]
+    for name in spec.modules:
+        if name not in others:
+            hint = did_you_mean(name, others) or f"; modules that can: {listed(others)}"
+            raise document.error(("constraints", "modules", name), f"'{name}' cannot have ranks of its own{hint}")
+    return tuple(
+        OwnRanks(module=name, tp=tuple(one.tp), dp=tuple(one.dp), pp=tuple(one.pp))
+        for name, one in spec.modules.items()
     )

@@ -344,6 +344,17 @@ class Zone:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OwnRanks:
+    """A module that has to have ranks of its own, with what follows it up to a language model, and the degrees these
+    may have; empty tuples allow every value."""
+
+    module: str
+    tp: tuple[int, ...] = ()
+    dp: tuple[int, ...] = ()
+    pp: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Constraints:
     """What a plan may not do. Empty tuples allow every value.
 
@@ -365,6 +376,7 @@ class Constraints:
     sharding: tuple[Sharding, ...] = ()
     recompute: tuple[Recompute, ...] = ()
     spread: tuple[str, ...] | None = None  # modules that run whole on part of the samples; None leaves the choice
+    modules: tuple[OwnRanks, ...] | None = None  # modules with ranks of their own, (): none; None leaves the choice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -240,6 +240,14 @@ class OptimizerSpec(Strict):
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="type gradients are summed in")
 
 
+class OwnRanksSpec(Strict):
+    """Degrees that a module's own ranks may have; what is not written is as is best."""
+
+    tp: CountOrList = Field(default=[], description="allowed tensor-parallel degrees")
+    dp: CountOrList = Field(default=[], description="allowed numbers of replicas; nested with those of other modules")
+    pp: CountOrList = Field(default=[], description="allowed numbers of stages")
+
+
 class ConstraintsSpec(Strict):
     """What a plan may not do."""
 
@@ -275,6 +283,12 @@ class ConstraintsSpec(Strict):
     )
     pad_heads: bool = Field(
         default=False, description="tp may exceed or not divide heads: as model.pad_heads, for every module"
+    )
+    modules: dict[ModuleName, OwnRanksSpec] | None = Field(
+        default=None,
+        max_length=50,
+        description="modules on ranks of their own, with what follows them up to a language model, and their degrees; "
+        "{}: none; default: as is best",
     )
 
 

@@ -29,7 +29,9 @@ def partitions(items: int, blocks: int) -> Iterator[list[int]]:
 
 
 def partition_value(problem: CutProblem, block_of: list[int]) -> int | None:
-    """J by recursion over the quotient, None when it is cyclic or a stage does not fit."""
+    """J by recursion over the quotient, None when it is cyclic or a stage does not fit or is of another mesh."""
+    if any(problem.kind(block).mesh != mesh for block, mesh in zip(block_of, problem.mesh_of, strict=False)):
+        return None
     work = stage_works(problem, block_of)
     if work is None:
         return None
@@ -78,8 +80,10 @@ def stage_works(problem: CutProblem, block_of: list[int]) -> list[int] | None:
     for block, depth in enumerate(depths):
         inside = [g for g in range(problem.groups) if block_of[g] == block]
         alive = min(problem.microbatches, depth) if problem.schedule == "1f1b" else problem.microbatches
-        states = sum(problem.state_bytes[g] for g in inside)
         kind = problem.kind(block)
+        states = min(
+            sum((problem.choices[index].state_bytes or problem.state_bytes)[g] for g in inside) for index in kind.levels
+        )
         fitting = [
             sum(level.work_ns[g] for g in inside)
             for level in (problem.choices[index] for index in kind.levels)

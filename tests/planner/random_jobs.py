@@ -44,6 +44,7 @@ def random_job(seed: int) -> Scenario:
         sharding=("none", str(random.choice(["optimizer", "parameters"]))),
         recompute=("none", "full") if random.random() < 0.5 else (),
         memory_headroom=0.0,
+        modules=(),
         etp=(int(np.random.default_rng((seed, 1)).choice([1, 2])),) if seed % 10 == 3 else (),
     )
     return replace(job, cluster=_cluster(random), constraints=rules)

@@ -1,0 +1,74 @@
+"""Which modules of a model can have ranks of their own, and which degrees these can have."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+from mmplan.cost_models.degrees import divides
+from mmplan.scenario.scenario import OwnRanks, Scenario
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Apart:
+    """Modules of one mesh, and values of its degrees: of tp all, of dp and pp what constraints allow (empty: any)."""
+
+    modules: tuple[str, ...]
+    tp: tuple[int, ...]
+    dp: tuple[int, ...] = ()
+    pp: tuple[int, ...] = ()
+
+
+def mesh_choices(scenario: Scenario) -> tuple[tuple[Apart, ...], ...]:
+    """Ways to give some modules meshes of their own; each lists these meshes. What constraints name is in the only one.
+
+    A branch (encoder, projector) goes as a whole. Each branch alone is tried, all on meshes of their own, and all on
+    one: with two branches these are all ways, with more some mixtures are missing.
+    """
+    every, pins = branches(scenario), scenario.constraints.modules
+    if pins is not None:
+        return (tuple(_pinned(scenario, every, pins)),) if pins else ()
+    if not every:
+        return ()
+    dealt: list[tuple[tuple[str, ...], ...]] = [(branch,) for branch in every]
+    if len(every) > 1:
+        dealt += [every, (tuple(name for branch in every for name in branch),)]
+    found = (tuple(_free(scenario, modules) for modules in meshes) for meshes in dealt)
+    return tuple(meshes for meshes in found if all(mesh.tp for mesh in meshes))
+
+
+def branches(scenario: Scenario) -> tuple[tuple[str, ...], ...]:
+    """Modules that hang together without language models and are fed by none of them, in the order of the model."""
+    model = scenario.model
+    languages = {module.name for module in model.modules if module.kind == "language_model"}
+    graph: nx.Graph[str] = nx.Graph()
+    graph.add_nodes_from(module.name for module in model.modules if module.name not in languages)
+    graph.add_edges_from((e.producer, e.consumer) for e in model.edges if not {e.producer, e.consumer} & languages)
+    fed = {edge.consumer for edge in model.edges if edge.producer in languages}
+    order = [module.name for module in model.modules]
+    found = [tuple(sorted(names, key=order.index)) for names in nx.connected_components(graph) if not names & fed]
+    return tuple(sorted(found, key=lambda names: order.index(names[0]))) if languages else ()
+
+
+def _free(scenario: Scenario, modules: tuple[str, ...]) -> Apart:
+    return Apart(modules=modules, tp=tuple(_widths(scenario, modules)))
+
+
+def _pinned(scenario: Scenario, every: Sequence[tuple[str, ...]], pins: Sequence[OwnRanks]) -> Iterator[Apart]:
+    """The branch of each named module, less what constraints name of it separately."""
+    named = {pin.module for pin in pins}
+    order = [module.name for module in scenario.model.modules]
+    for pin in sorted(pins, key=lambda pin: order.index(pin.module)):
+        (branch,) = [names for names in every if pin.module in names] or [(pin.module,)]
+        modules = tuple(name for name in branch if name == pin.module or name not in named)
+        tp = tuple(tp for tp in _widths(scenario, modules) if not pin.tp or tp in pin.tp)
+        yield Apart(modules=modules, tp=tp, dp=pin.dp, pp=pin.pp)
+
+
+def _widths(scenario: Scenario, modules: Sequence[str]) -> Iterator[int]:
+    """Tensor-parallel degrees that divide the nodes and all of the modules."""
+    sizes = [pool.devices_per_node for pool in scenario.cluster.pools]
+    members = [scenario.model.module(name) for name in modules]
+    for tp in range(1, min(sizes) + 1):
+        if all(size % tp == 0 for size in sizes) and all(divides(module, tp) for module in members):
+            yield tp

@@ -1,0 +1,162 @@
+"""Ranks that modules apart can have beside a row of the search space, with what their stages take at least."""
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from mmplan.cost_models.layout import Layout
+from mmplan.planner.configuration import divisors
+from mmplan.planner.contract import GroupGraph
+from mmplan.planner.first_bounds import SAFE, busiest
+from mmplan.planner.mesh import nested
+from mmplan.planner.mesh_choices import Apart
+from mmplan.planner.pricing import Prices
+from mmplan.planner.problem import allowed_levels
+from mmplan.planner.quantise import NS_PER_S
+from mmplan.planner.upsets import BoolArray, IntArray
+
+# Ways to take a row of each of several meshes that are looked at for one row of the others.
+MOST_JOINED = 300_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Options:
+    """Degrees of all meshes apart, one row each; [mesh, rows] `tp`, `dp`, `pp`. `ranks`: of all of them. `busiest_ns`:
+    some stage of theirs takes at least so long; [edge, rows] `up_ns`: the heaviest path up to the start of each edge to
+    other modules. `missing_ns`: options that are left out have a busiest stage of at least that."""
+
+    tp: IntArray
+    dp: IntArray
+    pp: IntArray
+    ranks: IntArray
+    busiest_ns: IntArray
+    up_ns: IntArray
+    missing_ns: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Priced:
+    """Of one tp and number of samples: [stages - 1] the busiest stage, [edge] the path to its start, else 0."""
+
+    busiest_ns: IntArray
+    up_ns: IntArray
+
+
+class MeshOptions:
+    """The meshes of one choice.
+
+    Args:
+        apart: modules and allowed degrees of each mesh.
+        sides: prices and groups of each.
+        ends: (mesh, group of it) that each edge to the other modules leaves.
+    """
+
+    def __init__(
+        self, apart: tuple[Apart, ...], sides: tuple[tuple[Prices, GroupGraph], ...], ends: tuple[tuple[int, int], ...]
+    ) -> None:
+        self._apart, self._sides, self._ends = apart, sides, ends
+        self._priced: dict[tuple[int, int, int], _Priced] = {}
+        self._known: dict[tuple[int, int, int], Options] = {}
+
+    def of(self, samples: int, dp: int, left: int) -> Options:
+        """All that fit.
+
+        Args:
+            samples: of a microbatch in all replicas together.
+            dp: replicas of the other modules.
+            left: devices that these leave.
+        """
+        key = (samples, dp, left)
+        if key not in self._known:
+            alone = [self._alone(mesh, *key) for mesh in range(len(self._apart))]
+            self._known[key] = alone[0] if len(alone) == 1 else _joined(alone, left)
+        return self._known[key]
+
+    def _alone(self, mesh: int, samples: int, dp: int, left: int) -> Options:
+        """Those of one mesh."""
+        apart, most = self._apart[mesh], len(self._sides[mesh][1].groups)
+        rows = [
+            (tp, wide, stages)
+            for wide in divisors(samples)
+            if (not apart.dp or wide in apart.dp) and nested((wide, dp))
+            for tp in apart.tp
+            if (stages := min(most, left // (tp * wide)))
+        ]
+        parts, busiest_ns, up_ns = [], [], []
+        for tp, wide, stages in rows:
+            priced = self._price(mesh, tp, samples // wide)
+            pp = np.array([n for n in range(1, stages + 1) if not apart.pp or n in apart.pp], dtype=np.int64)
+            parts.append(np.stack([np.full_like(pp, tp), np.full_like(pp, wide), pp]))
+            busiest_ns.append(priced.busiest_ns[pp - 1])
+            up_ns.append(np.repeat(priced.up_ns[:, None], len(pp), axis=1))
+        if not parts:
+            nothing = np.zeros((1, 0), dtype=np.int64)
+            edges = np.zeros((len(self._ends), 0), dtype=np.int64)
+            return Options(tp=nothing, dp=nothing, pp=nothing, ranks=nothing[0], busiest_ns=nothing[0], up_ns=edges)
+        degrees = np.concatenate(parts, axis=1)
+        return Options(
+            tp=degrees[:1],
+            dp=degrees[1:2],
+            pp=degrees[2:],
+            ranks=degrees.prod(axis=0),
+            busiest_ns=np.concatenate(busiest_ns),
+            up_ns=np.concatenate(up_ns, axis=1),
+        )
+
+    def _price(self, mesh: int, tp: int, samples: int) -> _Priced:
+        """At the quickest level of recomputation, in the quickest pool, with no state sharded."""
+        key = (mesh, tp, samples)
+        if key not in self._priced:
+            prices, groups = self._sides[mesh]
+            costs, level = prices.costs, allowed_levels(prices.scenario)[0]
+            pools = range(len(prices.scenario.cluster.pools))
+            loads = prices.loads(samples)
+            known: dict[int, float] = {}
+            for like, layer in zip(prices.alike, prices.kinds, strict=True):
+                if like not in known:
+                    ways = [replace(Layout(tp=tp), recompute=level, pools=(pool,)) for pool in pools]
+                    load = loads[layer.module]
+                    known[like] = min(costs.forward_s(layer, load, x) + costs.backward_s(layer, load, x) for x in ways)
+            member = prices.members(groups).astype(np.float64)
+            group_s = member @ np.array([known[like] for like in prices.alike])
+            path_s = group_s.copy()
+            for producer, consumer in sorted(groups.pairs, key=lambda pair: pair[1]):
+                path_s[consumer] = max(path_s[consumer], group_s[consumer] + path_s[producer])
+            busiest_s = busiest(group_s[None, None], member, len(groups.groups))[0, 0]
+            up_s = np.array([path_s[group] if owner == mesh else 0.0 for owner, group in self._ends])
+            scale = NS_PER_S * SAFE
+            self._priced[key] = _Priced(
+                busiest_ns=(busiest_s * scale).astype(np.int64), up_ns=(up_s * scale).astype(np.int64)
+            )
+        return self._priced[key]
+
+
+def _joined(alone: list[Options], left: int) -> Options:
+    """Every way to take one row of each mesh; the quickest rows alone where these are too many."""
+    most = max(1, int(MOST_JOINED ** (1 / len(alone))))
+    missing: list[int] = []
+    kept = []
+    for one in alone:
+        order = np.argsort(one.busiest_ns, kind="stable")
+        if len(order) > most:
+            missing.append(int(one.busiest_ns[order[most]]))
+        kept.append(order[:most])
+    places: list[IntArray] = [grid.ravel() for grid in np.meshgrid(*kept, indexing="ij")]
+    tp, dp, pp = (
+        np.stack([getattr(one, name)[0, rows] for one, rows in zip(alone, places, strict=True)])
+        for name in ("tp", "dp", "pp")
+    )
+    fits: BoolArray = (tp * dp * pp).sum(axis=0) <= left
+    for first, second in combinations(range(len(alone)), 2):
+        fits &= np.maximum(dp[first], dp[second]) % np.minimum(dp[first], dp[second]) == 0
+    places, tp, dp, pp = [rows[fits] for rows in places], tp[:, fits], dp[:, fits], pp[:, fits]
+    return Options(
+        tp=tp,
+        dp=dp,
+        pp=pp,
+        ranks=(tp * dp * pp).sum(axis=0),
+        busiest_ns=np.stack([one.busiest_ns[rows] for one, rows in zip(alone, places, strict=True)]).max(axis=0),
+        up_ns=np.sum([one.up_ns[:, rows] for one, rows in zip(alone, places, strict=True)], axis=0),
+        missing_ns=min(missing, default=None),
+    )
