@@ -113,9 +113,7 @@ def first_in_simulation(
     """
     raised = raised_ns(most, slack)
     values = {one.configuration: space.scale.value_on(one.configuration.ranks, one.step_ns) for one in rivals}
-    allowed = [
-        one for one in rivals if values[one.configuration] <= (most if one.configuration.vp == 1 else raised)
-    ]
+    allowed = [one for one in rivals if values[one.configuration] <= (most if one.configuration.vp == 1 else raised)]
     leaders = sorted(allowed, key=lambda one: values[one.configuration])
     forwards = 0
     chosen, least = best, NEVER
