@@ -43,6 +43,7 @@ def test_a_megatron_script_is_a_scenario_with_its_run_as_recipe(tmp_path: Path) 
     read = reading(tmp_path, run__sh=GPT)
     assert (read.kind, read.document) == ("megatron", "scenario")
     fragment = read.fragment
+    assert fragment["name"] == "run"
     assert fragment["model"]["modules"]["llm"] == {  # type: ignore[index]
         "kind": "language_model", "layers": 24, "hidden": 2048, "heads": 16, "ffn": 5504, "kv_heads": 4,
         "vocabulary": 32000, "pad_vocabulary": 128,
@@ -139,6 +140,7 @@ def test_a_script_and_its_deepspeed_file_are_one_run(tmp_path: Path) -> None:
     assert read.fragment["model"] == {"hf_config": "qwen2.5-vl-7b"}
     assert read.fragment["batch"] == {"global": 64}
     recipe = read.fragment["recipes"]["present"]  # type: ignore[index]
+    assert "give it beside this one" not in told(read)
     assert recipe["sharding"] == "gradients"
     assert recipe["technique"] == {"offload": "optimizer", "overlap_dp": True}
 
@@ -150,6 +152,12 @@ def test_files_that_contradict_each_other_are_told_with_both_places(tmp_path: Pa
         "run.sh:2 --per_device_train_batch_size = '2' and ds.json:1 train_micro_batch_size_per_gpu = 4 contradict"
         in told(read)
     )
+
+
+def test_scripts_of_two_runs_are_refused(tmp_path: Path) -> None:
+    other = GPT.replace("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 4")
+    with pytest.raises(InputError, match=r"these are two runs: a\.sh:7 --tensor-model-parallel-size = '2', here '4'"):
+        reading(tmp_path, a__sh=GPT, b__sh=other)
 
 
 def test_a_config_beside_a_script_gives_its_model(tmp_path: Path) -> None:

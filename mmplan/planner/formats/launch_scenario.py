@@ -44,13 +44,12 @@ def launch_reading(setup: SetUp, machines: Sequence[Reading] = ()) -> Reading:
     """
     told = Told(list(setup.read), list(setup.ignored), list(setup.warnings))
     links = _machines(machines, told)
-    for key, name in (("nodes", "nodes"), ("devices_per_node", "per_node"), ("device", "gpu")):
-        found = links.pop(key, None)
-        if found is not None and (name not in setup.facts or name == "gpu"):
-            fact = Fact(value=found, file=setup.files[0], key="the machines' files")
-            setup = replace(setup, facts={**setup.facts, name: fact})
-        elif found is not None and str(setup.facts[name].value) != str(found):
-            said = setup.facts[name]
+    for key, fact in (("nodes", "nodes"), ("devices_per_node", "per_node"), ("device", "gpu")):
+        found, said = links.pop(key, None), setup.facts.get(fact)
+        if found is not None and (said is None or fact == "gpu"):
+            of_machines = Fact(value=found, file=setup.files[0], key="the machines' files")
+            setup = replace(setup, facts={**setup.facts, fact: of_machines})
+        elif found is not None and said is not None and str(said.value) != str(found):
             told.warnings.append(f"{said.place} = {said.value}, the machines' files say {found}: the first is taken")
     model, train, kinds = model_part(setup, told)
     if model is None:
@@ -62,7 +61,7 @@ def launch_reading(setup: SetUp, machines: Sequence[Reading] = ()) -> Reading:
     optimizer = {"name": "sgd"} if setup.text("optimizer") == "sgd" else {}
     optimizer |= {"gradient_dtype": summed} if summed != "fp32" else {}
     fragment: dict[str, Any] = {
-        "name": name,
+        "name": _name(setup),
         "source": f"read from {', '.join(file.name for file in setup.files)}",
         "model": model,
         "train": train,

@@ -136,6 +136,9 @@ def _number(value: Value) -> float | None:
 def merged(setups: Sequence[SetUp]) -> SetUp:
     """Set-ups of files that belong together as one: what several say is the first one's, and contradictions are told.
 
+    Raises:
+        InputError: files of two runs, whose degrees or model differ.
+
     A file that leaves a value open (a variable, DeepSpeed's "auto") takes it from one that says it.
     """
     if len(setups) == 1:
@@ -149,6 +152,9 @@ def merged(setups: Sequence[SetUp]) -> SetUp:
             if known is None or is_unresolved(known.value):
                 facts[name] = fact
             elif not is_unresolved(fact.value) and _differs(known.value, fact.value):
+                if name in _OF_ONE_RUN:
+                    told = f"{known.place} = {shown(known.value)}, here {shown(fact.value)}"
+                    raise fact.error(f"these are two runs: {told}; import each by itself")
                 warnings.append(
                     f"{known.place} = {shown(known.value)} and {fact.place} = {shown(fact.value)} contradict each "
                     "other: the first is taken"
@@ -159,8 +165,17 @@ def merged(setups: Sequence[SetUp]) -> SetUp:
         facts=facts,
         read=_all(setup.read for setup in setups),
         ignored=_all(setup.ignored for setup in setups),
-        warnings=(*_all(setup.warnings for setup in setups), *warnings),
+        warnings=tuple(
+            warning
+            for warning in (*_all(setup.warnings for setup in setups), *warnings)
+            if not (warning.endswith(GIVE_IT_TOO) and any(setup.kind == "deepspeed" for setup in setups))
+        ),
     )
+
+
+# Files that differ in one of these do not belong together.
+_OF_ONE_RUN = ("tp", "pp", "cp", "ep", "layers", "hidden")
+GIVE_IT_TOO = "its settings are not in this file; give it beside this one"
 
 
 def _differs(one: Value, other: Value) -> bool:

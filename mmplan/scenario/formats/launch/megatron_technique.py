@@ -3,7 +3,7 @@
 import re
 
 from mmplan.errors import InputError
-from mmplan.scenario.formats.launch.facts import Fact, is_unresolved, whole
+from mmplan.scenario.formats.launch.facts import GIVE_IT_TOO, Fact, is_unresolved, whole
 from mmplan.scenario.formats.launch.pipeline_layout import layout_stages
 from mmplan.scenario.formats.launch.taken import Taken, like
 
@@ -55,9 +55,7 @@ def state_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> No
     elif "layers" in facts:
         facts["sharding"] = Fact(value="none", file=taken.line.file, key="no --use-distributed-optimizer")
     if deepspeed is not None and deepspeed.values and deepspeed.values[0].endswith(".json"):
-        warnings.append(
-            f"{deepspeed.written} {deepspeed.values[0]}: its settings are not in this file; give it beside this one"
-        )
+        warnings.append(f"{deepspeed.written} {deepspeed.values[0]}: {GIVE_IT_TOO}")
     offload = taken.argument("optimizer_cpu_offload", "cpu_optimizer", "offload_optimizer")
     if offload is not None and taken.on("optimizer_cpu_offload", "cpu_optimizer", "offload_optimizer"):
         facts["offload"] = offload.fact("optimizer")
