@@ -112,13 +112,13 @@ def _nearby(path: Path) -> str:
     return did_you_mean(path.name, names)
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path, most_bytes: int = MAX_FILE_BYTES, most_nodes: int = MAX_NODES) -> Document:
     """Compose a YAML mapping.
 
     Raises:
         InputError: unreadable, not UTF-8, not YAML, empty, not a mapping, a key given twice, too deep or too large.
     """
-    text = read_text(path)
+    text = read_text(path, most_bytes=most_bytes)
     try:
         loader = yaml.SafeLoader(text)
     except yaml.YAMLError as error:  # a character that YAML does not allow
@@ -127,7 +127,7 @@ def read_document(path: Path) -> Document:
         node = loader.get_single_node()
         if node is None:
             raise InputError("expected a scenario, found an empty file", file=path)
-        reader = _NodeReader(path, loader)
+        reader = _NodeReader(path, loader, most_nodes)
         values = reader.value(node, (), 0)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -147,8 +147,8 @@ def read_document(path: Path) -> Document:
 class _NodeReader:
     """Turns composed nodes into values and collects `lines`."""
 
-    def __init__(self, file: Path, loader: yaml.SafeLoader) -> None:
-        self.file, self.loader = file, loader
+    def __init__(self, file: Path, loader: yaml.SafeLoader, most_nodes: int) -> None:
+        self.file, self.loader, self.most_nodes = file, loader, most_nodes
         self.lines: dict[KeyPath, int] = {}
         self.nodes = 0
 
@@ -157,8 +157,8 @@ class _NodeReader:
         self.nodes += 1
         if depth > MAX_DEPTH:
             raise self.fail(node, path, f"nested deeper than {MAX_DEPTH} levels")
-        if self.nodes > MAX_NODES:
-            raise self.fail(node, path, f"more than {MAX_NODES:,} values")
+        if self.nodes > self.most_nodes:
+            raise self.fail(node, path, f"more than {self.most_nodes:,} values")
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path, depth)
         if isinstance(node, yaml.SequenceNode):

@@ -421,6 +421,19 @@ def test_names_with_control_characters_and_half_surrogates_are_written_and_read(
     assert "gemm ??" in {row.name for row in load_trace_record(tmp_path / "t.yaml").ranks[0].kernels}
 
 
+def test_the_record_of_many_ranks_is_shorter_and_still_reads(tmp_path: Path) -> None:
+    paths = []
+    for rank in range(12):
+        marks = [mark(f"range {i}", 1_000_100 + i, 10) for i in range(30)]
+        info = {"backend": "nccl", "rank": rank, "world_size": 12}
+        paths.append(write(tmp_path / f"{rank}.json", [*two_steps(), *marks], distributedInfo=info))
+    reading = read_kineto(paths)
+    (tmp_path / "t.yaml").write_text(fragment_text(reading))
+    record = load_trace_record(tmp_path / "t.yaml")
+    assert [rank.rank for rank in record.ranks] == list(range(12))
+    assert {len(rank.host_ranges) for rank in record.ranks} == {10}
+
+
 def test_a_damaged_record_is_refused_by_its_key(tmp_path: Path) -> None:
     text = fragment_text(read_kineto([write(tmp_path / "t.json", two_steps())]))
     (tmp_path / "t.yaml").write_text(text.replace("window_s: 0.04", "window_s: soon"))

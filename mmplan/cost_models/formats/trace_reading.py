@@ -19,7 +19,7 @@ from mmplan.cost_models.traces.rank_sets import rank_waits
 from mmplan.cost_models.traces.record import SCHEMA, RankTrace, TraceRecord, record_document
 from mmplan.cost_models.traces.recording import CALL, OPERATOR, PYTHON, Recording
 from mmplan.cost_models.traces.steps import steps_of
-from mmplan.cost_models.traces.summary import rank_trace
+from mmplan.cost_models.traces.summary import rank_trace, shortened
 from mmplan.errors import InputError
 from mmplan.scenario.document import counted
 from mmplan.scenario.formats.reading import Head, Reading
@@ -28,6 +28,7 @@ from mmplan.units import format_seconds
 MOST_FILES = 4_096
 _FEW_LAUNCHES = 0.5
 _TOLD_FINDINGS = 5
+_FEW_RANKS, _ROWS_OF_MANY = 8, 10
 _LAUNCH = re.compile(r"^(cuda|hip|cu)(Ext)?(Module)?LaunchKernel")
 
 
@@ -134,7 +135,7 @@ def trace_reading(kind: str, recordings: tuple[Recording, ...], stats: tuple[Sta
         item = analysed(recording)
         steps = steps_of(item.recording, item.attribution.launch)
         trace, waits = rank_trace(item.recording, item.attribution, steps)
-        ranks.append(trace)
+        ranks.append(trace if len(recordings) <= _FEW_RANKS else shortened(trace, _ROWS_OF_MANY))
         joined.append(item.recording)
         read += _told(trace)
         warnings += [*recording.warnings, *_doubts(item, trace)]

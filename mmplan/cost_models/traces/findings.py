@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mmplan.cost_models.traces.attribution import Attribution
 from mmplan.cost_models.traces.host_activity import HostActivity
 from mmplan.cost_models.traces.intervals import Ints, Spans, common, covered_ns, without
 from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, COMMUNICATION, collective, short_name
@@ -16,7 +15,7 @@ from mmplan.cost_models.traces.recording import CALL, Host, Recording
 from mmplan.units import format_bytes, format_seconds, seconds_of_nanoseconds
 
 LEAST_GAP_NS = 5_000_000
-MOST_GAPS = 200  # the longest ones are told
+MOST_GAPS = 100  # the longest ones are told
 
 _MILLISECOND_NS = 1_000_000
 LEAST_WAITS_PER_MS = 10
@@ -26,13 +25,15 @@ _LOCKS = re.compile(
     r"\bGIL\b|take_gil|acquire of _thread\.|lock\.acquire|\bMutex|std::mutex|SpinLock",
     re.IGNORECASE,
 )
+_ADDRESS = re.compile(r" (object )?at 0x[0-9a-fA-F]+|0x[0-9a-fA-F]+")
+_MOST_KINDS = 200
 _GIL = re.compile(r"\bGIL\b|take_gil|acquire of _thread|lock\.acquire", re.IGNORECASE)
 _DRIVER = re.compile(r"^(cuda|cu|hip|nccl)[A-Z]")
 
 
 def gaps_of(
     recording: Recording,
-    attribution: Attribution,
+    activity: HostActivity,
     device: int,
     busy: Spans,
     compute: Spans,
@@ -44,7 +45,6 @@ def gaps_of(
     Args:
         busy: anything runs on the device; `compute`: anything but communication; `message`: communication.
     """
-    activity = HostActivity(recording, attribution)
     idle, alone = _long(without(window, busy)), _long(common(without(message, compute), window))
     found: list[tuple[int, Gap]] = []
     for begin_ns, end_ns in _longest(idle):
@@ -107,12 +107,16 @@ def lock_clusters(host: Host, names: tuple[str, ...], window: Spans, begin_ns: i
     locks = np.array([_LOCKS.search(name[:300]) is not None for name in names], bool)
     if len(host) == 0 or not locks.any():
         return []
-    found = []
+    # locks of one kind are one name: `<... _thread.lock object at 0x7f12>`
+    kinds: dict[str, list[int]] = {}
     for name in np.flatnonzero(locks).tolist():
-        rows = np.flatnonzero((host.name == name) & (host.end_ns - host.start_ns < _SHORT_NS))
+        kinds.setdefault(_ADDRESS.sub("", names[name]), []).append(name)
+    found = []
+    for same in list(kinds.values())[:_MOST_KINDS]:
+        rows = np.flatnonzero(np.isin(host.name, same) & (host.end_ns - host.start_ns < _SHORT_NS))
         rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
         for first, last in _dense(host.start_ns[rows]):
-            found.append(_cluster(host, names, name, rows[first:last], begin_ns))
+            found.append(_cluster(host, names, same[0], rows[first:last], begin_ns))
     return sorted(found, key=lambda cluster: -cluster.waits)[:MOST_GAPS]
 
 
@@ -138,7 +142,7 @@ def _cluster(host: Host, names: tuple[str, ...], name: int, rows: Ints, begin_ns
     length_ns = max(last_ns - first_ns, 1)
     threads = len(np.unique(host.thread[rows]))
     return LockCluster(
-        name=short_name(names[name]),
+        name=short_name(_ADDRESS.sub("", names[name])),
         begin_s=seconds_of_nanoseconds(first_ns - begin_ns),
         length_s=seconds_of_nanoseconds(length_ns),
         waits=len(rows),

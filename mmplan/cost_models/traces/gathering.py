@@ -21,9 +21,11 @@ from mmplan.cost_models.traces.recording import (
     Stream,
     Work,
 )
+from mmplan.errors import InputError
 from mmplan.scenario.document import counted
 
 MOST_DISTINCT = 1_000_000
+MOST_DEVICES = 64
 LONGEST_NAME = 1_000
 _MOST_REASONS = 50
 BY_NAME = -1  # the class of a kernel follows from its name
@@ -136,6 +138,9 @@ class Gathered:
         """All rows in order, each once."""
         told, left = list(warnings), list(ignored)
         left += [f"{file}: {counted(count, 'event')} with {reason}" for reason, count in sorted(self.dropped.items())]
+        devices = {stream.device for stream in self.streams.values}
+        if len(devices) > MOST_DEVICES:
+            raise InputError(f"work on {len(devices):,} devices: one process has at most {MOST_DEVICES}", file=file)
         work, twice = _work_of(self.work, self.names)
         host, also_twice = _host_of(self.host)
         if twice + also_twice:

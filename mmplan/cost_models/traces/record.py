@@ -182,6 +182,8 @@ class TraceRecord:
     waits: tuple[RankWait, ...] = ()
 
 
+MOST_BYTES, MOST_VALUES = 32_000_000, 3_000_000  # of a record of a thousand ranks
+
 _RECORD = TypeAdapter(TraceRecord)
 
 
@@ -207,7 +209,7 @@ def load_trace_record(path: Path) -> TraceRecord:
     Raises:
         InputError: one sentence with file, line and key.
     """
-    document = read_document(path)
+    document = read_document(path, MOST_BYTES, MOST_VALUES)
     try:
         return _RECORD.validate_python(document.values)
     except ValidationError as error:

@@ -20,6 +20,7 @@ _STEP_WORDS = re.compile(
 _NOT_STEPS = re.compile(r"optimizer|scheduler|data|load|profiler|wait|zero_grad|lr_|nccl|gloo", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _MOST_NAME = 200
+_MOST_PATTERNS = 50
 _DIGITS = re.compile(r"\d+")
 
 
@@ -57,10 +58,12 @@ def _found(recording: Recording) -> Steps:
         if marks:
             return Steps(marked_by="ProfilerStep#", steps=_stretched(recording, marks, profiler))
     by_pattern: dict[str, set[int]] = {}
-    for i, name in enumerate(names):
+    for i in np.unique(recording.host.name[recording.host.kind == MARK]).tolist():
+        name = names[i]
         if _STEP_WORDS.search(name[:_MOST_NAME]) and not _NOT_STEPS.search(name[:_MOST_NAME]):
             by_pattern.setdefault(_DIGITS.sub("#", name[:_MOST_NAME]), set()).add(i)
-    choices = [(pattern, _marks(recording, rows)) for pattern, rows in by_pattern.items()]
+    likely = sorted(by_pattern.items(), key=lambda item: -len(item[1]))[:_MOST_PATTERNS]
+    choices = [(pattern, _marks(recording, rows)) for pattern, rows in likely]
     apart = [(pattern, marks) for pattern, marks in choices if len(marks) >= 2 and _are_apart(marks)]
     if apart:
         pattern, marks = max(apart, key=lambda choice: sum(end - begin for _, begin, end in choice[1]))
@@ -78,7 +81,8 @@ def _found(recording: Recording) -> Steps:
 def _marks(recording: Recording, names: set[int]) -> list[tuple[int, int, int]]:
     """(name, begin, end) of the host ranges with these names on the thread that has most of them, by begin."""
     host = recording.host
-    rows = np.flatnonzero(np.isin(host.name, list(names)) & (host.kind == MARK))
+    rows = np.flatnonzero(host.kind == MARK)
+    rows = rows[np.isin(host.name[rows], list(names))]
     if len(rows) == 0:
         return []
     threads, counts = np.unique(host.thread[rows], return_counts=True)

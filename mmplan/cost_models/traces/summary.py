@@ -1,11 +1,14 @@
 """From a recording to its measured seconds: classes, communication hidden and exposed, streams, operators, findings."""
 
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from mmplan.cost_models.traces.attribution import BACKWARD, FORWARD, OTHER, PHASES, Attribution
 from mmplan.cost_models.traces.findings import covered_seconds, gaps_of, lock_clusters
+from mmplan.cost_models.traces.host_activity import HostActivity
 from mmplan.cost_models.traces.intervals import Flags, Ints, Spans, common, empty, union, without
 from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, CLASS_NAMES, COMMUNICATION, MEMCPY, MEMSET, short_name
 from mmplan.cost_models.traces.record import (
@@ -34,12 +37,13 @@ def rank_trace(recording: Recording, attribution: Attribution, steps: Steps) -> 
     devices = np.array([stream.device for stream in recording.streams], np.int64)
     device_of = devices[work.stream] if len(work) else np.zeros(0, np.int64)
     times, gaps, waits = [], list[Gap](), 0
+    activity = HostActivity(recording, attribution)
     for device in sorted(set(device_of[inside].tolist())):
         mine = inside & (device_of == device)
         parts = _device_parts(recording, mine)
         times.append(_device_time(device, parts, window))
         busy, compute, message = parts
-        found, count = gaps_of(recording, attribution, device, busy, compute, message, window)
+        found, count = gaps_of(recording, activity, device, busy, compute, message, window)
         gaps, waits = gaps + found, waits + count
     trace = RankTrace(
         file=recording.file,
@@ -65,6 +69,22 @@ def rank_trace(recording: Recording, attribution: Attribution, steps: Steps) -> 
         locks=tuple(lock_clusters(recording.host, recording.names, window, _first(window))),
     )
     return trace, waits
+
+
+def shortened(trace: RankTrace, rows: int) -> RankTrace:
+    """With at most so many rows in each table, for the record of many ranks."""
+    return replace(
+        trace,
+        operators=trace.operators[:rows],
+        kernels=trace.kernels[:rows],
+        host_ranges=trace.host_ranges[:rows],
+        calls=trace.calls[:rows],
+        messages=trace.messages[:rows],
+        copies=trace.copies[:rows],
+        streams=trace.streams[:rows],
+        gaps=tuple(sorted(sorted(trace.gaps, key=lambda gap: -gap.length_s)[:rows], key=lambda gap: gap.begin_s)),
+        locks=trace.locks[:rows],
+    )
 
 
 def window_of(recording: Recording, steps: Steps) -> Spans:
@@ -237,8 +257,8 @@ def _messages(recording: Recording, inside: Flags) -> tuple[MessageTime, ...]:
         rows = np.flatnonzero((host.message >= 0) & (host.kind == MARK))
         index, lengths, timed = host.message[rows], (host.end_ns - host.start_ns)[rows], recording.on_cpu
     found = []
-    for value in np.unique(index).tolist():
-        message, own = recording.messages[value], np.sort(lengths[index == value])
+    for value, own in grouped(index, lengths):
+        message, own = recording.messages[value], np.sort(own)
         total, fastest, median = int(own.sum()), int(own[0]), int(own[len(own) // 2])
         found.append(
             MessageTime(
@@ -255,18 +275,24 @@ def _messages(recording: Recording, inside: Flags) -> tuple[MessageTime, ...]:
     return tuple(sorted(found, key=lambda item: -(item.seconds or 0.0))[:MOST_ROWS])
 
 
+def grouped(keys: Ints, values: Ints) -> Iterator[tuple[int, Ints]]:
+    """(key, its values) for each key."""
+    order = np.argsort(keys, kind="stable")
+    found, first = np.unique(keys[order], return_index=True)
+    if len(found):
+        yield from zip(found.tolist(), np.split(values[order], first[1:]), strict=True)
+
+
 def _copies(recording: Recording, inside: Flags) -> tuple[CopyTime, ...]:
-    work = recording.work
-    rows = inside & np.isin(work.kind, (CLASS_INDEX[MEMCPY], CLASS_INDEX[MEMSET]))
-    lengths, found = work.end_ns - work.start_ns, []
-    for value in np.unique(work.name[rows]).tolist():
-        mine = rows & (work.name == value)
+    work, found = recording.work, []
+    rows = np.flatnonzero(inside & np.isin(work.kind, (CLASS_INDEX[MEMCPY], CLASS_INDEX[MEMSET])))
+    for value, mine in grouped(work.name[rows], rows):
         found.append(
             CopyTime(
                 kind=recording.names[value][:100],
                 bytes=int(np.maximum(work.bytes[mine], 0).sum()),
-                seconds=seconds_of_nanoseconds(int(lengths[mine].sum())),
-                count=int(mine.sum()),
+                seconds=seconds_of_nanoseconds(int((work.end_ns[mine] - work.start_ns[mine]).sum())),
+                count=len(mine),
             )
         )
     return tuple(sorted(found, key=lambda item: -item.seconds)[:MOST_ROWS])
@@ -274,10 +300,9 @@ def _copies(recording: Recording, inside: Flags) -> tuple[CopyTime, ...]:
 
 def _streams(recording: Recording, inside: Flags, window: Spans) -> tuple[StreamTime, ...]:
     work, found = recording.work, []
-    for index, stream in enumerate(recording.streams):
-        rows = inside & (work.stream == index)
-        if not rows.any():
-            continue
+    chosen = np.flatnonzero(inside)
+    for index, rows in grouped(work.stream[chosen], chosen):
+        stream = recording.streams[index]
         busy_s = covered_seconds(union(work.start_ns[rows], work.end_ns[rows]), window)
         found.append(
             StreamTime(
@@ -285,7 +310,7 @@ def _streams(recording: Recording, inside: Flags, window: Spans) -> tuple[Stream
                 stream=stream.name,
                 busy_s=busy_s,
                 busy_fraction=min(1.0, busy_s / window.seconds) if window.seconds else 0.0,
-                kernels=int(rows.sum()),
+                kernels=len(rows),
             )
         )
-    return tuple(sorted(found, key=lambda item: -item.busy_s))
+    return tuple(sorted(found, key=lambda item: -item.busy_s)[:MOST_ROWS])
