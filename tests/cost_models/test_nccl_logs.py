@@ -5,6 +5,7 @@ import math
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,14 @@ def test_a_log_over_nodes_gives_the_share_of_the_ports(tmp_path: Path) -> None:
     assert cluster.network_link.reached_bytes_per_s == pytest.approx(NETWORK.reached_bytes_per_s, rel=0.01)
     assert cluster.network_link.latency_s == pytest.approx(NETWORK.latency_s, rel=0.1)
     assert cluster.pools[0].node_link.reached_bytes_per_s == pytest.approx(NODE.reached_bytes_per_s, rel=0.01)
+
+
+def test_a_network_that_does_not_show_is_told(tmp_path: Path) -> None:
+    quick = replace(NETWORK, bytes_per_s=1e12)
+    text = log_text("all_reduce", 16, lambda s: all_reduce_s(s, Group(16, 8), NODE, quick), devices=TWO)
+    assert told(reading_of(tmp_path, text), "links inside nodes set its pace, so the network may be faster")
+    slow = log_text("all_reduce", 16, all_reduce(16, 8), devices=TWO)
+    assert not told(reading_of(tmp_path, slow), "set its pace")
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "sendrecv", "alltoall"])
