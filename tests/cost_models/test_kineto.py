@@ -325,6 +325,19 @@ def test_events_with_impossible_times_are_left_out_and_counted(tmp_path: Path) -
         assert words in told, words
 
 
+def test_an_event_of_another_age_does_not_stretch_the_trace(tmp_path: Path) -> None:
+    reading = read_kineto([write(tmp_path / "t.json", [*two_steps(), mark("old", 1e15, 5), kernel(GEMM, 1e15, 5)])])
+    assert only_rank(reading)["window_s"] == 0.04
+    assert any("2 events are more than a day off the others" in sentence for sentence in reading.warnings)
+
+
+@pytest.mark.parametrize("key", ["device", "stream"])
+def test_a_file_with_countless_devices_or_streams_is_refused(tmp_path: Path, key: str) -> None:
+    events = [kernel(GEMM, i, 1, **{key: i}) for i in range(10_001)]
+    with pytest.raises(InputError, match="one process has at most 64 and 10,000"):
+        read_kineto([write(tmp_path / "t.json", events)])
+
+
 def test_old_category_names_and_the_fields_of_rocm_are_read(tmp_path: Path) -> None:
     events = [
         span("Operator", "aten::mm", 0, 100, **{"External id": 4}),

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from mmplan.units import format_seconds
 MOST_FILES = 4_096
 _FEW_LAUNCHES = 0.5
 _TOLD_FINDINGS = 5
-_FEW_RANKS, _ROWS_OF_MANY = 8, 10
+_FEW_RANKS, _ROWS_OF_MANY, _MOST_STEPS = 8, 10, 2_000
 _LAUNCH = re.compile(r"^(cuda|hip|cu)(Ext)?(Module)?LaunchKernel")
 
 
@@ -135,6 +135,9 @@ def trace_reading(kind: str, recordings: tuple[Recording, ...], stats: tuple[Sta
         item = analysed(recording)
         steps = steps_of(item.recording, item.attribution.launch)
         trace, waits = rank_trace(item.recording, item.attribution, steps)
+        if len(trace.step_s) > _MOST_STEPS:
+            ignored.append(f"{trace.file}: {len(trace.step_s):,} steps: the record holds the first {_MOST_STEPS:,}")
+            trace = replace(trace, step_s=trace.step_s[:_MOST_STEPS])
         ranks.append(trace if len(recordings) <= _FEW_RANKS else shortened(trace, _ROWS_OF_MANY))
         joined.append(item.recording)
         read += _told(trace)

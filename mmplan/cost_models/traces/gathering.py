@@ -25,10 +25,11 @@ from mmplan.errors import InputError
 from mmplan.scenario.document import counted
 
 MOST_DISTINCT = 1_000_000
-MOST_DEVICES = 64
+MOST_DEVICES, MOST_STREAMS = 64, 10_000
 LONGEST_NAME = 1_000
 _MOST_REASONS = 50
 BY_NAME = -1  # the class of a kernel follows from its name
+_DAY_NS = 86_400 * 10**9
 _SLACK_NS = 60 * 10**9  # device work so far outside of what the host did has a broken clock
 
 Times = tuple[int, int]
@@ -139,12 +140,16 @@ class Gathered:
         told, left = list(warnings), list(ignored)
         left += [f"{file}: {counted(count, 'event')} with {reason}" for reason, count in sorted(self.dropped.items())]
         devices = {stream.device for stream in self.streams.values}
-        if len(devices) > MOST_DEVICES:
-            raise InputError(f"work on {len(devices):,} devices: one process has at most {MOST_DEVICES}", file=file)
+        if len(devices) > MOST_DEVICES or len(self.streams.values) > MOST_STREAMS:
+            found = f"work on {len(devices):,} devices and {len(self.streams.values):,} streams"
+            raise InputError(f"{found}: one process has at most {MOST_DEVICES} and {MOST_STREAMS:,}", file=file)
         work, twice = _work_of(self.work, self.names)
         host, also_twice = _host_of(self.host)
         if twice + also_twice:
             told.append(f"{file}: {counted(twice + also_twice, 'event')} stand twice and are counted once")
+        work, host, stray = _of_one_time(work, host)
+        if stray:
+            told.append(f"{file}: {counted(stray, 'event')} are more than a day off the others: left out")
         work, outside = _on_clock(work, host)
         if outside:
             told.append(
@@ -228,11 +233,29 @@ def _first_of_equals(order: Ints, *columns: Ints) -> Flags:
     return differs
 
 
+def _of_one_time(work: Work, host: Host) -> tuple[Work, Host, int]:
+    """Rows within a day of the median of all: a profile lasts minutes, a broken clock says 1970."""
+    starts = np.concatenate((work.start_ns, host.start_ns))
+    if len(starts) == 0:
+        return work, host, 0
+    middle_ns = int(np.partition(starts, len(starts) // 2)[len(starts) // 2])
+    of_work, of_host = (np.abs(rows.start_ns - middle_ns) <= _DAY_NS for rows in (work, host))
+    stray = int((~of_work).sum() + (~of_host).sum())
+    return (_chosen_work(work, of_work), _chosen_host(host, of_host), stray) if stray else (work, host, 0)
+
+
 def _on_clock(work: Work, host: Host) -> tuple[Work, int]:
     """The device's rows within a minute of the host's."""
     if not len(work) or not len(host):
         return work, 0
     first_ns, last_ns = int(host.start_ns.min()) - _SLACK_NS, int(host.end_ns.max()) + _SLACK_NS
     keep = (work.start_ns >= first_ns) & (work.end_ns <= last_ns)
-    kept = Work(**{name: getattr(work, name)[keep] for name in Work.__slots__})
-    return kept, int((~keep).sum())
+    return (work if keep.all() else _chosen_work(work, keep)), int((~keep).sum())
+
+
+def _chosen_work(work: Work, rows: Flags) -> Work:
+    return Work(**{name: getattr(work, name)[rows] for name in Work.__slots__})
+
+
+def _chosen_host(host: Host, rows: Flags) -> Host:
+    return Host(**{name: getattr(host, name)[rows] for name in Host.__slots__})

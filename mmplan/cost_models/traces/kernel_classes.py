@@ -71,7 +71,7 @@ _COLLECTIVES = (
 _COLLECTIVE_WORDS = tuple((name, re.compile(words, re.IGNORECASE)) for name, words in _COLLECTIVES)
 UNNAMED = "unnamed collective"
 
-MOST_NAME = 2_000  # characters of a kernel name that are looked at
+MOST_NAME = 600  # characters of a kernel name that are looked at
 
 
 def kernel_class(name: str) -> str:

@@ -54,9 +54,9 @@ def _found(recording: Recording) -> Steps:
     names = recording.names
     profiler = {i: int(match[1][:18]) for i, name in enumerate(names) if (match := _PROFILER.match(name))}
     if profiler:
-        marks = _marks(recording, set(profiler))
-        if marks:
-            return Steps(marked_by="ProfilerStep#", steps=_stretched(recording, marks, profiler))
+        steps = _stretched(recording, _marks(recording, set(profiler)), profiler)
+        if steps:
+            return Steps(marked_by="ProfilerStep#", steps=steps)
     by_pattern: dict[str, set[int]] = {}
     for i in np.unique(recording.host.name[recording.host.kind == MARK]).tolist():
         name = names[i]
@@ -67,14 +67,18 @@ def _found(recording: Recording) -> Steps:
     apart = [(pattern, marks) for pattern, marks in choices if len(marks) >= 2 and _are_apart(marks)]
     if apart:
         pattern, marks = max(apart, key=lambda choice: sum(end - begin for _, begin, end in choice[1]))
-        return Steps(marked_by=pattern, steps=_stretched(recording, marks, {}))
+        steps = _stretched(recording, marks, {})
+        if steps:
+            return Steps(marked_by=pattern, steps=steps)
     ends = _marks(recording, {i for i, name in enumerate(names) if _OPTIMIZER.match(name)})
     if len(ends) >= 2 and _are_apart(ends):
         steps = tuple(
             Step(name=f"step {i + 1}", begin_ns=before[2], end_ns=after[2])
             for i, (before, after) in enumerate(pairwise(ends))
+            if after[2] > before[2]
         )
-        return Steps(marked_by="ends of Optimizer.step", steps=steps)
+        if steps:
+            return Steps(marked_by="ends of Optimizer.step", steps=steps)
     return Steps(marked_by="", steps=())
 
 
