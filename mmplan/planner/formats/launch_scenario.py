@@ -186,7 +186,7 @@ def _technique(setup: SetUp) -> dict[str, Any]:
     for key in ("sequence_parallel", "overlap_dp", "dropout"):
         if setup.has(key) or (key == "sequence_parallel" and megatron):
             technique[key] = setup.flag(key)
-    if "gradient_dtype" not in technique and setup.text("precision") == "bf16" and megatron:
+    if "gradient_dtype" not in technique and setup.text("precision") in (None, "bf16") and megatron:
         technique["gradient_dtype"] = "fp32"  # Megatron sums bf16 gradients in fp32 (arguments.py, bf16)
     return technique
 

@@ -97,6 +97,12 @@ def _with_defaults(kind: str, setup: SetUp, arguments: Mapping[str, Argument]) -
         # src/llamafactory/hparams/finetuning_args.py: freeze_vision_tower and freeze_multi_modal_projector are true
         for name in ("freeze_vision", "freeze_projector"):
             facts.setdefault(name, tuner.fact(True))
+    if kind == "llama-factory" and (model := arguments.get("model_name_or_path")) is not None:
+        # same file: finetuning_type is lora; data_args.py: cutoff_len 2048; transformers' TrainingArguments: 8 samples
+        facts.setdefault("sequence", model.fact(2048))
+        facts.setdefault("microbatch", model.fact(8))
+        if "finetuning_type" not in arguments:
+            facts.setdefault("lora", model.fact("lora"))
     if kind == "veomni" and (model := arguments.get("model")) is not None:
         facts.setdefault("precision", model.fact("bf16"))  # veomni/arguments: enable_mixed_precision is true
         facts.setdefault("recompute", model.fact("full"))  # enable_gradient_checkpointing is true

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmplan.scenario.formats.hf_config import read_hf_config
-from mmplan.scenario.formats.launch.arguments import CommandLine, read_command_line
+from mmplan.scenario.formats.launch.arguments import Argument, CommandLine, read_command_line
 from mmplan.scenario.formats.launch.comments import hinted_devices, measured_comment
 from mmplan.scenario.formats.launch.facts import Fact, SetUp
 from mmplan.scenario.formats.launch.framework_yaml import looks_like_framework, overriding, read_framework
@@ -20,6 +20,7 @@ _ARGUMENT = re.compile(
     r"|hf[-_]model|recipe|deepspeed|num_processes)\b"
     r"|(?:^|\s)\+{0,2}(?:model\.(?:tensor|pipeline)_model_parallel_size|trainer\.(?:devices|num_nodes))="
 )
+_NO_TUNER = Argument(written="", values=(), line=0, file=Path())
 _SWIFT_YAML = looks_like_framework("ms-swift")
 _LIST = re.compile(r"(?:\s*(?:#[^\n]*)?\n)*\s*--?[A-Za-z]")
 
@@ -45,6 +46,8 @@ def read_script(path: Path) -> SetUp:
     if line.overrides:
         line = replace(line, arguments={**overriding("nemo", line.overrides), **line.arguments})
     setup = megatron_set_up(line, "ms-swift" if swift else "nemo" if line.overrides else "megatron")
+    if swift:
+        setup = replace(setup, facts=_swift_defaults(line) | dict(setup.facts))
     measured, sentence = measured_comment(line.comments, path)
     facts = hinted_devices(line.comments, path) | measured | dict(setup.facts)
     if "gpu" not in setup.facts:
@@ -57,6 +60,22 @@ def read_script(path: Path) -> SetUp:
         ignored=setup.ignored,
         warnings=setup.warnings,
     )
+
+
+def _swift_defaults(line: CommandLine) -> dict[str, Fact]:
+    """What ms-swift does unless it is told otherwise (its command-line parameters): the encoder and aligner are frozen,
+    `megatron sft` takes 16 samples a step, `swift sft` trains adapters."""
+
+    def fact(value: bool | int | str) -> Fact:
+        return Fact(value=value, file=line.file, key="ms-swift's default")
+
+    tuner = "".join((line.arguments.get("tuner_type") or line.arguments.get("train_type") or _NO_TUNER).values)
+    facts = {} if tuner == "lora_llm" else {"freeze_vision": fact(True), "freeze_projector": fact(True)}
+    if re.search(r"\bmegatron (sft|pt|rlhf)\b", line.command):
+        facts |= {"microbatch": fact(1), "global_batch": fact(16)}
+    elif re.search(r"\bswift (sft|pt|rlhf)\b", line.command) and not tuner:
+        facts["lora"] = fact("lora")
+    return facts
 
 
 def _requested_gpu(line: CommandLine) -> dict[str, Fact]:

@@ -197,6 +197,9 @@ def read_torchtitan(path: Path) -> SetUp:
             if isinstance(value, bool) or not isinstance(value, int | float | str):
                 raise fact(found, "").error(f"expected a number, found {shown(value)}")
             facts[name] = fact(found, value)
+    if "training" in values:  # torchtitan/config/job_config.py: local_batch_size = 8, seq_len = 2048
+        facts.setdefault("local_batch", fact("training.local_batch_size", 8))
+        facts.setdefault("sequence", fact("training.seq_len", 2048))
     model, flavor = flat.get("model.name"), flat.get("model.flavor")
     if isinstance(model, str):
         facts["model_name"] = fact("model.flavor", f"{model}-{flavor}" if isinstance(flavor, str) else model)
@@ -325,7 +328,7 @@ def _technique(flat: Mapping[str, Any], facts: dict[str, Fact], fact: Any, warni
         warnings.append(
             "training.dtype = bfloat16: weights and moments in bf16 are priced as in fp32: memory is less than priced"
         )
-    mode = str(flat.get("activation_checkpoint.mode", "")).lower()
+    mode = str(flat.get("activation_checkpoint.mode", "selective")).lower()  # the default of job_config.py
     if mode in ("none", "selective", "full"):
         facts["recompute"] = fact("activation_checkpoint.mode", mode)
         option = str(flat.get("activation_checkpoint.selective_ac_option", "op"))
