@@ -72,6 +72,13 @@ def test_a_log_over_nodes_gives_the_share_of_the_ports(tmp_path: Path) -> None:
     assert cluster.pools[0].node_link.reached_bytes_per_s == pytest.approx(NODE.reached_bytes_per_s, rel=0.01)
 
 
+def test_messages_between_nodes_give_the_network_alone(tmp_path: Path) -> None:
+    text = log_text("sendrecv", 16, lambda s: message_s(s, NETWORK), devices=TWO, named=True)
+    cluster = reading_of(tmp_path, text.replace(A100, "NVIDIA GeForce RTX 5090")).fragment["cluster"]
+    assert isinstance(cluster, dict) and list(cluster) == ["network"]
+    assert float(cluster["network"]["bandwidth"].split()[0]) == pytest.approx(8, rel=0.01)
+
+
 def test_a_network_that_does_not_show_is_told(tmp_path: Path) -> None:
     quick = replace(NETWORK, bytes_per_s=1e12)
     text = log_text("all_reduce", 16, lambda s: all_reduce_s(s, Group(16, 8), NODE, quick), devices=TWO)

@@ -215,7 +215,7 @@ def _with_switch(sweep: Sweep, base: Link, chip: Chip | None) -> Link:
 
 
 def _fit_across(sweep: Sweep, node: Link, network: Link, *, node_is_known: bool) -> Fit:
-    if group_of_sweep(sweep).per_node == 1:
+    if group_of_sweep(sweep).per_node == 1 or sweep.collective == "sendrecv":  # whose slowest message crosses nodes
         return fit_one_level(sweep, network, network=True)
     return fit_two_levels(sweep, node, network, node_is_known=node_is_known)
 
