@@ -4,14 +4,13 @@ The executor moves bytes whose sizes the program states; only a stage knows shap
 (a layer subset here) can change without touching the executor.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import get_gradient_edge
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
@@ -23,6 +22,7 @@ from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.recompute import recomputed
 from mmplan.runtime.state import stage_state
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
+from mmplan.runtime.weighted_stage import WeightedStage
 from mmplan.scenario.scenario import Optimizer
 
 
@@ -64,7 +64,7 @@ class Stage(Protocol):
         """Bytes in use now: weights, gradients, optimizer state and kept activations."""
 
 
-class LayerStage:
+class LayerStage(WeightedStage):
     """The layers of one stage, cut out of the model by detaching what is received.
 
     Layers are detached from each other too: a backward goes through them one by one, in one order on all replicas, so
@@ -76,8 +76,7 @@ class LayerStage:
         model: holds the modules of these layers.
         layout: says which layers are recomputed and what the replicas share.
         replicas: the ranks with the same weights; None where there is one.
-        count_kept: count the bytes autograd keeps, by hooks on saved tensors (for devices without an allocator that
-            counts). Parameters and the raw batch are left out, a storage that several operators keep counts once.
+        count_kept: see `WeightedStage`.
         split_backward: the program has I and W instead of whole backwards.
     """
 
@@ -105,11 +104,10 @@ class LayerStage:
         self._recomputed = {la.id for la in layers if la.has_backward and layout.recomputed(la) == "full"}
         self._dtype = TORCH_DTYPES[model.precision]
         modules = {layer.id: model.layer(layer.id) for layer in layers}
-        self.state = stage_state(modules, optimizer, layout.sharding, replicas)
-        self._store = WeightStore()
+        store = WeightStore()
         if split_backward:
-            postpone_linears(model, self._store)
-        self._count_kept = count_kept
+            postpone_linears(model, store)
+        super().__init__(stage_state(modules, optimizer, layout.sharding, replicas), store, count_kept=count_kept)
         self._microbatches: Sequence[Microbatch] = ()
         self._in_flight: dict[int, InFlight] = {}
         self._losses: dict[str, Tensor] = {}
@@ -133,7 +131,7 @@ class LayerStage:
         values = self._received_values(received, state)
         for layer in self._layers:
             self.state.enter(layer.id, backward=False)
-            with self._counting(state.kept, batch):
+            with self.counting(state.kept, batch.addresses()):
                 values[layer.id] = self._compute(layer, values, batch, state)
             self.state.leave(layer.id, backward=False)
         if self._has_backward:
@@ -161,33 +159,13 @@ class LayerStage:
             if cut.carries_grad
         }
 
-    def backward_input(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        with self._store.postponing(microbatch):
-            return self.backward(microbatch, received)
-
-    def backward_weight(self, microbatch: int) -> None:
-        with torch.no_grad():
-            self._store.compute(microbatch, self.state.accumulate)
-
     def reads(self, *, gradients: bool) -> tuple[str, ...]:
         if gradients:
             return tuple(cut.gradient for cut in self._outgoing if cut.carries_grad)
         return tuple(cut.activation for cut in self._incoming)
 
-    def reduce(self) -> None:
-        self.state.reduce()
-
-    def step(self) -> None:
-        self.state.step()
-
-    def moved_bytes(self) -> int:
-        return self.state.moved_bytes
-
-    def memory_bytes(self) -> int:
-        weights = self.state.addresses()
-        kept = sum(sum(state.kept.values()) for state in self._in_flight.values())
-        kept += sum(size for address, size in self._store.storages().items() if address not in weights)
-        return self.state.memory_bytes() + kept
+    def kept_bytes(self) -> Iterable[int]:
+        return (sum(state.kept.values()) for state in self._in_flight.values())
 
     def _received_values(self, received: Mapping[str, Tensor], state: InFlight) -> dict[str, Tensor]:
         """Producer layer -> `[tokens, width]`; no tokens where nothing was sent."""
@@ -213,23 +191,6 @@ class LayerStage:
                 state.add(cut.edge.producer, received[cut.gradient].view(like.dtype).view(like.shape))
             elif like.numel() > 0:
                 raise ValueError(f"no gradient {cut.gradient} came for {like.numel()} elements that were sent")
-
-    @contextmanager
-    def _counting(self, kept: dict[int, int], batch: Microbatch) -> Iterator[None]:
-        """Tensors that autograd saves inside are counted."""
-        if not self._count_kept:
-            yield
-            return
-        skipped = self.state.addresses() | batch.addresses()
-
-        def count(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in skipped:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with saved_tensors_hooks(count, lambda tensor: tensor):
-            yield
 
     def _compute(self, layer: Layer, values: Mapping[str, Tensor], batch: Microbatch, state: InFlight) -> Tensor:
         """The layer's output, detached."""

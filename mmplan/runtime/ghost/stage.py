@@ -1,12 +1,10 @@
 """A pipeline stage of a real model: receives, runs the model's own forward as far as its units go, sends."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.ghost.model import GhostModel, Pass
@@ -14,6 +12,7 @@ from mmplan.runtime.ghost.recording import Batch, Recording, Source
 from mmplan.runtime.ghost.traffic import Owners, payload
 from mmplan.runtime.state import StageState
 from mmplan.runtime.weight_store import WeightStore
+from mmplan.runtime.weighted_stage import WeightedStage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,7 +34,7 @@ class _Done:
     kept: dict[int, int]
 
 
-class GhostStage:
+class GhostStage(WeightedStage):
     """One stage of one replica (see `Stage`).
 
     Args:
@@ -58,10 +57,10 @@ class GhostStage:
         store: WeightStore,
         count_kept: bool,
     ) -> None:
-        self.state = state
+        super().__init__(state, store, count_kept=count_kept)
         self._stage, self._layers = stage, frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
-        self._model, self._store, self._count_kept = model, store, count_kept
+        self._model = model
         self._incoming: tuple[CutTensor, ...] = ()
         self._outgoing: tuple[tuple[CutTensor, frozenset[str]], ...] = ()
         self._examples: Sequence[Example] = ()
@@ -88,7 +87,8 @@ class GhostStage:
             computes_loss=self._owners.loss_layer in self._layers,
         )
         kept: dict[int, int] = {}
-        with self._counting(kept, example.batch):
+        tensors = [value for value in example.batch.values() if isinstance(value, Tensor)]
+        with self.counting(kept, [tensor.untyped_storage().data_ptr() for tensor in tensors]):
             self._model.run(work, example.batch)
         if work.loss is not None:
             work.loss = work.loss * example.share
@@ -112,36 +112,16 @@ class GhostStage:
             torch.autograd.backward(roots, gradients)
         return {cut.gradient: self._returned(recording, cut, done.leaves) for cut in self._incoming if cut.carries_grad}
 
-    def backward_input(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        with self._store.postponing(microbatch):
-            return self.backward(microbatch, received)
-
-    def backward_weight(self, microbatch: int) -> None:
-        with torch.no_grad():
-            self._store.compute(microbatch, self.state.accumulate)
-
     def reads(self, *, gradients: bool) -> tuple[str, ...]:
         if gradients:
             return tuple(cut.gradient for cut, _ in self._outgoing if cut.carries_grad)
         return tuple(cut.activation for cut in self._incoming)
 
-    def reduce(self) -> None:
-        self.state.reduce()
-
-    def step(self) -> None:
-        self.state.step()
-
-    def moved_bytes(self) -> int:
-        return self.state.moved_bytes
-
     def losses(self) -> dict[str, float]:
         return {self._owners.loss_layer.split(".")[0]: self._loss} if self._owners.loss_layer in self._layers else {}
 
-    def memory_bytes(self) -> int:
-        weights = self.state.addresses()
-        kept = sum(sum(done.kept.values()) for done in self._in_flight.values())
-        kept += sum(size for address, size in self._store.storages().items() if address not in weights)
-        return self.state.memory_bytes() + kept
+    def kept_bytes(self) -> Iterable[int]:
+        return (sum(done.kept.values()) for done in self._in_flight.values())
 
     def _sent(self, recording: Recording, cut: CutTensor, readers: frozenset[str]) -> tuple[Source, ...]:
         return payload(recording, self._owners, cut.edge.producer, readers)
@@ -161,24 +141,6 @@ class GhostStage:
         sources = self._sent(recording, cut, self._layers)
         parts = [leaves[s].grad if leaves[s].grad is not None else torch.zeros_like(leaves[s]) for s in sources]
         return _packed([part for part in parts if part is not None])
-
-    @contextmanager
-    def _counting(self, kept: dict[int, int], batch: Batch) -> Iterator[None]:
-        """Tensors that autograd saves inside are counted, each storage once; weights and the batch are not."""
-        if not self._count_kept:
-            yield
-            return
-        tensors = [value for value in batch.values() if isinstance(value, Tensor)]
-        skipped = self.state.addresses() | {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
-        def count(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in skipped:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with saved_tensors_hooks(count, lambda tensor: tensor):
-            yield
 
 
 def _packed(parts: Sequence[Tensor]) -> Tensor:

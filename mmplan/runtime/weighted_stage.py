@@ -1,0 +1,70 @@
+"""What every stage with weights does alike: postponed weight gradients, reductions, updates, counts of what is kept."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from mmplan.runtime.state import StageState
+from mmplan.runtime.weight_store import WeightStore
+
+
+class WeightedStage:
+    """The part of a `Stage` that does not depend on how its forward is made.
+
+    Args:
+        count_kept: count the bytes autograd keeps, by hooks on saved tensors (for devices without an allocator that
+            counts). Parameters and the raw batch are left out, a storage that several operators keep counts once.
+    """
+
+    def __init__(self, state: StageState, store: WeightStore, *, count_kept: bool) -> None:
+        self.state = state
+        self._store, self._count_kept = store, count_kept
+
+    def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def kept_bytes(self) -> Iterable[int]:
+        """What each microbatch in flight keeps for its backward."""
+        raise NotImplementedError
+
+    def backward_input(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        with self._store.postponing(microbatch):
+            return self.backward(microbatch, received)
+
+    def backward_weight(self, microbatch: int) -> None:
+        with torch.no_grad():
+            self._store.compute(microbatch, self.state.accumulate)
+
+    def reduce(self) -> None:
+        self.state.reduce()
+
+    def step(self) -> None:
+        self.state.step()
+
+    def moved_bytes(self) -> int:
+        return self.state.moved_bytes
+
+    def memory_bytes(self) -> int:
+        weights = self.state.addresses()
+        postponed = sum(size for address, size in self._store.storages().items() if address not in weights)
+        return self.state.memory_bytes() + sum(self.kept_bytes()) + postponed
+
+    @contextmanager
+    def counting(self, kept: dict[int, int], given: Iterable[int]) -> Iterator[None]:
+        """Tensors that autograd saves inside are counted, by address; not those at the addresses of what was given."""
+        if not self._count_kept:
+            yield
+            return
+        skipped = self.state.addresses() | set(given)
+
+        def count(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in skipped:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with saved_tensors_hooks(count, lambda tensor: tensor):
+            yield
