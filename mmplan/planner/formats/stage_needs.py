@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from itertools import groupby
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.planner.plan import Plan, module_of
 from mmplan.planner.stage_graph import StageGraph
-from mmplan.scenario.document import listed
 
 _FAMILIES = {
     "1f1b": "1F1B",
@@ -74,11 +74,11 @@ def _encoders(plan: Plan, held: list[tuple[str, ...]], languages: set[str]) -> I
     alone = [row for row, names in enumerate(rows) if not names & languages]
     if alone and len(alone) < plan.pp:
         names = " and ".join(sorted({name for row in alone for name in rows[row]}))
-        yield "encoders on ranks of their own", f"{names} on pipeline ranks {', '.join(map(str, alone))}"
+        yield "encoders on ranks of their own", f"{names} on pipeline ranks {_ranges(alone)}"
     for module in plan.scenario.model.modules:
         stages = [i for i, stage in enumerate(plan.stages) if module.name in map(module_of, stage.layers)]
         if module.name not in languages and module.kind != "projector" and len(stages) > 1:
-            yield "encoders cut into stages", f"{module.name} is cut into stages {', '.join(map(str, stages))}"
+            yield "encoders cut into stages", f"{module.name} is cut into stages {_ranges(stages)}"
             return
 
 
@@ -111,6 +111,12 @@ def _order(plan: Plan) -> Iterator[tuple[str, str]]:
         yield which, f"{count} stages on {plan.pp} pipeline ranks"
     family = _FAMILIES.get(plan.schedule)
     yield "free order of actions" if family is None else f"schedule {family}", plan.schedule
-    split = [str(row) for row, order in enumerate(plan.orders) if re.search(r"\d[IW]\d", order)]
+    split = [row for row, order in enumerate(plan.orders) if re.search(r"\d[IW]\d", order)]
     if split:
-        yield "backwards in two parts", f"pipeline ranks {listed(split, 4)}".replace("'", "")
+        yield "backwards in two parts", f"pipeline ranks {_ranges(split)}"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Ascending numbers in short: `0-3, 7`."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
