@@ -14,6 +14,7 @@ def started(script: str, folder: Path, node_rank: int = 0) -> list[str]:
     torchrun.chmod(0o755)
     noted = folder / "noted"
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "NOTED": str(noted), "NODE_RANK": str(node_rank)}
+    environment["ENTRY"] = "train.py"
     run = subprocess.run(["bash"], input=script, text=True, env=environment, capture_output=True, check=False)
     assert run.returncode == 0 and not run.stderr, run.stderr
     return noted.read_text().split("\0")[:-1]

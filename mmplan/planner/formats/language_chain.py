@@ -108,7 +108,8 @@ def _slowest_least(plan: Plan, graph: ComputationGraph, groups: Sequence[tuple[s
 
 
 def without_spread(draft: Draft, target: str) -> Draft:
-    """Modules that the plan runs whole on part of the samples, split by tp like the rest.
+    """Modules that the plan runs whole on part of the samples, split by tp like the rest; where tp is 1, every rank of
+    cp runs them on all samples.
 
     Raises:
         CheckError: tp does not divide one of them.
@@ -120,8 +121,9 @@ def without_spread(draft: Draft, target: str) -> Draft:
         module = plan.scenario.model.module(name)
         if not divides(module, plan.tp):
             raise CheckError(
-                f"the plan deals the samples of {name} out to {plan.width} ranks, because tp={plan.tp} does not divide "
-                f"its widths; {target} only splits modules by tp"
+                f"the plan deals the samples of {name} out to {plan.width} ranks, as tp={plan.tp} does not divide its "
+                f"widths; {target} only splits modules by tp"
             )
     names = " and ".join(plan.spread)
-    return draft.changed(repriced(plan, spread=()), f"{target} splits {names} by tp instead of dealing samples out")
+    instead = f"splits {names} by tp" if plan.tp > 1 else f"runs {names} in full on every rank of cp"
+    return draft.changed(repriced(plan, spread=()), f"{target} {instead} instead of dealing samples out")

@@ -46,7 +46,7 @@ def export_megatron(plan: Plan) -> Exported:
     """
     require_structure(plan)
     module = the_language_model(plan, TARGET)
-    model = model_words(module, TARGET)
+    model = model_words(module, plan.tp, TARGET)
     refuse_adapters(plan, TARGET)
     refuse_uneven_exchange(plan, module, TARGET)
     draft = as_megatron_runs(plan, module)
@@ -135,7 +135,11 @@ def _script(plan: Plan, parts: dict[str, Words]) -> str:
         "unset CUDA_DEVICE_MAX_CONNECTIONS" if plan.sharding in STRATEGIES else ("export CUDA_DEVICE_MAX_CONNECTIONS=1")
     )
     lines = [HEADER, f"# {title(plan, TARGET)}", "set -euo pipefail", connections]
-    lines += ["ENTRY=${ENTRY:-pretrain_gpt.py}  # your entry script; vision-language models have their own", ""]
+    alone = len(plan.scenario.model.modules) == 1
+    entry = (
+        "-pretrain_gpt.py" if alone else "?your entry script, which builds the encoders (examples/multimodal/train.py)"
+    )
+    lines += [f"ENTRY=${{ENTRY:{entry}}}", ""]
     lines += torchrun_lines(plan)
     for name, words in parts.items():
         lines += ["", f"{name}=(", *(f"  {line}" for line in _by_flag(words)), ")"]
@@ -160,7 +164,7 @@ def _notes(plan: Plan, module: ModelModule) -> tuple[str, ...]:
     others = [one for one in plan.scenario.model.modules if one.name != module.name]
     frozen = [one.name for one in plan.scenario.model.modules if one.training.mode == "frozen"]
     notes = [
-        "ENTRY is your entry script and DATA your data, tokenizer and length of training (both from the environment)"
+        "from the environment: ENTRY, your entry script; DATA, arguments for your data, tokenizer and number of steps"
     ]
     notes.append("rotary base and norm epsilon are the checkpoint's: add --rotary-base and --norm-epsilon")
     if others:

@@ -12,7 +12,7 @@ from mmplan.scenario.scenario import Mla, ModelModule, Moe, Transformer
 Words = tuple[str, ...]
 
 
-def model_words(module: ModelModule, target: str) -> Words:
+def model_words(module: ModelModule, tp: int, target: str) -> Words:
     """Arguments that build the module's blocks, norms, experts and vocabulary.
 
     Raises:
@@ -21,7 +21,7 @@ def model_words(module: ModelModule, target: str) -> Words:
     shape, vocabulary = module.transformer, module.vocabulary
     if shape is None or vocabulary is None:
         raise CheckError(f"{target}: {module.name} has no transformer blocks with a vocabulary")
-    for lacking in _unsaid(shape):
+    for lacking in _unsaid(shape, tp):
         raise CheckError(f"{target}'s arguments have no word for {lacking} of {module.name}")
     table = () if vocabulary.tied else ("--untie-embeddings-and-output-weights",)
     return (
@@ -50,7 +50,7 @@ def _words(*pairs: tuple[str, object]) -> Words:
     return tuple(str(word) for pair in pairs for word in pair)
 
 
-def _unsaid(shape: Transformer) -> Iterator[str]:
+def _unsaid(shape: Transformer, tp: int) -> Iterator[str]:
     """What the arguments cannot describe; `stored` numbers are small and need no words."""
     if shape.moe is not None and shape.moe.router_bias and not shape.moe.scoring.startswith("sigmoid"):
         yield "the bias of a softmax router"
@@ -82,7 +82,7 @@ def _unsaid(shape: Transformer) -> Iterator[str]:
         ("a norm before the first block", shape.norm_first_extra),
         ("a norm without shift", shape.norm == "layer" and not shape.norm_bias),
         ("no norm after the last block", not shape.final_norm),
-        ("heads that are padded to tp", shape.pad_heads),
+        ("heads that are padded to tp", shape.heads % tp > 0 or (shape.mla is None and shape.kv_heads % tp > 0)),
     ):
         if present:
             yield what
