@@ -97,6 +97,7 @@ def test_a_needed_variable_that_no_line_sets_is_refused_by_its_name(tmp_path: Pa
     [
         ("--tokenizer-type GPT2BPETokenizer\n--input a.json\n--output-prefix b\n", "preprocesses data"),
         ("--num-layers 2\n--hidden-size 8\n--out-seq-length 20\n--micro-batch-size 4\n", "text generation"),
+        ("--encoder-num-layers 2\n--decoder-num-layers 2\n--hidden-size 8\n--micro-batch-size 4\n", "T5"),
         ("--num-layers 2\n--hybrid-layer-pattern MEM*\n--hidden-size 8\n--micro-batch-size 4\n", "Mamba"),
         ("--nproc_per_node 8\n--nnodes 2\n--recipe ${NAME}\n", "no degrees, batch or sizes"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmplan.errors import InputError
 from mmplan.scenario.document import MAX_FILE_BYTES, listed, read_text
-from mmplan.scenario.formats.launch.facts import Fact, Value, is_unresolved
+from mmplan.scenario.formats.launch.facts import Fact, Value
 from mmplan.scenario.formats.launch.shell import Script, read_shell
 from mmplan.scenario.formats.launch.shell_text import Word
 from mmplan.scenario.formats.reading import without_terminal_codes
@@ -17,17 +17,6 @@ MAX_SCRIPT_BYTES = 300_000
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 _NUMBER = re.compile(r"-\d|-\.\d")
 _OPTION = re.compile(r"--?[A-Za-z][\w.\-]*")
-# What starts processes; its own arguments stand before the training script.
-LAUNCHERS = (
-    "torchrun",
-    "torch.distributed.launch",
-    "torch.distributed.run",
-    "deepspeed",
-    "accelerate",
-    "srun",
-    "mpirun",
-    "pdsh",
-)
 # Files that call none of these train nothing.
 _TRAINS = re.compile(
     r"pretrain|train|finetune|sft|megatron (sft|pt|rlhf)|swift (sft|pt|rlhf)|llamafactory-cli|megatron_|\.py\b",
@@ -223,9 +212,3 @@ def _collect(
             name, values = "", []
             plain.append(text)
     flush()
-
-
-def unresolved_names(arguments: Iterable[Argument]) -> str:
-    """Those whose value no line sets, for a sentence."""
-    names = [argument.written for argument in arguments if any(is_unresolved(value) for value in argument.values)]
-    return listed(names, 8)

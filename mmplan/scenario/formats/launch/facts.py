@@ -5,8 +5,8 @@ belong together are merged fact by fact, and one module makes a scenario of the 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmplan.errors import InputError
@@ -187,11 +187,3 @@ def _differs(one: Value, other: Value) -> bool:
 
 def _all(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(sentence for part in parts for sentence in part))
-
-
-def with_fact(setup: SetUp, name: str, value: Value, like: Fact) -> SetUp:
-    """The set-up with one more fact, at the place of another."""
-    return replace(setup, facts={**setup.facts, name: replace(like, value=value)})
-
-
-Convert = Callable[[Value], Value | None]

@@ -6,6 +6,7 @@ environment and `???` stay open. Files that a key names are not opened.
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,10 @@ def read_framework(kind: str) -> Callable[[Path], SetUp]:
         ]
         line = CommandLine(file=path, arguments=arguments, comments=tuple(comments), warnings=open_keys)
         setup = megatron_set_up(line, kind)
+        stage = arguments.get("stage")
+        if kind == "llama-factory" and stage is not None and stage.values[0].lower() not in ("sft", "pt"):
+            told = f"stage {stage.values[0]}: rollouts and passes of other models are not priced"
+            setup = replace(setup, warnings=(*setup.warnings, told))
         facts = _with_defaults(kind, setup, arguments)
         hints = hinted_devices((Word(word.text.partition("#")[2], word.line) for word in comments), path)
         return SetUp(

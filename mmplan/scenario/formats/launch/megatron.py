@@ -25,7 +25,7 @@ from mmplan.scenario.formats.launch.megatron_technique import (
     stack_facts,
     state_facts,
 )
-from mmplan.scenario.formats.launch.not_priced import NOT_PRICED, REFUSED
+from mmplan.scenario.formats.launch.not_priced import NOT_PRICED, REFUSED, UNMODELLED
 from mmplan.scenario.formats.launch.taken import Taken
 
 # Argument -> fact, where the value is taken as it stands. Several spellings: the first that a file has counts.
@@ -51,7 +51,7 @@ _VALUES: Mapping[str, tuple[str, ...]] = {
     "microbatch": ("micro_batch_size", "per_device_train_batch_size", "batch_size_per_gpu"),
     "global_batch": ("global_batch_size", "train_batch_size"),
     "accumulation": ("gradient_accumulation_steps",),
-    "layers": ("num_layers", "decoder_num_layers"),
+    "layers": ("num_layers",),
     "hidden": ("hidden_size",),
     "heads": ("num_attention_heads",),
     "head_dim": ("kv_channels",),
@@ -190,10 +190,17 @@ def _refuse_other_tools(line: CommandLine) -> None:
             raise InputError(
                 f"{what} (it has {found.written}): no training is described", file=line.file, line=found.line
             )
-    for name, argument in line.arguments.items():
-        if name == "hybrid_layer_pattern" or name == "hybrid_override_pattern":
-            message = f"{argument.written}: layers of state-space models (Mamba) are not modelled"
-            raise InputError(message, file=line.file, line=argument.line)
+    for name, what in UNMODELLED.items():
+        argument = line.arguments.get(name)
+        if argument is not None and argument.values[:1] not in (("None",), ("False",), ("false",), ("0",), ("0.0",)):
+            raise InputError(f"{argument.written}: {what}", file=line.file, line=argument.line)
+    of_t5 = line.arguments.get("decoder_num_layers")
+    if of_t5 is not None and of_t5.values[:1] != ("None",) and "num_layers" not in line.arguments:
+        message = f"{of_t5.written}: models of encoder and decoder (T5) are not modelled"
+        raise InputError(message, file=line.file, line=of_t5.line)
+    other = re.search(r"pretrain_(bert|t5|ict|retro|vision\w*|mamba|biencoder)\w*\.py", line.command)
+    if other is not None:
+        raise InputError(f"{other[0]}: only causal language models and those with encoders are read", file=line.file)
 
 
 def _launcher(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> None:

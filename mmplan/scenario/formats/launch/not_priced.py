@@ -20,6 +20,9 @@ NOT_PRICED: Mapping[str, str] = {
     "linear_attention_freq": "linear attention layers are not read; every layer is priced with full attention",
     "model_provider": "encoders that this provider builds in code are not in the file and are left out",
     "recipe": "what this recipe sets in code is not in the file; read are the arguments alone",
+    "rlhf_type": "rollouts and passes of reference models are not priced; a step is the training pass alone",
+    "rollout_batch_size": "rollouts are not priced; a step is the training pass alone",
+    "ref_load": "passes of the reference model are not priced",
     "audio_encoder_model": "the audio encoder's sizes are not in the file and are left out",
     "load_in_4bit": "quantised weights are not priced",
     "load_in_8bit": "quantised weights are not priced",
@@ -28,6 +31,16 @@ NOT_PRICED: Mapping[str, str] = {
     "hierarchical_context_parallel_sizes": "its levels are not read",
     "num_distributed_optimizer_instances": "replicated shards of the optimizer are not priced",
     "init_model_with_meta_device": "weights are priced as resident",
+}
+
+_MAMBA = "layers of state-space models (Mamba) are not modelled"
+UNMODELLED: Mapping[str, str] = {
+    "hybrid_layer_pattern": _MAMBA,
+    "hybrid_override_pattern": _MAMBA,
+    "hybrid_attention_ratio": _MAMBA,
+    "is_hybrid_model": _MAMBA,
+    "retro_add_retriever": "models that retrieve (Retro) are not modelled",
+    "vision_pretraining": "training of a vision model alone is not modelled",
 }
 
 # All of the marks of a row must stand.
