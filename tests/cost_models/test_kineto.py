@@ -404,6 +404,23 @@ def test_several_ranks_name_the_straggler_and_clocks_that_differ(tmp_path: Path)
     assert "clocks differ: that of rank 1 is 50 ms off" in told
 
 
+def test_ranks_on_the_cpu_name_the_straggler_too(tmp_path: Path) -> None:
+    paths = []
+    for rank, dur in enumerate((5_000, 200)):
+        sizes = {"Input Dims": [[100]], "Input type": ["float"]}
+        events = [operator("aten::mm", 0, 50), mark("gloo:all_reduce", 10_000 - dur, dur, tid=9, **sizes)]
+        info = {"backend": "gloo", "rank": rank, "world_size": 2}
+        paths.append(write(tmp_path / f"{rank}.json", events, distributedInfo=info, deviceProperties=[]))
+    assert any("rank 1 is the straggler" in sentence for sentence in read_kineto(paths).warnings)
+
+
+def test_kernels_launched_by_several_processes_are_told(tmp_path: Path) -> None:
+    events = launched(GEMM, 100, 50, 1) + launched(GEMM, 300, 50, 2)
+    events[2]["pid"] = 2
+    told = read_kineto([write(tmp_path / "t.json", events)]).warnings
+    assert any("2 processes launch kernels in it" in sentence for sentence in told)
+
+
 def test_files_that_cannot_be_one_job_are_said_to_be_so(tmp_path: Path) -> None:
     first = write(tmp_path / "a.json", two_steps())
     second = write(tmp_path / "b.json", two_steps(), distributedInfo={"backend": "nccl", "rank": 0, "world_size": 4})

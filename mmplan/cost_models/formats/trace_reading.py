@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from mmplan.cost_models.formats.kineto import read_recording
 from mmplan.cost_models.formats.nsys_sqlite import is_sqlite, read_database
 from mmplan.cost_models.formats.nsys_stats import Stats, read_stats
+from mmplan.cost_models.formats.trace_doubts import doubts, missing, set_doubts_of
 from mmplan.cost_models.traces.attribution import Attribution, attribute
 from mmplan.cost_models.traces.host_activity import OWN_WORK
-from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, MEMCPY, MEMSET
 from mmplan.cost_models.traces.messages import with_messages
 from mmplan.cost_models.traces.rank_sets import rank_waits
 from mmplan.cost_models.traces.record import SCHEMA, RankTrace, TraceRecord, record_document
-from mmplan.cost_models.traces.recording import CALL, OPERATOR, PYTHON, Recording
+from mmplan.cost_models.traces.recording import Recording
 from mmplan.cost_models.traces.steps import steps_of
 from mmplan.cost_models.traces.summary import rank_trace, shortened
 from mmplan.errors import InputError
@@ -26,10 +24,8 @@ from mmplan.scenario.formats.reading import Head, Reading
 from mmplan.units import format_seconds
 
 MOST_FILES = 4_096
-_FEW_LAUNCHES = 0.5
 _TOLD_FINDINGS = 5
 _FEW_RANKS, _ROWS_OF_MANY, _MOST_STEPS = 8, 10, 2_000
-_LAUNCH = re.compile(r"^(cuda|hip|cu)(Ext)?(Module)?LaunchKernel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +137,8 @@ def trace_reading(kind: str, recordings: tuple[Recording, ...], stats: tuple[Sta
         ranks.append(trace if len(recordings) <= _FEW_RANKS else shortened(trace, _ROWS_OF_MANY))
         joined.append(item.recording)
         read += _told(trace)
-        warnings += [*recording.warnings, *_doubts(item, trace)]
-        ignored += [*recording.ignored, *_missing(item, trace)]
+        warnings += [*recording.warnings, *doubts(item.recording, item.attribution)]
+        ignored += [*recording.ignored, *missing(item.recording, trace)]
         warnings += _findings(trace, waits)
     for sums in stats:
         warnings += sums.warnings
@@ -153,7 +149,6 @@ def trace_reading(kind: str, recordings: tuple[Recording, ...], stats: tuple[Sta
             ignored.append(
                 f"{sums.trace.file}: when things ran (steps, overlap, idle time): `nsys export --type sqlite` has it"
             )
-    set_doubts = _set_doubts(recordings)
     waits_of_ranks, notes = rank_waits(tuple(joined))
     record = TraceRecord(schema=SCHEMA, ranks=tuple(ranks), waits=waits_of_ranks)
     return Reading(
@@ -162,7 +157,7 @@ def trace_reading(kind: str, recordings: tuple[Recording, ...], stats: tuple[Sta
         document="record of measured seconds",
         read=tuple(read),
         ignored=tuple(dict.fromkeys(ignored)),
-        warnings=tuple(dict.fromkeys([*set_doubts, *notes, *warnings])),
+        warnings=tuple(dict.fromkeys([*set_doubts_of(recordings), *notes, *warnings])),
     )
 
 
@@ -229,90 +224,4 @@ def _findings(trace: RankTrace, waits: int) -> list[str]:
             f"{who}: {cluster.waits:,} short waits in {cluster.name} within {format_seconds(cluster.length_s)} at "
             f"{format_seconds(cluster.begin_s)}, {cluster.per_ms:.0f} per ms: {cluster.cause}"
         )
-    return sentences
-
-
-def _doubts(item: Analysed, trace: RankTrace) -> list[str]:
-    """Where a file is a part of what was recorded, its gaps are no idle time of the device."""
-    recording, work, host = item.recording, item.recording.work, item.recording.host
-    who, sentences = recording.file, list[str]()
-    if not len(work):
-        return sentences
-    rows = work.correlation >= 0
-    launched = float((item.attribution.launch >= 0).mean())
-    if not (host.kind == CALL).any():
-        sentences.append(f"{who}: no calls of the driver are recorded: idle time cannot be traced to the host")
-    elif min(launched, _answered(recording)) < _FEW_LAUNCHES:
-        sentences.append(
-            f"{who}: {launched:.0%} of the kernels have their launch in the file, {_answered(recording):.0%} of the "
-            "launches their kernel: it was filtered or cut, so gaps and shares may be those of what was left out"
-        )
-    back = item.attribution.launch >= 0
-    if back.any() and rows.any():
-        early = work.start_ns[back] < host.start_ns[item.attribution.launch[back]]
-        if early.any():
-            sentences.append(
-                f"{who}: {counted(int(early.sum()), 'kernel')} of {int(back.sum()):,} begin before their launch: "
-                "the clocks of host and device are apart, or queues began before the recording"
-            )
-    return sentences
-
-
-def _answered(recording: Recording) -> float:
-    """Of the launches of kernels, the part whose kernel is in the file."""
-    host = recording.host
-    launching = np.array([_LAUNCH.search(name[:100]) is not None for name in recording.names], bool)
-    rows = (host.kind == CALL) & (host.correlation >= 0)
-    rows &= launching[host.name] if len(launching) else False
-    return float(np.isin(host.correlation[rows], recording.work.correlation).mean()) if rows.any() else 1.0
-
-
-def _missing(item: Analysed, trace: RankTrace) -> list[str]:
-    """What the file does not hold, and which option of the profiler would give it."""
-    recording, work, host = item.recording, item.recording.work, item.recording.host
-    who, sentences = recording.file, []
-    if not len(work) and not recording.on_cpu:
-        return [
-            f"{who}: no device work although the job ran on GPUs, so there are no costs: record with "
-            "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], without another profiler attached"
-        ]
-    if recording.source == "kineto":
-        if not recording.calls and (host.kind == OPERATOR).any():
-            sentences.append(
-                f"{who}: no sizes of matrix products: record_shapes=True gives the FLOP/s that were reached"
-            )
-        if not trace.parts:
-            named = "with_stack=True and with_modules=True" if not (host.kind == PYTHON).any() else "ranges around them"
-            sentences.append(
-                f"{who}: modules of the model are not visible: {named} would show vision, audio and text apart"
-            )
-    if any(message.bytes is None for message in trace.messages):
-        sentences.append(
-            f"{who}: some collectives without message sizes: PyTorch 2.2 or newer writes them into the kernels"
-        )
-    copies = np.isin(work.kind, (CLASS_INDEX[MEMCPY], CLASS_INDEX[MEMSET]))
-    if len(work) and (work.bytes[copies] < 0).any():
-        sentences.append(f"{who}: copies whose bytes are not recorded count as 0 bytes")
-    if len(work) and not trace.phases:
-        sentences.append(
-            f"{who}: forward and backward cannot be told apart: no kernel is joined to an operator of autograd"
-        )
-    return sentences
-
-
-def _set_doubts(recordings: tuple[Recording, ...]) -> list[str]:
-    """What speaks against these files being the ranks of one job."""
-    sentences = []
-    ranks = Counter(recording.rank for recording in recordings if recording.rank is not None)
-    for rank, count in ranks.items():
-        if count > 1:
-            sentences.append(
-                f"{count} files say that they are rank {rank}: profiles of several moments, or of several jobs"
-            )
-    worlds = sorted({recording.world_size for recording in recordings if recording.world_size is not None})
-    if len(worlds) > 1:
-        sentences.append(f"the files are of jobs with {', '.join(map(str, worlds))} ranks: of one job they cannot be")
-    world = worlds[0] if len(worlds) == 1 else None
-    if world is not None and len(recordings) > 1 and len(ranks) < world:
-        sentences.append(f"{len(ranks)} of {world} ranks are here: a straggler may be among the others")
     return sentences

@@ -12,7 +12,7 @@ import numpy as np
 from mmplan.cost_models.traces.intervals import Ints
 from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, COMMUNICATION
 from mmplan.cost_models.traces.record import RankWait
-from mmplan.cost_models.traces.recording import Recording
+from mmplan.cost_models.traces.recording import MARK, Recording
 from mmplan.units import format_seconds, seconds_of_nanoseconds
 
 _SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -87,8 +87,15 @@ def _calls(recording: Recording) -> dict[tuple[str, int | None, str], _Calls]:
     for index, message in enumerate(recording.messages):
         if message.collective in _SYNCHRONISING:
             of_key.setdefault((message.collective, message.bytes, message.group), []).append(index)
+    host = recording.host
     for key, indices in of_key.items():
-        rows = np.flatnonzero(np.isin(work.message, indices) & (work.kind == CLASS_INDEX[COMMUNICATION]))
+        if recording.on_cpu:  # gloo's own threads: their ranges are the communication
+            rows = np.flatnonzero(np.isin(host.message, indices) & (host.kind == MARK))
+            rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
+            start_ns, end_ns = host.start_ns[rows], host.end_ns[rows]
+        else:
+            rows = np.flatnonzero(np.isin(work.message, indices) & (work.kind == CLASS_INDEX[COMMUNICATION]))
+            start_ns, end_ns = work.start_ns[rows], work.end_ns[rows]
         if len(rows):
-            found[key] = _Calls(work.start_ns[rows], work.end_ns[rows])
+            found[key] = _Calls(start_ns, end_ns)
     return found
