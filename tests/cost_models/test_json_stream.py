@@ -24,7 +24,7 @@ def items(path: Path, text: str | bytes) -> list[tuple[str, object]]:
     return list(json_items(path, ("a",)))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(head=st.dictionaries(st.text(max_size=6).filter(lambda k: k != "a"), VALUES, max_size=3), array=st.lists(VALUES))
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_items_are_those_of_the_whole_document(
@@ -37,7 +37,7 @@ def test_items_are_those_of_the_whole_document(
     assert items(tmp_path / "t.json", gzip.compress(text.encode())) == expected
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(array=st.lists(VALUES, min_size=1), data=st.data())
 def test_a_file_cut_anywhere_gives_a_prefix_and_a_cut(tmp_path: Path, array: list[object], data: st.DataObject) -> None:
     text = json.dumps({"a": array})

@@ -20,7 +20,7 @@ def moments(found: Spans) -> set[int]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(PAIRS, PAIRS, st.integers(0, 40), st.integers(0, 40))
 def test_sets_of_time_are_sets_of_moments(
     first: list[tuple[int, int]], second: list[tuple[int, int]], at: int, to: int

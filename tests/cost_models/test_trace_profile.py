@@ -70,6 +70,15 @@ def test_the_fraction_that_products_had_comes_out(tmp_path: Path) -> None:
     assert set(profile.parameters) == {"gemm_fraction"} and profile.link == {}
 
 
+def test_calls_that_something_disturbed_do_not_count(tmp_path: Path) -> None:
+    trace = products(0.7)
+    for rows, inner, outer in ((8192, 4096, 4096), (8192, 4096, 14336), (8192, 14336, 4096), (4096, 8192, 8192)):
+        trace.product(rows, inner, outer, 0.2)
+    _, profile = profile_of(tmp_path, trace.events)
+    assert profile.parameters["gemm_fraction"].value == pytest.approx(0.7, rel=1e-3)
+    assert profile.parameters["gemm_fraction"].p10 < 0.69
+
+
 def test_attention_and_memory_come_out(tmp_path: Path) -> None:
     trace = products(0.6)
     peak = DEVICE.flops_per_s("bf16") or 0.0
