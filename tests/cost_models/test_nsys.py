@@ -332,7 +332,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str, sentence: str) -
 def test_a_report_in_nsights_own_form_is_refused_with_the_command(tmp_path: Path) -> None:
     (tmp_path / "a.nsys-rep").write_bytes(b"\x01\x02\x00binary")
     with pytest.raises(InputError, match="nsys export --type sqlite"):
-        read_nsys([tmp_path / "a.nsys-rep"])
+        read_files([str(tmp_path / "a.nsys-rep")])
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

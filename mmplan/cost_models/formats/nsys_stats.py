@@ -31,7 +31,7 @@ from mmplan.units import bytes_of_unit, nanoseconds_of_seconds, seconds_of_unit
 
 _SHARES_LOST = 2.0  # percent that the shares of a whole table may lack
 _ROUNDING = 1.01
-_REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
+REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 _MOST_NS = 4 * 10**18
 
 Sums = dict[str, tuple[float, int]]
@@ -66,7 +66,7 @@ def read_stats(path: Path) -> Stats:
     Raises:
         InputError: no table that is known, or a cell that is no number.
     """
-    if path.suffix.lower() in _REPORTS:
+    if path.suffix.lower() in REPORTS:
         raise InputError(
             "a report in Nsight's own form: `nsys export --type sqlite` makes one that can be read", file=path
         )

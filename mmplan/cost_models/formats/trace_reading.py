@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmplan.cost_models.formats.kineto import read_recording
 from mmplan.cost_models.formats.nsys_sqlite import is_sqlite, read_database
-from mmplan.cost_models.formats.nsys_stats import Stats, read_stats
+from mmplan.cost_models.formats.nsys_stats import REPORTS, Stats, read_stats
 from mmplan.cost_models.formats.trace_doubts import doubts, missing, set_doubts_of
 from mmplan.cost_models.traces.attribution import Attribution, attribute
 from mmplan.cost_models.traces.host_activity import OWN_WORK
@@ -96,6 +96,8 @@ def looks_like_nsys(head: Head) -> bool:
     """An SQLite file, or a table under the headings of `nsys stats` or nvprof."""
     if head.text.startswith("SQLite format 3") or "CUPTI_ACTIVITY_KIND_" in head.text:
         return True
+    if head.path.suffix.lower() in REPORTS:
+        return True  # refused with the command that makes one that can be read
     time, name = (
         re.search(r"Total (Proj )?Time|Time ?\(%\)|Duration \(", head.text),
         re.search(r"\b(Name|Operation|Range)\b", head.text),
