@@ -156,6 +156,18 @@ def test_dips_collapses_and_ends_that_rise_are_told(tmp_path: Path) -> None:
     assert told(reading_of(tmp_path, short), "still rises")
 
 
+def test_slow_calls_are_told(tmp_path: Path) -> None:
+    calls = iter(range(1000))
+
+    def first_is_slow(size: int) -> float:
+        return all_reduce(8, 8)(max(size, 2**27)) if next(calls) < 4 else all_reduce(8, 8)(size)
+
+    text = log_text("all_reduce", 8, first_is_slow, devices=ONE, sizes=[2**26, 2**27, 2**28])
+    assert told(reading_of(tmp_path, text), "64 MiB took as long as 128 MiB")
+    uneven = re.sub(r"(?m)^( +2048 .* -1 +)\d+\.\d+ +0.\d+ +0.\d+", r"\g<1>99.90  0.02  0.04", GOOD)
+    assert told(reading_of(tmp_path, uneven), "calls of 1 size differ by over 3 times \\(2 KiB: 15 us and 99.9 us\\)")
+
+
 def test_a_run_that_failed_keeps_its_rows_and_says_so(tmp_path: Path) -> None:
     text = log_text("all_reduce", 8, all_reduce(8, 8), devices=ONE, extra=["n1: Test NCCL failure common.cu:1"])
     assert told(reading_of(tmp_path, text), "the run failed after its rows \\(line \\d+: n1: Test NCCL failure")

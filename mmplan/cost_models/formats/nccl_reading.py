@@ -84,6 +84,8 @@ def read_nccl(paths: Sequence[Path]) -> Reading:
         return _record(sweeps, read, ignored, warnings)
     ignored += [f"{_name(sweep)}: {_why_not_priced(sweep)}" for sweep in sweeps if sweep not in priced]
     cluster, told = _cluster(priced, chip)
+    if 1 in _per_node([sweep for sweep in priced if sweep.nodes != 1]):
+        warnings.append("one rank a node ran: where devices of a node share its port, divide the network's bandwidth")
     return Reading(
         kind="nccl",
         fragment={"cluster": cluster},
@@ -192,9 +194,14 @@ def _cluster(sweeps: Sequence[Sweep], chip: Chip | None) -> tuple[dict[str, obje
         if sweep.collective in EXCHANGES and alpha_s is not None:
             exchange = f"the latency of a whole exchange, {format_seconds(alpha_s)}, is no link's and is not taken"
             told.append(f"{_name(sweep)}: {exchange}: small ones are slower than priced")
+    told += [f"network is the share of one of {count} ranks of a node" for count in sorted(_per_node(across) - {1})]
     told += _unmeasured("node_link", node or base, inside)
     told += _unmeasured("network", network or far, across)
     return cluster, told
+
+
+def _per_node(sweeps: Sequence[Sweep]) -> set[int]:
+    return {group_of_sweep(sweep).per_node for sweep in sweeps}
 
 
 def _inside_is_slower(fit: Fit) -> bool:
