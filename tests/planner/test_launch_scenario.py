@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mmplan.commands.export_targets import exported
 from mmplan.commands.import_kinds import read_files
 from mmplan.errors import InputError
 from mmplan.planner.fit import fit
@@ -84,6 +85,24 @@ def test_the_imported_run_is_a_baseline_beside_plans(tmp_path: Path) -> None:
     assert planned.plan is not None
     assert (planned.plan.tp, planned.plan.dp, planned.plan.sharding) == (2, 4, "optimizer")
     assert "plans do not price overlap_dp true; mmplan fit does" in planned.note
+
+
+def test_an_exported_plan_is_imported_with_its_degrees(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    script = GPT.replace("--num-layers-per-virtual-pipeline-stage 6", "")
+    path.write_text(fragment_text(reading(tmp_path, run__sh=script)))
+    scenario = load_scenario(path)
+    plan = plan_recipe(scenario, scenario.recipes[0]).plan
+    assert plan is not None
+    (launch,) = [text for text in exported(plan, "megatron").files.values() if "--num-layers" in text]
+    again = reading(tmp_path, again__sh=launch)
+    recipe = again.fragment["recipes"]["present"]  # type: ignore[index]
+    assert (recipe["tp"], recipe["pp"], recipe["microbatch"]) == (plan.tp, plan.pp, plan.microbatch_size)
+    assert again.fragment["batch"] == {"global": scenario.global_batch}
+    llm = again.fragment["model"]["modules"]["llm"]  # type: ignore[index]
+    assert {key: llm[key] for key in ("layers", "hidden", "heads", "kv_heads", "ffn")} == {
+        "layers": 24, "hidden": 2048, "heads": 16, "kv_heads": 4, "ffn": 5504,
+    }  # fmt: skip
 
 
 def test_a_needed_variable_that_no_line_sets_is_refused_by_its_name(tmp_path: Path) -> None:
