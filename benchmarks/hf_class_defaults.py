@@ -29,6 +29,7 @@ SKIPPED = re.compile(
     r"transformers|chunk_size_feed_forward|tasks|suppress|resolutions|pinpoints|hidden_act|act_fn)(_|$)"
 )
 KEPT = {
+    "conv_L_cache",
     "norm_topk_prob",
     "qk_rope_head_dim",
     "no_rope_layer_interval",

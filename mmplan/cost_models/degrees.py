@@ -23,7 +23,9 @@ def sharded_widths(module: ModelModule) -> dict[str, int]:
 def _of_blocks(whole: Transformer, shape: Transformer) -> dict[str, int]:
     """The same of the blocks of one shape."""
     widths: dict[str, int] = {}
-    if shape.delta is not None:
+    if shape.short_conv:
+        widths["hidden"] = shape.hidden
+    elif shape.delta is not None:
         widths |= {"key_heads": shape.delta.key_heads, "value_heads": shape.delta.value_heads}
     elif not shape.pad_heads:
         widths |= {"heads": shape.heads} | ({} if shape.mla is not None else {"kv_heads": shape.kv_heads})

@@ -1,4 +1,4 @@
-"""Linear attention by the gated delta rule in place of a block's attention, as in Qwen3-Next and Qwen3.5.
+"""What stands in place of a block's attention: the gated delta rule (Qwen3-Next, Qwen3.5), LFM2's short convolution.
 
 Projections of queries, keys, values, an output gate and two numbers per value head; a causal convolution and SiLU on
 the first three; the rule itself; a norm of each head, times the SiLU of the gate; the output projection.
@@ -49,3 +49,21 @@ def delta_ops(shape: Transformer, delta: GatedDelta, training: Training, x: Valu
     ops += [Activation(kind="silu", x=z, y=opened), Multiply(a=normed, b=opened, y=gated)]
     out = Value("attn_out", TOKENS, shape.hidden)
     return (*ops, *linear_ops("o", gated, out, training, bias=False, parallel="row"))
+
+
+def short_conv_ops(shape: Transformer, training: Training, x: Value) -> tuple[Op, ...]:
+    """LFM2's short convolution: x [tokens, hidden], normed -> value `attn_out`. Three projections; the first times the
+    third passes a causal convolution, is multiplied by the second and projected."""
+    gate_in, gate_out, mixed = (
+        Value(name, TOKENS, shape.hidden, sharded=True) for name in ("gate_in", "gate_out", "mix")
+    )
+    opened, turned, gated = (replace(mixed, name=name) for name in ("mix_open", "mix_turned", "mix_gated"))
+    ops: list[Op] = []
+    for projected in (gate_in, gate_out, mixed):
+        ops += linear_ops(projected.name, x, projected, training, bias=shape.qkv_bias, parallel="column")
+    kernel, trained = shape.short_conv, training.mode == "full"
+    ops.append(Multiply(a=gate_in, b=mixed, y=opened))
+    ops.append(CausalConv(name="mix_conv", x=opened, y=turned, kernel=kernel, trainable=trained))
+    ops.append(Multiply(a=gate_out, b=turned, y=gated))
+    out = Value("attn_out", TOKENS, shape.hidden)
+    return (*ops, *linear_ops("o", gated, out, training, bias=shape.out_bias, parallel="row"))

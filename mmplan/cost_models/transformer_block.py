@@ -6,7 +6,7 @@ Some models put norms behind the branches instead, or let attention and MLP read
 from mmplan.cost_models.blocks import attention_ops, mlp_body, residual_ops
 from mmplan.cost_models.experts import moe_ops
 from mmplan.cost_models.latent_attention import mla_ops
-from mmplan.cost_models.linear_attention import delta_ops
+from mmplan.cost_models.linear_attention import delta_ops, short_conv_ops
 from mmplan.cost_models.ops import Add, AddRows, Norm, Op, Stored
 from mmplan.cost_models.values import CONTEXT, TOKENS, Value
 from mmplan.scenario.scenario import Training, Transformer
@@ -68,6 +68,8 @@ def _attention(
 ) -> tuple[Op, ...]:
     if shape.delta is not None:
         return delta_ops(shape, shape.delta, training, normed)
+    if shape.short_conv:
+        return short_conv_ops(shape, training, normed)
     if shape.mla is not None and context is None:
         return mla_ops(shape, shape.mla, training, normed, window)
     return attention_ops(shape, training, normed, rope=rope, window=window, context=context)

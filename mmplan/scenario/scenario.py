@@ -129,6 +129,7 @@ class Transformer:
     keys_as_values: bool = False  # no value projection: values are the projected keys (Gemma 4)
     cross_also: bool = False  # cross layers attend to their own tokens first (Whisper's decoder)
     delta: GatedDelta | None = None  # in place of attention
+    short_conv: int = 0  # in place of attention: kernel of a causal convolution between two gates (LFM2)
     stored: int = 0
     variants: tuple[Variant, ...] = ()
 

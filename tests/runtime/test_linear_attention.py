@@ -36,6 +36,7 @@ FORMS: dict[str, Transformer] = {
     "linear and gated full attention": replace(
         LINEAR, variants=(Variant(layers=(1,), shape=replace(LLM, out_gate="column", qk_norm=True)),)
     ),
+    "short convolution": replace(LLM, short_conv=3),
     "a gate for each head": replace(LLM, out_gate="head"),
     "shared experts behind a gate": replace(
         LLM, moe=Moe(experts=4, topk=2, expert_ffn=12, shared_ffn=8, shared_gate=True)

@@ -1,5 +1,6 @@
 """Families of Hugging Face models: parameters equal transformers', and what is not read is refused with its reason."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from hf_oracle import parameter_count, parameters_on_meta
 
 from mmplan.errors import InputError
+from mmplan.scenario.formats.hf.class_defaults import FILE
 from mmplan.scenario.formats.hf.refused import REFUSED
 from mmplan.scenario.formats.hf_config import read_config, read_hf_config
 from mmplan.scenario.scenario import Mla, Moe, Transformer
@@ -46,6 +48,8 @@ GEMMA4 |= {"num_hidden_layers": 7, "hidden_size_per_layer_input": 0, "global_hea
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 48}
 MLLAMA_VISION = {"hidden_size": 64, "attention_heads": 4, "num_hidden_layers": 3, "num_global_layers": 2}
 MLLAMA_VISION |= {"image_size": 28, "intermediate_layers_indices": [0, 2], "vision_output_dim": 192}
+LFM2 = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "hidden_size": 256}
+LFM2 |= {"num_attention_heads": 8, "conv_bias": True, "block_ff_dim": 300, "tie_embedding": False, "vocab_size": 1000}
 GLM_VISION = {"depth": 2, "hidden_size": 96, "num_heads": 4, "out_hidden_size": 128, "intermediate_size": 160}
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -153,6 +157,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "text_config": {**LINEAR, "num_experts": 6, "num_experts_per_tok": 2},
         "vision_config": QWEN3_VISION,
     },
+    "lfm2 vl": {"model_type": "lfm2_vl", "text_config": LFM2, "vision_config": {"vision_use_head": False}},
+    "vip llava": {"model_type": "vipllava", "text_config": LLAMA, "vision_config": CLIP},
+    "hyperclovax": {"model_type": "hyperclovax_vision_v2"},
     "clip": {"model_type": "clip", "vision_config": CLIP, "text_config": {"num_hidden_layers": 2}},
     "siglip": {"model_type": "siglip", "vision_config": {**SIGLIP, "vision_use_head": True}},
     "siglip tower": {**SIGLIP},
@@ -262,3 +269,30 @@ def test_a_config_that_does_not_fit_together_is_refused(tmp_path: Path, values: 
     with pytest.raises(InputError) as caught:
         read_hf_config(file)
     assert str(caught.value) == f"{file}: {message}"
+
+
+def test_class_defaults_are_those_of_the_installed_classes() -> None:
+    transformers = pytest.importorskip("transformers")
+    rows = json.loads(FILE.read_text())
+    if rows.pop("transformers") != transformers.__version__:
+        pytest.skip("the defaults were written from another version")
+    classes = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    for kind, row in rows.items():
+        fields = {field.name: field for field in dataclasses.fields(classes[kind])}
+        for key, value in row["keys"].items():
+            made = fields[key].default_factory
+            given = fields[key].default if made is dataclasses.MISSING else made()
+            assert (list(given) if isinstance(given, tuple) else given) == value, (kind, key)
+
+
+def test_a_null_says_none_where_the_class_has_a_default(tmp_path: Path) -> None:
+    shape = _text(tmp_path, "deepseek without query compression")
+    assert shape.mla is not None and shape.mla.q_lora is None
+
+
+def test_layers_of_gemma_4_have_heads_of_two_kinds(tmp_path: Path) -> None:
+    shape = _text(tmp_path, "gemma 4 with experts and vision")
+    full, near = shape.at(5), shape.at(0)
+    assert (full.head_dim, full.kv_heads, full.keys_as_values, full.window_tokens) == (64, 1, True, None)
+    assert (near.head_dim, near.kv_heads, near.keys_as_values, near.window_tokens) == (32, 2, False, 512)
+    assert [shape.at(index) == full for index in range(7)] == [False] * 5 + [True, True]

@@ -10,6 +10,19 @@ from mmplan.scenario.formats.hf_modules import chain, merger_module, projector_m
 from mmplan.scenario.scenario import Model, ModelModule
 
 
+def vip_llava(config: Fields, name: str) -> Model:
+    """Several layers of the tower side by side, a norm, two linears: of the wider first linear one layer's part is
+    counted as work, the rest as stored numbers."""
+    layers = config.get("vision_feature_layers")
+    if not isinstance(layers, list) or not 0 < len(layers) < 100:
+        raise config.error("vision_feature_layers", f"expected a list of layers, found {shown(layers)}")
+    vision, llm = _classed(config, tower_of(config)), text_module(config, "text_config")
+    width, joined = llm.output_width, len(layers) * vision.output_width
+    stored = (joined - vision.output_width) * width + 2 * joined
+    config.log.notes.append(f"the projector's product with {len(layers) - 1} of {len(layers)} layers is not counted")
+    return chain(name, vision, projector_module((vision.output_width, width, width), stored=stored), llm)
+
+
 def _one_layer(config: Fields) -> None:
     """The projector reads one layer of the tower; several are joined to a wider input, which is not read."""
     layer = config.get("vision_feature_layer")
@@ -127,6 +140,14 @@ def gemma4(config: Fields, name: str) -> Model:
     pool = tower.count("pooling_kernel_size", most=100) ** 2
     projector = projector_module((vision.output_width, llm.output_width), pool=pool, bias=False)
     return chain(name, vision, projector, llm)
+
+
+def hyperclovax(config: Fields, name: str) -> Model:
+    """Qwen2.5-VL's tower with its merger, and one more linear."""
+    vision, tower = tower_of(config), config.part("vision_config")
+    llm, width = text_module(config, "text_config"), tower.count("out_hidden_size")
+    merger = merger_module(tower, vision.output_width, width, "rms", "merger")
+    return chain(name, vision, merger, projector_module((width, llm.output_width)), llm)
 
 
 def paligemma(config: Fields, name: str) -> Model:

@@ -31,6 +31,30 @@ def gated_delta(text: Fields, shape: Transformer) -> Transformer:
     return each(shape, block)
 
 
+def short_convolutions(text: Fields, shape: Transformer) -> Transformer:
+    """LFM2: convolutions between gates but for the layers that attend; the MLP's width follows from its key."""
+    ffn = shape.ffn
+    if text.flag("block_auto_adjust_ff_dim"):
+        ffn = int(2 * ffn / 3)
+        if text.get("block_ffn_dim_multiplier") is not None:
+            unit = text.count("block_multiple_of")
+            ffn = -(-int(text.ratio("block_ffn_dim_multiplier") * ffn) // unit) * unit
+    listed = text.get("full_attn_idxs")
+    if text.words("layer_types", shape.layers) is not None or listed is None:
+        full = full_layers(text, shape.layers, None, other=("conv",))
+    else:
+        full = text.indices("full_attn_idxs", shape.layers)
+    bias, kernel = text.flag("conv_bias"), text.count("conv_L_cache", most=1_000)
+
+    def block(index: int, plain: Transformer) -> Transformer:
+        plain = replace(plain, ffn=ffn)
+        if index in full:
+            return replace(plain, qk_norm=True)
+        return replace(plain, short_conv=kernel, qkv_bias=bias, out_bias=bias, stored=plain.hidden if bias else 0)
+
+    return each(shape, block)
+
+
 def gemma2(text: Fields, shape: Transformer) -> Transformer:
     """Norms on both sides; every other layer has a window."""
     return sliding(text, replace(shape, post_norms=True), 2)

@@ -51,7 +51,6 @@ REFUSED: Mapping[str, str] = {
     "step3p7": "two convolutions join the tokens of its tower, which have no cost model",
     "ultravox": "its modelling code is no part of transformers",
     "video_llava": "a second tower for frames beside the one for images has no counterpart here",
-    "vipllava": "its projector reads several layers of the tower side by side, which has no cost model",
     "vision-encoder-decoder": "its parts are whole models of any kind",
 }
 

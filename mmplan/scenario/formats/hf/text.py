@@ -58,9 +58,9 @@ def text_module(
 
 def is_tied(config: Fields, text: Fields) -> bool:
     """The outer config decides (its class's default where it is silent); some classes ask the text config too."""
-    if config.path == text.path:
-        return config.flag("tie_word_embeddings")
-    own = text.flag("tie_word_embeddings")
+    own = text.flag("tie_embedding" if text.has("tie_embedding") else "tie_word_embeddings")  # LFM2's older name
+    if config.path == text.path and config.kind == text.kind:
+        return own
     if config.kind == "internvl_chat":
         return own
     return config.flag("tie_word_embeddings") or (config.of_class.tie_from_text and own)
@@ -99,7 +99,7 @@ def stack_shape(text: Fields, stack: Stack) -> Transformer:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=text.optional("head_dim") or (1 if latent else divided(text, hidden, heads)),
-        ffn=text.count(stack.ffn),
+        ffn=text.count(*("block_ff_dim",) * text.has("block_ff_dim"), stack.ffn),  # LFM2's older name
         gated_mlp=True,
         causal=True,
         norm="rms",
@@ -274,6 +274,7 @@ STACKS: Mapping[str, Stack] = {
     "hunyuan_v1_dense": replace(BIASED, shape={"qk_norm": True}),
     "hyperclovax": replace(LLAMA, adapt=(_post_norms_if("use_post_norm"),)),
     "kimi_k2": DEEPSEEK,
+    "lfm2": Stack(adapt=(mixers.short_convolutions,)),
     "llama": LLAMA,
     "llama4_text": Stack(
         qkv_bias="attention_bias", out_bias="attention_bias", adapt=(experts.llama4_experts, mixers.llama4)
