@@ -7,7 +7,8 @@ from dataclasses import replace
 from mmplan.cost_models.blocks import linear_ops
 from mmplan.cost_models.ops import Attention, JoinHeads, Norm, Op, Rope, Slice
 from mmplan.cost_models.values import TOKENS, Rows, Value
-from mmplan.scenario.scenario import Mla, Training, Transformer
+from mmplan.scenario.attention_forms import Mla
+from mmplan.scenario.scenario import Training, Transformer
 
 
 def mla_ops(shape: Transformer, mla: Mla, training: Training, x: Value, window: int | None) -> tuple[Op, ...]:

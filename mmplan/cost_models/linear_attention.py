@@ -10,7 +10,8 @@ from mmplan.cost_models.blocks import linear_ops
 from mmplan.cost_models.delta_ops import CausalConv, DeltaRule
 from mmplan.cost_models.ops import Activation, Multiply, Norm, Op
 from mmplan.cost_models.values import TOKENS, Value
-from mmplan.scenario.scenario import GatedDelta, Training, Transformer
+from mmplan.scenario.attention_forms import GatedDelta
+from mmplan.scenario.scenario import Training, Transformer
 
 
 def delta_ops(shape: Transformer, delta: GatedDelta, training: Training, x: Value) -> tuple[Op, ...]:

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from mmplan.scenario.attention_forms import Mla
 from mmplan.scenario.document import Document, KeyPath
 from mmplan.scenario.edges import check_edges, edges_from_spec, output_width_of_spec
 from mmplan.scenario.scenario import (
     AudioInput,
-    Mla,
     Modality,
     Model,
     ModelModule,

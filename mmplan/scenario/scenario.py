@@ -7,6 +7,7 @@ Files are read in `schema.py` and `load.py`; nothing here knows YAML. Layer ids 
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mmplan.scenario.attention_forms import GatedDelta, Mla
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.technique import Recompute, Sharding, Technique
 
@@ -50,30 +51,6 @@ class Moe:
     def in_layer(self, index: int) -> bool:
         """Whether layer `index` has experts."""
         return index >= self.first_dense and (index + 1) % self.every == 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mla:
-    """Multi-head latent attention: widths of its projections (names of DeepSeek-V2, arXiv 2405.04434)."""
-
-    q_lora: int | None  # None: queries are projected at once
-    kv_lora: int
-    qk_nope: int
-    qk_rope: int
-    v_dim: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GatedDelta:
-    """Linear attention by the gated delta rule (arXiv 2412.06464, section 3.3): a state [key_dim, value_dim] per value
-    head, one gate and one step size per token and value head; `conv`: kernel of the causal convolutions on queries,
-    keys and values."""
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    conv: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

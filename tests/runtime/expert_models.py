@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from layer_zoo import CLIP, FULL, LLM, QWEN_VISION
 
+from mmplan.scenario.attention_forms import Mla
 from mmplan.scenario.scenario import (
-    Mla,
     Model,
     ModelEdge,
     ModelModule,

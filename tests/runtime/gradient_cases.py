@@ -26,9 +26,9 @@ from mmplan.runtime.executor import run_step
 from mmplan.runtime.model import MultimodalModel
 from mmplan.runtime.stage import LayerStage
 from mmplan.runtime.train import build_stages, step_data, step_microbatches
+from mmplan.scenario.attention_forms import Mla
 from mmplan.scenario.scenario import (
     Distribution,
-    Mla,
     Model,
     ModelEdge,
     ModelModule,

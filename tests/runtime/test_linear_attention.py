@@ -22,7 +22,8 @@ from layer_zoo import (
 from torch import nn
 
 from mmplan.runtime.layers import build_layer
-from mmplan.scenario.scenario import AudioInput, GatedDelta, Model, Moe, Sample, Training, Transformer, Variant
+from mmplan.scenario.attention_forms import GatedDelta
+from mmplan.scenario.scenario import AudioInput, Model, Moe, Sample, Training, Transformer, Variant
 
 DELTA = GatedDelta(key_heads=2, value_heads=4, key_dim=6, value_dim=8, conv=4)
 LINEAR = replace(LLM, delta=DELTA)

@@ -9,10 +9,11 @@ import pytest
 from hf_oracle import parameter_count, parameters_on_meta
 
 from mmplan.errors import InputError
+from mmplan.scenario.attention_forms import Mla
 from mmplan.scenario.formats.hf.class_defaults import FILE
 from mmplan.scenario.formats.hf.refused import REFUSED
 from mmplan.scenario.formats.hf_config import read_config, read_hf_config
-from mmplan.scenario.scenario import Mla, Moe, Transformer
+from mmplan.scenario.scenario import Moe, Transformer
 
 QWEN2 = {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 2}
 QWEN2 |= {"num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 5000}

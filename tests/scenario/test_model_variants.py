@@ -11,8 +11,9 @@ from mmplan.cost_models.load import Load
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.shard import Shard
 from mmplan.errors import InputError
+from mmplan.scenario.attention_forms import Mla
 from mmplan.scenario.load import load_scenario
-from mmplan.scenario.scenario import Mla, ModelEdge, Moe, Scenario
+from mmplan.scenario.scenario import ModelEdge, Moe, Scenario
 
 GOOD = """\
 name: variants

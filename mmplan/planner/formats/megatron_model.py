@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from mmplan.errors import CheckError
-from mmplan.scenario.scenario import Mla, ModelModule, Moe, Transformer
+from mmplan.scenario.attention_forms import Mla
+from mmplan.scenario.scenario import ModelModule, Moe, Transformer
 
 Words = tuple[str, ...]
 
@@ -78,6 +79,8 @@ def _unsaid(shape: Transformer, tp: int) -> Iterator[str]:
         ("query and key norms over all heads", shape.qk_norm_whole),
         ("attention and MLP side by side", shape.parallel),
         ("keys that are values", shape.keys_as_values),
+        ("short convolutions", shape.short_conv > 0),
+        ("a gate for each head", shape.out_gate == "head"),
         ("layer scales", shape.layer_scale),
         ("a norm before the first block", shape.norm_first_extra),
         ("a norm without shift", shape.norm == "layer" and not shape.norm_bias),

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mmplan.scenario.formats.hf.ears import EARS, whisper
-from mmplan.scenario.formats.hf.towers import BIASES, TOWERS, tower_of
+from mmplan.scenario.formats.hf.towers import TOWERS, tower_of
+from mmplan.scenario.formats.hf.vit import BIASES
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, divided, edge, projector_module
 from mmplan.scenario.scenario import Model, ModelModule, TextInput, Transformer, Vocabulary

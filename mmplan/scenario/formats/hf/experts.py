@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from mmplan.scenario.attention_forms import Mla
 from mmplan.scenario.formats.hf.blocks_by_layer import each, experts_in
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.scenario import Mla, Moe, Transformer
+from mmplan.scenario.scenario import Moe, Transformer
 
 MAX_EXPERTS = 100_000
 Scoring = Literal["softmax", "softmax_all", "sigmoid", "sigmoid_plain"]

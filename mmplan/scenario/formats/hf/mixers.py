@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from mmplan.scenario.attention_forms import GatedDelta
 from mmplan.scenario.formats.hf.blocks_by_layer import each, full_layers, sliding
 from mmplan.scenario.formats.hf.experts import moe_of
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.scenario import GatedDelta, Transformer
+from mmplan.scenario.scenario import Transformer
 
 
 def gated_delta(text: Fields, shape: Transformer) -> Transformer:
