@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from mmplan.cost_models.formats.nccl_sweep import factor_of
+from mmplan.cost_models.formats.nccl_collective import factor_of
 
 SIZES = tuple(8 * 2**k for k in range(0, 31, 2))
 

@@ -1,8 +1,6 @@
 """From the rows of a run to a sweep: which collective over how many ranks of how many nodes, with rows that can be.
 
-`busbw = f x algbw`, where f is 2(n-1)/n for all-reduce, (n-1)/n for gathers, scatters and all-to-alls, 1 for the others
-(nccl-tests, doc/PERFORMANCE.md). The factor names the collective or the ranks where the text does not, and convicts
-numbers that cannot be.
+busbw over algbw gives the number of ranks where no list of devices does, and convicts numbers that cannot be.
 """
 
 import math
@@ -10,15 +8,22 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mmplan.cost_models.formats.nccl_collective import (
+    LEAST_RATE,
+    ONCE,
+    TWICE,
+    collective_of,
+    factor_of,
+    factor_range,
+    share_of,
+    usual_share,
+)
 from mmplan.cost_models.formats.nccl_log import RankLine, Run
-from mmplan.cost_models.formats.nccl_rows import TYPE_BYTES, Block, Row
+from mmplan.cost_models.formats.nccl_rows import Block, Row
 from mmplan.errors import InputError
 from mmplan.scenario.document import counted
 
-_TWICE = ("all_reduce", "all_reduce_bias")
-_ONCE = ("all_gather", "reduce_scatter", "alltoall", "alltoallv", "gather", "scatter", "hypercube")
 _MOST_RANKS = 200_000
-_LEAST_RATE = 1.0  # GB/s: below it two decimals say too little of a ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,13 +66,6 @@ class Sweep:
     warnings: tuple[str, ...]
 
 
-def factor_of(collective: str, ranks: int) -> float:
-    """busbw over algbw."""
-    if collective in _TWICE:
-        return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if collective in _ONCE else 1.0
-
-
 def sweep_of(run: Run, fastest_port_bytes_per_s: float) -> Sweep:
     """The sweep of a run.
 
@@ -78,7 +76,7 @@ def sweep_of(run: Run, fastest_port_bytes_per_s: float) -> Sweep:
     _refuse_empty(run)
     _refuse_single(run)
     listed, per_group, listing = _listed_ranks(run)
-    collective, why = _collective(run, listed)
+    collective, why = collective_of(run, listed)
     least = _least_ranks(run, collective)
     if listed is not None and least > listed:
         listing.append(f"the list of devices shows {listed} of {least} ranks or more: it is not whole")
@@ -130,7 +128,7 @@ def _refuse_single(run: Run) -> None:
         told = f"{len(processes)} processes are rank 0, each for itself"
         message = f"{told}: build nccl-tests with MPI=1 and start it with mpirun or srun --mpi=pmix"
         raise InputError(message, file=run.file, line=firsts[1].line)
-    large = [row for row in run.rows if row.blocks[0].algbw >= _LEAST_RATE]
+    large = [row for row in run.rows if row.blocks[0].algbw >= LEAST_RATE]
     listed_alone = len(run.ranks) == 1 and run.ranks[0].rank == 0
     if (large or listed_alone) and all(row.blocks[0].busbw == 0 for row in large or run.rows):
         row = (large or run.rows)[0]
@@ -167,67 +165,6 @@ def _listed_ranks(run: Run) -> tuple[int | None, dict[str, int] | None, list[str
     return len(first), dict(Counter(rank.host for rank in first)), notes
 
 
-def _collective(run: Run, listed: int | None) -> tuple[str | None, list[str]]:
-    """By the program that the text names, else by columns, counts and factor, else by the name of the file."""
-    if len(run.named) == 1:
-        return run.named[0], []
-    share = _usual_share(run)
-    usual = Counter((row.redop, row.root) for row in run.rows).most_common(1)[0][0]
-    alike = [row for row in run.rows if _share(row) == share and (row.redop, row.root) == usual]
-    large = max(alike or run.rows, key=lambda row: row.blocks[0].algbw)
-    block = large.blocks[0]
-    ratio = block.busbw / block.algbw if block.algbw >= _LEAST_RATE else None
-    possible = _by_columns(run, large, ratio)
-    if listed is not None and ratio is not None:
-        low, high = _factor_range(large)
-        possible = [name for name in possible if low <= factor_of(name, listed) <= high] or possible
-    if len(possible) == 1:
-        return possible[0], [f"{possible[0]} by its columns and busbw / algbw"]
-    plain = run.file.name.lower().replace("_", "").replace("-", "")
-    in_name = [name for name in possible if name.replace("_", "") in plain]
-    if in_name:
-        kept = max(in_name, key=len)
-        return kept, [f"{kept} by the name of the file; the table would fit {', '.join(possible)}"]
-    return None, [f"the table fits {', '.join(possible) or 'no collective'}"]
-
-
-def _by_columns(run: Run, large: Row, ratio: float | None) -> list[str]:
-    titled = run.titles
-    old = bool(titled) and "error" in titled
-    rooted = large.root is not None and (large.root >= 0 or old)
-    summed = large.redop not in (None, "none")
-    if rooted:
-        possible = ["reduce"] if summed else ["broadcast", "gather", "scatter"]
-    elif old and "redop" in titled and large.redop is None:
-        possible = ["alltoall"]  # printed the column and left it blank
-    elif summed:
-        possible = ["all_reduce", "reduce_scatter", "sendrecv"]
-    else:
-        possible = ["all_gather", "alltoall", "sendrecv"]
-    if ratio is None:
-        return possible
-    share = large.size_bytes / (large.count * TYPE_BYTES[large.dtype]) if large.count else 1.0
-    fits = {
-        "all_reduce": ratio > 0.99 and share < 1.5,
-        "reduce_scatter": ratio < 1 and share > 1.5,
-        "sendrecv": abs(ratio - 1) < 0.01 and share < 1.5,
-        "all_gather": ratio < 1 and share > 1.5,
-        "alltoall": ratio < 1 and share > 1.5,
-        "reduce": abs(ratio - 1) < 0.01,
-        "broadcast": abs(ratio - 1) < 0.01,
-        "gather": ratio < 0.999,
-        "scatter": ratio < 0.999,
-    }
-    kept = [name for name in possible if fits[name]]
-    if not old and set(kept) in ({"all_gather", "alltoall"}, {"all_reduce", "sendrecv"}):
-        checked = [row.blocks[1].checked for row in run.rows if len(row.blocks) == 2 and row.blocks[0].checked]
-        if checked and all(checked):
-            return kept[:1]
-        if checked and all(one is False for one in checked):
-            return kept[1:]  # all-to-alls and messages have no result in place
-    return kept
-
-
 def _sound_rows(run: Run, collective: str | None, listed: int | None) -> tuple[list[Row], list[str]]:
     """Rows whose busbw and count agree with those of the most; what was left out.
 
@@ -237,18 +174,18 @@ def _sound_rows(run: Run, collective: str | None, listed: int | None) -> tuple[l
     notes = [f"line {item.line} left out: {item.why}" for item in run.damaged[:5] if not item.cut]
     cut = [item for item in run.damaged if item.cut]
     notes += [f"line {item.line} left out: the row is cut off" for item in cut[:3]]
-    share = _usual_share(run)
+    share = usual_share(run)
     kept: list[Row] = []
     odd: list[tuple[Row, str]] = []
     for row in run.rows:
-        if row.count and _share(row) != share:
+        if row.count and share_of(row) != share:
             odd.append((row, f"{row.count:,} {row.dtype} are not {row.size_bytes:,} bytes x 1/{share}"))
         else:
             kept.append(row)
     if collective is not None and listed is not None:
         expected = factor_of(collective, listed)
-        telling = [row for row in kept if row.blocks[0].algbw >= _LEAST_RATE]
-        wrong = [row for row in kept if not _factor_range(row)[0] <= expected <= _factor_range(row)[1]]
+        telling = [row for row in kept if row.blocks[0].algbw >= LEAST_RATE]
+        wrong = [row for row in kept if not factor_range(row)[0] <= expected <= factor_range(row)[1]]
         for row in wrong:
             block = row.blocks[0]
             told = f"busbw {block.busbw} is not {expected:.4g} x algbw {block.algbw}"
@@ -265,36 +202,11 @@ def _sound_rows(run: Run, collective: str | None, listed: int | None) -> tuple[l
 def _least_ranks(run: Run, collective: str | None) -> int:
     """What counts (a rank's part of the size) and busbw / algbw of most rows need at least."""
     if collective in ("all_gather", "reduce_scatter", "alltoall"):
-        return _usual_share(run)
-    telling = sorted(_factor_range(row) for row in run.rows if row.blocks[0].algbw >= _LEAST_RATE)
-    if collective not in _TWICE or not telling:
+        return usual_share(run)
+    telling = sorted(factor_range(row) for row in run.rows if row.blocks[0].algbw >= LEAST_RATE)
+    if collective not in TWICE or not telling:
         return 1
     return _inverse((2 - telling[len(telling) // 2][0]) / 2)
-
-
-def _share(row: Row) -> int:
-    """Size over the bytes of `count` elements: the ranks for gathers and scatters, else 1."""
-    if row.count == 0:
-        return 1
-    return max(1, round(row.size_bytes / (row.count * TYPE_BYTES[row.dtype])))
-
-
-def _usual_share(run: Run) -> int:
-    """That of the most rows, as one of them may be damaged."""
-    shares = Counter(_share(row) for row in run.rows if row.count)
-    return shares.most_common(1)[0][0] if shares else 1
-
-
-def _factor_range(row: Row) -> tuple[float, float]:
-    """What busbw / algbw can be, by both blocks, as two decimals round them; 0.1 % for what was computed before."""
-    low, high = 0.0, math.inf
-    for block in row.blocks:
-        if block.algbw < 0.01 and block.busbw < 0.01:
-            continue
-        least = max(block.busbw - 0.0051, 0.0) / (block.algbw + 0.0051)
-        most = (block.busbw + 0.0051) / max(block.algbw - 0.0051, 1e-9)
-        low, high = max(low, least), min(high, most)
-    return low, high
 
 
 def _ranks(run: Run, rows: Sequence[Row], collective: str | None, listed: int | None) -> tuple[int, int, float]:
@@ -309,16 +221,16 @@ def _ranks(run: Run, rows: Sequence[Row], collective: str | None, listed: int | 
         return listed, listed, factor_of(collective, listed) if collective is not None else factor
     low, high = 0.0, math.inf
     for row in rows:
-        least, most = _factor_range(row)
+        least, most = factor_range(row)
         low, high = max(low, least), min(high, most)
     if low > high:
         raise _unlike(run, rows)
-    shares = {_share(row) for row in rows if row.count}
-    if collective in _ONCE or (collective is None and shares and min(shares) > 1):
+    shares = {share_of(row) for row in rows if row.count}
+    if collective in ONCE or (collective is None and shares and min(shares) > 1):
         if len(shares) == 1 and min(shares) > 1:
             return min(shares), min(shares), (min(shares) - 1) / min(shares)
         return _inverse(1 - low), _inverse(1 - high), factor
-    if collective in _TWICE:
+    if collective in TWICE:
         if high < 1:
             raise _contradiction(run, rows, collective, 2)
         return max(2, _inverse((2 - low) / 2)), _inverse((2 - high) / 2), factor
@@ -327,8 +239,8 @@ def _ranks(run: Run, rows: Sequence[Row], collective: str | None, listed: int | 
 
 def _unlike(run: Run, rows: Sequence[Row]) -> InputError:
     """Two rows whose busbw / algbw cannot both be."""
-    most = max(rows, key=lambda row: _factor_range(row)[0])
-    least = min(rows, key=lambda row: _factor_range(row)[1])
+    most = max(rows, key=lambda row: factor_range(row)[0])
+    least = min(rows, key=lambda row: factor_range(row)[1])
     here, there = (least, most) if least.line > most.line else (most, least)
     ratios = [row.blocks[0].busbw / row.blocks[0].algbw if row.blocks[0].algbw else 0.0 for row in (there, here)]
     message = f"busbw / algbw is {ratios[0]:.4g} in line {there.line} and {ratios[1]:.4g} here"
