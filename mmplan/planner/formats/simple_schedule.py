@@ -8,6 +8,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.planner.formats.linearised import Draft, repriced
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.reschedule import with_family
+from mmplan.scenario.schedule_names import ScheduleName
 
 
 def under_1f1b(draft: Draft, target: str, *, chunks: bool = True) -> Draft:
@@ -42,11 +43,11 @@ def under_1f1b(draft: Draft, target: str, *, chunks: bool = True) -> Draft:
     return draft.changed(one_each, _told(plan, "1F1B with one stage per rank", target))
 
 
-def _is(plan: Plan, name: str) -> bool:
+def _is(plan: Plan, name: ScheduleName) -> bool:
     """Whether the plan's orders are those of the family, whatever they are called."""
     if not plan.orders:
         return plan.schedule == name
-    choice = with_family(plan, name, build_graph(plan.scenario), AnalyticCostModel(plan.scenario))  # type: ignore[arg-type]
+    choice = with_family(plan, name, build_graph(plan.scenario), AnalyticCostModel(plan.scenario))
     return choice.plan is not None and choice.plan.orders == plan.orders
 
 

@@ -26,6 +26,7 @@ from mmplan.planner.formats.linearised import (
     with_sequence_parallel,
 )
 from mmplan.planner.formats.sequence_length import padded, sequence_length
+from mmplan.planner.formats.serial_chain import is_chain
 from mmplan.planner.formats.simple_schedule import under_1f1b
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.torch_export import torch_csv
@@ -118,11 +119,8 @@ def _refuse(plan: Plan, target: str) -> None:
 def _ordered(draft: Draft, target: str) -> Draft:
     """Any order of a chain laid round the ranks, or down and up them; else 1F1B."""
     plan = draft.plan
-    graph = build_stage_graph([stage.layers for stage in plan.stages], build_graph(plan.scenario))
-    chain = all(
-        fed == ((stage + 1,) if stage + 1 < len(plan.stages) else ()) for stage, fed in enumerate(graph.successors)
-    )
-    if plan.orders and not chain:
+    stages = build_stage_graph([stage.layers for stage in plan.stages], build_graph(plan.scenario))
+    if plan.orders and not is_chain(stages):
         return under_1f1b(draft, target)
     if not plan.placement:
         return draft
