@@ -10,6 +10,7 @@ from mmplan.cost_models.delta_ops import DeltaRule
 from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.exposed_time import add_cp, add_ep, add_tp
 from mmplan.cost_models.gemm import STREAM_FRACTION
+from mmplan.cost_models.host_offload import offloaded_seconds
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.op_time import add_attention, add_delta, add_pointwise, add_product
@@ -80,9 +81,13 @@ def op_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard, routed: boo
 
 def optimizer_seconds(rules: Rules, optimizer: Optimizer, parameters: float) -> float:
     """Seconds of an update of so many parameters on one rank: gradient read and cleared, moments and master weights
-    read and written, the 16-bit weight written; streaming kernels (Apex FusedAdam, torch fused AdamW)."""
+    read and written, the 16-bit weight written; streaming kernels (Apex FusedAdam, torch fused AdamW). Offloaded states
+    are updated on the host, where the link to it is known."""
     if parameters == 0:
         return 0.0
+    host = rules.device.host_bytes_per_s
+    if rules.technique.offload != "none" and host is not None:
+        return max(offloaded_seconds(rules, parameters, host), rules.device.launch_s)
     moments = 2 * FP32_BYTES if optimizer.name == "adamw" else 0
     has_master = optimizer.name == "adamw" and rules.element_bytes < FP32_BYTES
     weights = 2 * FP32_BYTES + rules.element_bytes if has_master else 2 * rules.element_bytes

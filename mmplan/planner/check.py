@@ -170,6 +170,7 @@ def _batch(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
 def _allowed(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
     """What the scenario's constraints allow."""
     constraints = plan.scenario.constraints
+    kept = constraints.offload == ("none",)  # then the technique says what is offloaded
     limits: tuple[tuple[str, object, tuple[object, ...]], ...] = (
         ("tp", plan.tp, constraints.tp),
         ("pp", plan.pp, constraints.pp),
@@ -180,6 +181,7 @@ def _allowed(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         ("ep", plan.ep, constraints.ep),
         ("etp", plan.ranks_per_expert, constraints.etp),
         ("vp", plan.vp, constraints.vp),
+        ("offload", plan.scenario.technique.offload, () if kept else constraints.offload),
         ("sharding", plan.sharding, constraints.sharding),
         *(("recompute", base_of(stage.recompute), constraints.recompute) for stage in plan.stages),
     )

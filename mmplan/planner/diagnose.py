@@ -135,7 +135,11 @@ def can_fit(scenario: Scenario, like: Space, deadline: Deadline) -> bool:
         like: the space of the scenario that was changed; where the model and its zones are the same, so are prices.
     """
     known = like.prices.scenario
-    same = (scenario.model, scenario.constraints.no_split) == (known.model, known.constraints.no_split)
+    same = (scenario.model, scenario.technique, scenario.constraints.no_split) == (
+        known.model,
+        known.technique,
+        known.constraints.no_split,
+    )
     try:
         space = space_of(like.priced.under(scenario), coarse=like.coarse) if same else build_space(scenario)
     except InfeasibleError:

@@ -368,10 +368,11 @@ def _state_bytes(prices: Prices, layout: Layout, counts: list[float]) -> float:
     per = parameter_bytes(scenario.precision, scenario.optimizer, technique)
     split_from = memory_rules(technique.stack).gradients_split_from
     dense, expert = layout.replicas, layout.expert_replicas
+    optimizer_bytes = per.optimizer if technique.offload == "none" else 0
     total = 0.0
     for trained, frozen, ranks in zip(counts[:3], counts[3:], (dense, dense * layout.tp, expert), strict=True):
         weights, gradients, states = (ranks if stage >= least else 1 for least in (3, split_from, 1))
-        total += trained * (per.weight / weights + per.gradient / gradients + per.optimizer / states)
+        total += trained * (per.weight / weights + per.gradient / gradients + optimizer_bytes / states)
         total += frozen * per.frozen / (max(dense, ranks) if stage >= 3 else 1)
         total += 2 * trained if technique.fp8 != "none" else 0
     return total

@@ -19,7 +19,7 @@ from mmplan.scenario.schema_values import MAX_COUNT
 from mmplan.scenario.technique import RECOMPUTES, SHARDINGS
 
 COUNTS = ("tp", "pp", "dp", "cp", "ep", "etp", "vp", "microbatch")
-WORDS: dict[str, Collection[str]] = {"sharding": SHARDINGS, "recompute": RECOMPUTES}
+WORDS: dict[str, Collection[str]] = {"sharding": SHARDINGS, "recompute": RECOMPUTES, "offload": ("none", "optimizer")}
 KEYS = (*COUNTS, *WORDS, "spread")
 
 
@@ -91,6 +91,7 @@ def has_pins(plan: Plan, pins: Pins) -> bool:
         "ep": {plan.ep},
         "etp": {plan.ranks_per_expert},
         "vp": {plan.vp},
+        "offload": {plan.scenario.technique.offload},
         "microbatch": {plan.microbatch_size},
         "sharding": {plan.sharding},
         "recompute": {base_of(stage.recompute) for stage in plan.stages},

@@ -1,6 +1,7 @@
-"""Which kind of device the first stages get: pools in every order, the best result with what all of them prove."""
+"""Which kind of device the first stages get, and where optimizer states lie: every order of the pools and every allowed
+place, the best result with what all of them prove."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 
@@ -15,6 +16,14 @@ def in_pool_orders(scenario: Scenario) -> Iterator[Scenario]:
     """The scenario with its pools in every order that differs, its own first."""
     for pools in dict.fromkeys(permutations(scenario.cluster.pools)):
         yield replace(scenario, cluster=replace(scenario.cluster, pools=pools))
+
+
+def with_offloads(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
+    """Each scenario with its optimizer states where the constraints allow; where the technique offloads, as it says."""
+    for scenario in scenarios:
+        technique = scenario.technique
+        for place in scenario.constraints.offload if technique.offload == "none" else (technique.offload,):
+            yield replace(scenario, technique=replace(technique, offload=place))
 
 
 def best_order(results: Sequence[OptimizeResult], objective: Objective, gap: float) -> OptimizeResult:
@@ -67,6 +76,9 @@ def _as_runner_up(result: OptimizeResult, best: OptimizeResult) -> RunnerUp:
     plan, winner_s = result.plan, best.plan.certificate.objective_s
     more_s = plan.certificate.objective_s - winner_s
     names = ", then ".join(pool.device.name for pool in plan.scenario.cluster.pools)
+    if plan.scenario.technique.offload != best.plan.scenario.technique.offload:
+        kept = plan.scenario.technique.offload == "none"
+        names = "nothing in host memory" if kept else "optimizer states in host memory"
     return RunnerUp(
         configuration=result.configuration,
         objective_s=plan.certificate.objective_s,

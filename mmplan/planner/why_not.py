@@ -13,6 +13,7 @@ from mmplan.planner.first_bounds import NEVER
 from mmplan.planner.frontier import Frontier
 from mmplan.planner.pins import Pins, broken_rule, has_pins, overruled, pinned
 from mmplan.planner.plan import Plan
+from mmplan.planner.pool_order import with_offloads
 from mmplan.planner.recipes import step_time
 from mmplan.planner.repeated import Limits
 from mmplan.planner.space import build_space
@@ -71,10 +72,13 @@ def why_not(scenario: Scenario, winner: Plan, pins: Pins, limits: Limits) -> Alt
 
 def _shortage(scenario: Scenario, deadline: Deadline) -> str:
     """Why nothing fits into memory; empty where the bounds do not exclude it."""
-    space = build_space(scenario)
-    if Frontier(space.bounds, space.scale).least_value() != NEVER:
-        return ""
-    return memory_shortage(space, deadline)
+    shortage = ""
+    for placed in with_offloads((scenario,)):
+        space = build_space(placed)
+        if Frontier(space.bounds, space.scale).least_value() != NEVER:
+            return ""
+        shortage = memory_shortage(space, deadline)
+    return shortage
 
 
 def _compared(pins: Pins, winner: Plan, other: Plan, gap: float, forbidden: str) -> Alternative:

@@ -69,9 +69,18 @@ def catalogue_device(name: str) -> CatalogueDevice:
         attention=tuple(attention.items()),
         generation=own["generation"],
         tile_depth=row["tile_depth"],
+        host_bytes_per_s=_reached_bytes_per_s(row.get("host_link")),
         origins=_device_origins(row, own),
     )
     return CatalogueDevice(device=device, node_link=row["node_link"], network=row["network"])
+
+
+def _reached_bytes_per_s(link: str | None) -> float | None:
+    """What copies over a link reach in one direction; None without one."""
+    if link is None:
+        return None
+    found = catalogue_link(link)
+    return found.bytes_per_s * found.fraction
 
 
 def catalogue_link(name: str) -> Link:

@@ -14,10 +14,11 @@ class Device:
     floor of one operator. Each has its source in the hardware catalogue.
 
     `sm_count` units work on tiles of a product at a time (1: no wave quantisation); `attention` gives the fraction per
-    attention implementation where it is known, in place of `attention_fraction`; `tile_depth` is the inner
-    dimension at which start and end of a tile take as long as its products. `update_fraction`: of the memory bandwidth
-    that an optimizer update reaches, where it was measured. `origins` say where numbers come from and how far they may
-    be off; those without one are data-sheet numbers.
+    attention implementation where it is known, in place of `attention_fraction`; `tile_depth` is the inner dimension at
+    which start and end of a tile take as long as its products. `update_fraction`: of the memory bandwidth that an
+    optimizer update reaches, where it was measured. `origins` say where numbers come from and how far they may be off;
+    those without one are data-sheet numbers. `host_bytes_per_s`: of copies between its memory and the host's, in one
+    direction; None where the link is not known.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Device:
     generation: str = ""
     tile_depth: float = 0.0
     update_fraction: float | None = None
+    host_bytes_per_s: float | None = None
     origins: tuple[Origin, ...] = ()
 
     def flops_per_s(self, dtype: str) -> float | None:

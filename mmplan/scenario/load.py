@@ -170,6 +170,7 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         ep=tuple(spec.ep),
         etp=tuple(spec.etp),
         vp=tuple(spec.vp),
+        offload=tuple(spec.offload),
         sharding=tuple(spec.sharding),
         recompute=tuple(spec.recompute),
         spread=spread_modules(spec.spread, model, (*at, "spread"), document),

@@ -9,7 +9,7 @@ from typing import Literal
 
 from mmplan.scenario.attention_forms import GatedDelta, Mla
 from mmplan.scenario.cluster import Cluster
-from mmplan.scenario.technique import Recompute, Sharding, Technique
+from mmplan.scenario.technique import Offload, Recompute, Sharding, Technique
 
 ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "projector", "language_model"]
 Modality = Literal["vision", "audio", "text", "speech"]
@@ -353,6 +353,7 @@ class Constraints:
     vp: tuple[int, ...] = ()  # chunks of layers per pipeline rank
     sharding: tuple[Sharding, ...] = ()
     recompute: tuple[Recompute, ...] = ()
+    offload: tuple[Offload, ...] = ("none",)  # what may lie in host memory
     spread: tuple[str, ...] | None = None  # modules that run whole on part of the samples; None leaves the choice
     modules: tuple[OwnRanks, ...] | None = None  # modules with ranks of their own, (): none; None leaves the choice
 

@@ -281,6 +281,9 @@ class ConstraintsSpec(Strict):
     spread: list[ModuleName] | None = Field(
         default=None, description="modules not split by tp, each rank running part of the samples; default: as is best"
     )
+    offload: list[Literal["none", "optimizer"]] = Field(
+        default=["none"], min_length=1, description="optimizer: its states may lie in host memory, if that is faster"
+    )
     pad_heads: bool = Field(
         default=False, description="tp may exceed or not divide heads: as model.pad_heads, for every module"
     )
