@@ -105,7 +105,7 @@ class Configuration:
             return self.layout
         count = self.tp * self.cp * self.dp
         first = self.first_rank + row * count
-        return replace(self.layout, pools=cluster.pools_of(first, first + count - 1))
+        return replace(self.layout, pools=cluster.pools_of(first, first + count - 1) or (0,))
 
     def __str__(self) -> str:
         cp = f" x cp={self.cp}" if self.cp > 1 else ""

@@ -107,6 +107,7 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
     scenario = plan.scenario
     prices = Prices(scenario, build_graph(scenario), AnalyticCostModel(scenario))
     stages = range(len(plan.stages))
+    laid_round = len(stages) == plan.pp * plan.vp and not plan.meshes
     configuration = Configuration(
         tp=plan.tp,
         cp=plan.cp,
@@ -116,6 +117,7 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
         spread=plan.spread,
         dp=plan.dp,
         pp=plan.pp,
+        vp=plan.vp if laid_round else 1,
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
         meshes=plan.meshes,
