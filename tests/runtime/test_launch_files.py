@@ -198,6 +198,7 @@ def test_names_that_kubernetes_would_not_take_are_refused(image: str, claim: str
         launch_files(plan, launch_job(plan, "plan.json"), "kubernetes", image=image, claim=claim)
 
 
+@pytest.mark.distributed
 def test_two_nodes_run_a_plan_together(tmp_path: Path) -> None:
     """Real torchruns, one process on the first node and three on the second."""
     plan = plan_on((1, 1), (1, 3), device="cpu-core")
