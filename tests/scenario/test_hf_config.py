@@ -7,6 +7,7 @@ import pytest
 from hf_oracle import parameter_count, parameters_on_meta
 
 from mmplan.errors import InputError
+from mmplan.scenario.document import listed
 from mmplan.scenario.formats.hf.families import FAMILIES
 from mmplan.scenario.formats.hf.text import STACKS
 from mmplan.scenario.formats.hf_config import bundled_configs, read_config, read_hf_config
@@ -46,7 +47,7 @@ BAD = [
     ("{", ":1: not valid JSON: Expecting property name enclosed in double quotes"),
     (
         '{"model_type": "chinese_clip"}',
-        f": unknown model_type 'chinese_clip'; known: {', '.join(repr(name) for name in sorted(FAMILIES))}",
+        f": unknown model_type 'chinese_clip'; known: {listed(sorted(FAMILIES))}",
     ),
     (
         '{"model_type": "llava", "text_config": {"model_type": "bert"}}',

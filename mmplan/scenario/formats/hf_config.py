@@ -109,9 +109,7 @@ def _kind_of(values: Mapping[str, Any], path: Path) -> str:
         hint = did_you_mean(kind, FAMILIES)
         if owners:
             hint = f"; architectures names {model}, a class of {listed(owners, 4)}"
-        raise InputError(
-            f"unknown model_type {shown(kind)}{hint or f'; known: {listed(sorted(FAMILIES), 200)}'}", file=path
-        )
+        raise InputError(f"unknown model_type {shown(kind)}{hint or f'; known: {listed(sorted(FAMILIES))}'}", file=path)
     if owners and kind not in owners and defaults_of(kind).models:
         message = f"{model} is a class of {listed(owners, 4)}, and model_type is '{kind}': one of the two is wrong"
         raise InputError(message, file=path, key="architectures")
