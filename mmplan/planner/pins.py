@@ -14,13 +14,14 @@ from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.scenario.document import did_you_mean, listed, shown
 from mmplan.scenario.layer_ids import module_layer_ids
-from mmplan.scenario.scenario import ModelModule, Scenario
+from mmplan.scenario.scenario import ModelModule, OwnRanks, Scenario
 from mmplan.scenario.schema_values import MAX_COUNT
 from mmplan.scenario.technique import RECOMPUTES, SHARDINGS
 
 COUNTS = ("tp", "pp", "dp", "cp", "ep", "etp", "vp", "microbatch")
 WORDS: dict[str, Collection[str]] = {"sharding": SHARDINGS, "recompute": RECOMPUTES, "offload": ("none", "optimizer")}
-KEYS = (*COUNTS, *WORDS, "spread")
+KEYS = (*COUNTS, *WORDS, "spread", "modules")
+OWN_DEGREES = ("tp", "dp", "pp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,16 +54,25 @@ def questions(scenario: Scenario, texts: Sequence[str], zone_prices: bool, *, by
 
 
 def parse_pins(text: str, scenario: Scenario) -> Pins:
-    """`tp=4 pp=2,4 spread=vision` (`spread=none`: no module).
+    """`tp=4 pp=2,4 spread=vision` (`spread=none`: no module); `vision.tp=1 vision.dp=8`: on ranks of its own, as
+    `modules=vision` says without degrees, and `modules=none` that no module has any.
 
     Raises:
         InputError: an unknown key or value, a key given twice, or nothing.
     """
     values: dict[str, tuple[Any, ...]] = {}
+    own: tuple[OwnRanks, ...] | None = None
+    seen: set[str] = set()
     for part in text.split():
         key, equals, value = part.partition("=")
         if not equals or not value:
             raise _error(text, f"expected KEY=VALUE such as tp=4, found {shown(part)}")
+        if key == "modules" or "." in key:
+            if key in seen:
+                raise _error(text, f"{key} is given twice; several values are written {key}=1,2")
+            seen.add(key)
+            own = _own_ranks(text, key, value.split(","), scenario, own or ())
+            continue
         if key == "schedule":
             raise _error(text, "schedules of a plan are compared by `mmplan simulate PLAN --schedule all`")
         if key not in KEYS:
@@ -70,6 +80,8 @@ def parse_pins(text: str, scenario: Scenario) -> Pins:
         if key in values:
             raise _error(text, f"{key} is given twice; several values are written {key}=1,2")
         values[key] = _values(text, key, value.split(","), scenario)
+    if own is not None:
+        values["modules"] = own
     if not values:
         raise _error(text, "expected degrees such as 'tp=4 pp=2', found none")
     return Pins(text=" ".join(text.split()), values=values)
@@ -97,7 +109,22 @@ def has_pins(plan: Plan, pins: Pins) -> bool:
         "recompute": {base_of(stage.recompute) for stage in plan.stages},
     }
     same_spread = "spread" not in pins.values or set(plan.spread) == set(pins.of("spread"))
-    return same_spread and all(found[key] <= set(pins.of(key)) for key in pins.values if key != "spread")
+    counted = [key for key in pins.values if key not in ("spread", "modules")]
+    return same_spread and _has_own_ranks(plan, pins) and all(found[key] <= set(pins.of(key)) for key in counted)
+
+
+def _has_own_ranks(plan: Plan, pins: Pins) -> bool:
+    if "modules" not in pins.values:
+        return True
+    wanted: tuple[OwnRanks, ...] = pins.of("modules")
+    stages = [plan.mesh(stage) for stage in range(len(plan.stages))]
+    matched = set()
+    for pin in wanted:
+        for mesh in plan.meshes:
+            degrees = ((mesh.tp, pin.tp), (mesh.dp, pin.dp), (stages.count(mesh), pin.pp))
+            if pin.module in mesh.modules and all(not allowed or has in allowed for has, allowed in degrees):
+                matched.add(mesh)
+    return len(matched) == len(wanted) == len(plan.meshes)
 
 
 def overruled(scenario: Scenario, pins: Pins) -> str:
@@ -108,6 +135,9 @@ def overruled(scenario: Scenario, pins: Pins) -> str:
         if key == "spread":
             if allowed is not None and set(allowed) != set(wanted):
                 clauses.append(f"constraints.spread says {', '.join(allowed) or 'none'}")
+        elif key == "modules":
+            if allowed is not None and {pin.module for pin in allowed} != {pin.module for pin in wanted}:
+                clauses.append(f"constraints.modules says {', '.join(pin.module for pin in allowed) or 'none'}")
         elif allowed and not set(allowed) & set(wanted):
             clauses.append(f"constraints.{key} allows {', '.join(map(str, allowed))}")
     return " and ".join(clauses)
@@ -160,6 +190,28 @@ def _shielding(scenario: Scenario, module: ModelModule) -> str:
 
 def _division(what: str, size: int, key: str, degree: int) -> str:
     return f"{what} / {key} {degree} = {size / degree:.4g} is no whole number"
+
+
+def _own_ranks(
+    text: str, key: str, words: Sequence[str], scenario: Scenario, before: tuple[OwnRanks, ...]
+) -> tuple[OwnRanks, ...]:
+    """What `modules=vision` or `vision.tp=1` adds to the modules with ranks of their own."""
+    known = [module.name for module in scenario.model.modules if module.kind != "language_model"]
+    module, dot, degree = key.partition(".")
+    names = [module] if dot else [] if list(words) == ["none"] else list(words)
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; modules that can: {listed(known)}"
+            raise _error(text, f"{shown(name)} cannot have ranks of its own{hint}")
+    found = {pin.module: pin for pin in before} | {
+        name: OwnRanks(module=name) for name in names if name not in {pin.module for pin in before}
+    }
+    if dot:
+        if degree not in OWN_DEGREES:
+            raise _error(text, f"unknown key {shown(key)}; of a module's own ranks: {listed(OWN_DEGREES)}")
+        degrees: dict[str, Any] = {degree: _values(text, degree, words, scenario)}
+        found[module] = replace(found[module], **degrees)
+    return tuple(found.values())
 
 
 def _values(text: str, key: str, words: Sequence[str], scenario: Scenario) -> tuple[Any, ...]:

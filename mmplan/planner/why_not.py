@@ -11,6 +11,7 @@ from mmplan.errors import CostModelError, InfeasibleError, NoPlanFoundError
 from mmplan.planner.diagnose import memory_shortage
 from mmplan.planner.first_bounds import NEVER
 from mmplan.planner.frontier import Frontier
+from mmplan.planner.mesh_choices import mesh_choices
 from mmplan.planner.pins import Pins, broken_rule, has_pins, overruled, pinned
 from mmplan.planner.plan import Plan
 from mmplan.planner.pool_order import with_offloads
@@ -58,12 +59,15 @@ def why_not(scenario: Scenario, winner: Plan, pins: Pins, limits: Limits) -> Alt
         return Alternative(asked=pins.text, verdict="excluded", reason=reason)
     forbidden = overruled(scenario, pins)
     asked, deadline = pinned(scenario, pins), Deadline(limit_s=limits.time_limit_s, stop=limits.stop)
+    shortage = ""
     try:
-        shortage = _shortage(asked, deadline)
-        if shortage:
+        shortage = "" if asked.constraints.modules else _shortage(asked, deadline)
+        if shortage and not mesh_choices(asked):
             return Alternative(asked=pins.text, verdict="out of memory", reason=_also(forbidden, shortage))
         result = limits.solve(asked)
     except InfeasibleError as error:
+        if shortage:  # on one mesh, and so it is on meshes of their own
+            return Alternative(asked=pins.text, verdict="out of memory", reason=_also(forbidden, shortage))
         return Alternative(asked=pins.text, verdict="excluded", reason=_also(forbidden, str(error)))
     except NoPlanFoundError as error:
         return Alternative(asked=pins.text, verdict="not found", reason=_also(forbidden, str(error)))
@@ -71,7 +75,7 @@ def why_not(scenario: Scenario, winner: Plan, pins: Pins, limits: Limits) -> Alt
 
 
 def _shortage(scenario: Scenario, deadline: Deadline) -> str:
-    """Why nothing fits into memory; empty where the bounds do not exclude it."""
+    """Why nothing fits into memory on one mesh; empty where the bounds do not exclude it."""
     shortage = ""
     for placed in with_offloads((scenario,)):
         space = build_space(placed)

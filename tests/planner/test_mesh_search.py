@@ -14,10 +14,13 @@ from mmplan.planner.mesh_choices import branches, mesh_choices
 from mmplan.planner.mesh_frontier import MeshFrontier
 from mmplan.planner.mesh_problem import meshed_problem
 from mmplan.planner.mesh_search import mesh_frontiers
+from mmplan.planner.pins import has_pins, parse_pins
+from mmplan.planner.pins import pinned as pinned_by
 from mmplan.planner.search import optimize
 from mmplan.planner.space import build_space
 from mmplan.planner.stage_solver import solve_cut
 from mmplan.planner.stopping import Deadline
+from mmplan.planner.why_not import Limits, why_not
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import OwnRanks, Scenario
 
@@ -133,3 +136,27 @@ def test_modules_of_constraints_are_read_and_checked(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=message):
             read(modules)
+
+
+def test_questions_about_ranks_of_their_own_are_answered() -> None:
+    job = load_scenario(TINY)
+    pins = parse_pins("vision.tp=1 vision.dp=2,4 pp=3", job)
+    assert pinned_by(job, pins).constraints.modules == (OwnRanks(module="vision", tp=(1,), dp=(2, 4)),)
+    free = replace(job, constraints=replace(job.constraints, pp=(), vp=(1,)))
+    winner = optimize(free, gap=0.0).plan
+    assert has_pins(winner, parse_pins("modules=none", job))
+    assert not has_pins(winner, parse_pins("modules=vision", job))
+    limits = Limits(gap=0.0, time_limit_s=60.0, seed=0)
+    answer = why_not(free, winner, parse_pins("vision.dp=2", job), limits)
+    assert answer.verdict == "slower"
+    assert answer.plan is not None
+    assert has_pins(answer.plan, parse_pins("vision.dp=2", job))
+    assert why_not(free, winner, parse_pins("modules=none", job), limits).verdict == "chosen"
+    for text, message in (
+        ("modules=llm", "'llm' cannot have ranks of its own"),
+        ("vision.cp=2", "unknown key 'vision.cp'; of a module's own ranks: 'tp', 'dp', 'pp'"),
+        ("vision.dp=0", "expected a count of at least 1"),
+        ("vision.dp=2 vision.dp=4", "given twice"),
+    ):
+        with pytest.raises(InputError, match=message):
+            parse_pins(text, job)
