@@ -21,11 +21,12 @@ from mmplan.cost_models.layout import Layout
 from mmplan.planner.bounds import NEVER, lower_bounds
 from mmplan.planner.configuration import MOST_FORWARDS, Configuration
 from mmplan.planner.configurations import Configurations
-from mmplan.planner.first_bounds import SAFE, busiest, tabulated
+from mmplan.planner.first_bounds import SAFE, busiest, first_bounds, tabulated
 from mmplan.planner.mesh import Mesh
 from mmplan.planner.mesh_choices import Apart
 from mmplan.planner.mesh_options import MeshOptions, Options
 from mmplan.planner.mesh_problem import MeshedGroups
+from mmplan.planner.mesh_rows import first_ranks, taken, without
 from mmplan.planner.objective import Scale
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import allowed_levels, build_problem, devices_per_node
@@ -34,7 +35,6 @@ from mmplan.planner.stage_order import tail_start
 from mmplan.planner.stage_solver import solve_cut
 from mmplan.planner.stopping import never
 from mmplan.planner.upsets import IntArray, enumerate_upsets
-from mmplan.scenario.cluster import Cluster
 
 Floats = NDArray[np.float64]
 # Rows that meet their meshes at once: few at first, as the first ones often decide.
@@ -107,7 +107,7 @@ class MeshFrontier:
         names = {name for one in apart for name in one.modules}
         rest = frozenset(module.name for module in prices.scenario.model.modules if module.name not in names)
         self._own, (self._groups, _) = prices.among(rest), meshed.parts[-1]
-        self._rows = _without(configurations, names)
+        self._rows = without(configurations, names)
         self._ranks = self._rows.ranks
         turn = {group: place for _, kept in meshed.parts for place, group in enumerate(kept)}
         last = len(apart)
@@ -236,7 +236,25 @@ class MeshFrontier:
                 self._drop(least[least >= cutoff])
                 worth += [(int(some[place]), options, values[place]) for place in np.flatnonzero(least < cutoff)]
         if worth:
-            self._sharpen_rows(worth, cutoff)
+            self._sharpen_rows(self._may_fit(worth, cutoff), cutoff)
+
+    def _may_fit(self, worth: list[tuple[int, Options, IntArray]], cutoff: int) -> list[tuple[int, Options, IntArray]]:
+        """Those that the first look under memory leaves, which is cheap for many rows at once."""
+        if len(worth) <= FIRST_BLOCK:
+            return worth
+        first = first_bounds(self._own, self._groups, taken(self._rows, np.array([row for row, _, _ in worth])))
+        kept = []
+        for place, (row, options, values) in enumerate(worth):
+            step_ns = int(first.step_ns[place])
+            if step_ns == NEVER:
+                self.tally.out_of_memory += len(options.ranks)
+                continue
+            value = self._scale.value_on(int(self._ranks[row]) + int(options.ranks.min()), step_ns)
+            if value < cutoff:
+                kept.append((row, options, values))
+            else:
+                self._drop(np.array([value]))
+        return kept
 
     def _blunt_ns(self, some: IntArray, options: Options) -> IntArray:
         """[rows, options] from the first look."""
@@ -253,6 +271,8 @@ class MeshFrontier:
 
     def _sharpen_rows(self, worth: Sequence[tuple[int, Options, IntArray]], cutoff: int) -> None:
         """Bounds of the rows under memory; what is still worth it waits in the heap, a row at its best mesh's place."""
+        if not worth:
+            return
         bases = [self._cheapest_way(self._rows[row]) for row, _, _ in worth]
         sharp = lower_bounds(self._own, self._groups, bases)
         for place, ((row, options, _), base) in enumerate(zip(worth, bases, strict=True)):
@@ -363,7 +383,7 @@ class MeshFrontier:
             (int(tp), int(dp), int(pp))
             for tp, dp, pp in zip(options.tp[:, place], options.dp[:, place], options.pp[:, place], strict=True)
         ]
-        for firsts in _first_ranks(self._cluster, base.ranks, sizes):
+        for firsts in first_ranks(self._cluster, base.ranks, sizes):
             meshes = tuple(
                 Mesh(modules=one.modules, tp=tp, dp=dp, first_rank=first)
                 for one, (tp, dp, _), first in zip(self.apart, sizes, firsts, strict=True)
@@ -377,33 +397,3 @@ class MeshFrontier:
 
     def _drop(self, values: IntArray) -> None:
         self._dropped = min(self._dropped, int(values.min(initial=NEVER)))
-
-
-def _without(configurations: Configurations, names: set[str]) -> Configurations:
-    """The rows of bases that differ in other things than how the modules of these names are spread, once each, without
-    those of several chunks per rank."""
-    bases = tuple(
-        replace(base, spread=tuple(name for name in base.spread if name not in names)) for base in configurations.bases
-    )
-    last = {base: index for index, base in enumerate(bases)}  # the most spread, whose microbatches are the largest
-    kept = np.isin(configurations.base, list(last.values())) & (configurations.vp == 1)
-    columns = ("base", "sharding", "dp", "pp", "microbatch_size", "microbatches", "vp")
-    return replace(configurations, bases=bases, **{name: getattr(configurations, name)[kept] for name in columns})
-
-
-def _first_ranks(cluster: Cluster, begin: int, sizes: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, ...]]:
-    """First ranks of meshes of (tp, dp, stages) behind `begin` ranks, in their order: at the next whole group of tp,
-    and where pools differ also at the start of a later pool."""
-    if not sizes:
-        yield ()
-        return
-    tp, dp, stages = sizes[0]
-    starts = {begin + -begin % tp}
-    if len(cluster.pools) > 1:
-        ends = np.cumsum([pool.device_count for pool in cluster.pools])[:-1]
-        starts |= {int(end) for end in ends if end >= begin}
-    for first in sorted(starts):
-        end = first + tp * dp * stages
-        if end <= cluster.device_count:
-            for others in _first_ranks(cluster, end, sizes[1:]):
-                yield (first, *others)
