@@ -146,6 +146,9 @@ def overruled(scenario: Scenario, pins: Pins) -> str:
 def broken_rule(scenario: Scenario, pins: Pins) -> str:
     """Why no plan can have such degrees, whatever its memory; empty where nothing is known to speak against them."""
     batch, devices = scenario.global_batch, scenario.cluster.device_count
+    unknown = [pool.device.name for pool in scenario.cluster.pools if pool.device.host_bytes_per_s is None]
+    if "optimizer" in pins.of("offload") and unknown:
+        return f"the link of {unknown[0]} to host memory is not in the catalogue, so nothing is offloaded to it"
     reasons = [_tensor_parallel(scenario, tp) for tp in pins.of("tp")]
     if reasons and all(reasons):
         return reasons[0]

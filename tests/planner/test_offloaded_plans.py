@@ -9,7 +9,7 @@ from mmplan.cost_models.layer_time import optimizer_seconds
 from mmplan.cost_models.time_rules import scenario_rules
 from mmplan.errors import InfeasibleError, InputError
 from mmplan.planner.check import check_plan
-from mmplan.planner.pins import parse_pins
+from mmplan.planner.pins import broken_rule, parse_pins
 from mmplan.planner.repeated import Limits
 from mmplan.planner.search import optimize
 from mmplan.planner.why_not import why_not
@@ -79,5 +79,7 @@ def test_with_room_the_states_stay_on_the_device(tmp_path: Path) -> None:
 def test_an_unknown_host_link_is_refused(tmp_path: Path) -> None:
     of = one_device(tmp_path, "80 GiB", "[optimizer]")
     pools = tuple(replace(p, device=replace(p.device, host_bytes_per_s=None)) for p in of.cluster.pools)
+    unknown = replace(of, cluster=replace(of.cluster, pools=pools))
     with pytest.raises(InputError, match="to host memory is not in the catalogue"):
-        optimize(replace(of, cluster=replace(of.cluster, pools=pools)))
+        optimize(unknown)
+    assert broken_rule(unknown, parse_pins("offload=optimizer", unknown)).startswith("the link of a100-sxm-80 to host")
