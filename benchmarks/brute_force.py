@@ -2,8 +2,9 @@
 
     python benchmarks/brute_force.py [-o benchmarks/brute_force.csv] [--jobs 500]
 
-At most 12 layers in 9 pieces, at most 8 devices; several chunks per rank and experts among the configurations. `equal`: the plan's closed form is the least over all pool orders,
-configurations and cuts, up to the launch of one operator; `bounded`: the proven bound is not above it.
+At most 12 layers in 9 pieces, at most 8 devices; several chunks per rank and experts among the configurations.
+`equal`: the plan's closed form is the least over all pool orders, configurations and cuts, up to the launch of one
+operator; `bounded`: the proven bound is not above it.
 """
 
 import argparse

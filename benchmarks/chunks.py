@@ -2,8 +2,8 @@
 
     python benchmarks/chunks.py [NAME...]    # rewrites benchmarks/chunks.csv
 
-`closed_form_s` of several chunks counts each as long as the busiest; `simulated_s` plays the plan under its own schedule,
-none searched for. `cpu_s`: of the search in this process, on a machine that is not quiet.
+`closed_form_s` of several chunks counts each as long as the busiest; `simulated_s` plays the plan under its own
+schedule, none searched for. `cpu_s`: of the search in this process, on a machine that is not quiet.
 """
 
 import sys
