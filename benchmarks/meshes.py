@@ -5,7 +5,8 @@
 Each scenario is planned twice, with one chunk of layers per rank: with all modules on one mesh (encoders may be spread
 over it), and with meshes of their own besides. `gain` is how much shorter the closed form gets, 0 where the search
 proves that no plan with meshes is better by more than the gap of 0.2 %. CPU seconds are of both searches. Rows
-`... on H100 + A100` put the scenario on half its nodes of H100 and as many of A100 (80 GB).
+`... on H100 + A100` put the scenario on half its nodes of H100 and as many of A100 (80 GB), rows `... on N nodes` on so
+many of its own.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from mmplan.scenario.scenario import Scenario
 ROOT = Path(__file__).parents[1]
 GAP = 0.002
 LIMIT_S = 300.0
+# Clusters whose size is no power of two leave devices that one mesh cannot use, or uses badly.
+ODD_NODES = {"internvl2.5-26b": 3, "llava-ov-7b": 3, "pixtral-12b": 5}
 MIXED = ("qwen2-vl-72b", "internvl2.5-26b", "qwen2.5-omni-7b", "llama-3.2-11b-vision")
 FIELDS = ("scenario", "devices", "shared_s", "shared_gap", "meshes_s", "meshes_gap", "gain", "meshes", "looked_at")
 FIELDS += ("shared_cpu_s", "cpu_s")
@@ -52,6 +55,12 @@ def mixed(scenario: Scenario) -> Scenario:
     return replace(
         scenario, name=f"{scenario.name} on H100 + A100", cluster=replace(scenario.cluster, name="mixed", pools=pools)
     )
+
+
+def resized(scenario: Scenario, nodes: int) -> Scenario:
+    (pool,) = scenario.cluster.pools
+    cluster = replace(scenario.cluster, pools=(replace(pool, nodes=nodes),))
+    return replace(scenario, name=f"{scenario.name} on {nodes} nodes", cluster=cluster)
 
 
 def row(scenario: Scenario) -> dict[str, object]:
@@ -81,6 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     names = options.scenarios or sorted(path.stem for path in (ROOT / "scenarios").glob("*.yaml"))
     scenarios = [load_scenario(ROOT / "scenarios" / f"{name}.yaml") for name in names]
+    scenarios += [resized(one, ODD_NODES[one.name]) for one in scenarios if one.name in ODD_NODES]
     scenarios += [mixed(load_scenario(ROOT / "scenarios" / f"{name}.yaml")) for name in MIXED if name in names]
     with options.output.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
