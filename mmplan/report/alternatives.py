@@ -75,7 +75,8 @@ def degrees_text(plan: Plan) -> str:
     spread = f", {' and '.join(plan.spread)} spread" if plan.spread else ""
     levels = [level for level in RECOMPUTE_LEVELS if level != "none" and level in {s.recompute for s in plan.stages}]
     again = f", recompute {' and '.join(levels)}" if levels else ""
-    degrees = f"pp={plan.pp} dp={plan.dp}{cp} tp={plan.tp}{ep}{zero}"
+    vp = f" vp={plan.vp}" if plan.vp > 1 else ""
+    degrees = f"pp={plan.pp}{vp} dp={plan.dp}{cp} tp={plan.tp}{ep}{zero}"
     return f"{degrees}, {plan.microbatches} x {plan.microbatch_size}{spread}{again}"
 
 
