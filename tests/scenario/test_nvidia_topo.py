@@ -57,6 +57,13 @@ def test_a_device_that_the_text_names_is_taken_with_its_share_of_the_ports(tmp_p
     }
 
 
+def test_a_device_outside_the_catalogue_has_its_own_nvlinks(tmp_path: Path) -> None:
+    text = "GPU 0: NVIDIA B300 SXM6 AC\n" + matrix_text(8, lambda i, j: "NV18")
+    reading = reading_of(tmp_path, text)
+    assert cluster_of(reading) == {"devices_per_node": 8, "node_link": "nvlink5"}
+    assert told(reading, "the catalogue has no B300: write cluster.device")
+
+
 def test_several_devices_in_a_text_are_named_and_none_is_taken(tmp_path: Path) -> None:
     reading = reading_of(tmp_path, NAME + "GPU 1: NVIDIA H200 (UUID)\n" + DGX)
     assert "device" not in cluster_of(reading)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 # One NVLink in one direction. NVIDIA white papers: P100 4 links and 160 GB/s both directions, V100 6 and 300, Turing 2
 # and 100, A100 12 and 600, GA102 4 and 112.5, H100 18 and 900; data sheets: A30 200, A800 and H800 400, H100 NVL bridge
-# 600, B200 18 links and 1.8 TB/s.
+# 600, H200 NVL bridge
+# 900, B200 and B300 18 links and 1.8 TB/s.
 _NVLINK1, _NVLINK2, _NVLINK5, _GA102 = 20e9, 25e9, 50e9, 14.0625e9
 
 
@@ -51,9 +52,11 @@ CHIPS: tuple[Chip, ...] = (
     Chip("GH200", r"NVIDIA GH200\b", "gh200", 18, _NVLINK2, True),
     Chip("H100-SXM", r"NVIDIA H100 80GB HBM3\b|H100[ -]SXM", "h100-sxm", 18, _NVLINK2, True),
     Chip("H200", r"NVIDIA H200\b(?! NVL)", "h200", 18, _NVLINK2, True),
+    Chip("H200-NVL", r"NVIDIA H200 NVL\b", None, 18, _NVLINK2),
     Chip("H20", r"NVIDIA H20\b", "h20", 18, _NVLINK2, True),
     Chip("GB300", r"NVIDIA GB300\b", "gb300", 18, _NVLINK5, True),
     Chip("GB200", r"NVIDIA GB200\b", "gb200", 18, _NVLINK5, True),
+    Chip("B300", r"NVIDIA B300\b", None, 18, _NVLINK5, True),
     Chip("B200", r"NVIDIA B200\b", "b200", 18, _NVLINK5, True),
     Chip("MI325X", r"MI325X\b", "mi325x"),
     Chip("MI300X", r"MI300X\b", "mi300x"),
@@ -66,7 +69,7 @@ _MAKER = re.compile(
 )
 # Accelerators that are none of the chips above.
 _OTHER = re.compile(
-    r"(?:NVIDIA|Tesla|AMD Instinct|AMD Radeon(?: Pro)?) "
+    r"(?:NVIDIA|Tesla|AMD (?:Instinct|INSTINCT)|AMD Radeon(?: Pro)?) "
     r"(?:(?:GeForce |RTX |PRO |Quadro |TITAN )+[A-Z]{0,2}\d{3,4}|[A-Z]{1,3}\d{1,4}[A-Z]{0,3})\b"
     r"(?: (?:Ti|SUPER|D|NVL|PCIe|Ada Generation)\b)?"
 )

@@ -144,8 +144,10 @@ def _pool(group: Sequence[Matrix], chip: Chip | None) -> tuple[dict[str, object]
         warnings.append(
             f"{matrix.cut}: links of what is missing are read off the rows of the others, as far as these go"
         )
-    if chip is None or chip.device is None:
+    if chip is None:
         warnings.append("the device is not known from this text: write cluster.device")
+    elif chip.device is None:
+        warnings.append(f"the catalogue has no {chip.name}: write cluster.device")
     warnings += [*link.warnings, *nics.warnings, *_hidden(matrix, chip)]
     return pool, read, warnings
 

@@ -136,12 +136,22 @@ def _switched(counts: Mapping[tuple[int, int], int], unknown: Sequence[tuple[str
 def _unnamed(count: int, chips: Sequence[Chip], rate: float) -> str:
     rates = {one.nvlink_bytes_per_s for one in chips}
     slowest = f", of which the slowest NVLink ({format_bytes_per_s(rate)}) is taken" if len(rates) > 1 else ""
-    return f"no device is named: {count} NVLinks are those of {_chip_names(chips)}{slowest}; write cluster.device"
+    return f"the device is not known: {count} NVLinks are those of {_chip_names(chips)}{slowest}; write cluster.device"
+
+
+def _nvlinks(chip: Chip) -> tuple[int, float]:
+    return chip.nvlinks, chip.nvlink_bytes_per_s
 
 
 def _usual(chips: Sequence[Chip]) -> str:
-    """The catalogue link of the slowest of these chips; without switches that add, where only some have these."""
-    names = [catalogue_device(one.device).node_link for one in chips if one.device is not None]
+    """The catalogue link of the slowest of these chips; without switches that add, where only some have these.
+
+    A chip that is not in the catalogue and hangs on switches has the link of one with the same NVLinks.
+    """
+    first = chips[0]
+    same = [one for one in CHIPS if first.switched and one.switched and _nvlinks(one) == _nvlinks(first)]
+    found = [one for one in chips if one.device is not None] or same
+    names = [catalogue_device(one.device).node_link for one in found if one.device is not None]
     links = [name for name in names if name.startswith("nvlink")] or ["nvlink2"]
     return min(links, key=lambda name: (catalogue_link(name).nvls, catalogue_link(name).bytes_per_s))
 
@@ -208,7 +218,8 @@ def _pcie_generation(chip: Chip | None) -> tuple[str, list[str]]:
     if chip is not None and chip.device is not None:
         return _PCIE_OF.get(catalogue_device(chip.device).device.generation, "pcie3"), []
     return "pcie3", [
-        "no device is named: the slowest generation of PCIe (pcie3) is taken; write cluster.device and pcie4 or pcie5"
+        "the device is not known: the slowest generation of PCIe (pcie3) is taken; write cluster.device and pcie4 or "
+        "pcie5"
     ]
 
 
