@@ -52,6 +52,15 @@ def cluster_of(reading: Reading, **more: object) -> Cluster:
     return cluster_from_spec(spec, Document(file=Path("scenario.yaml"), values={}, lines={}))
 
 
+@pytest.mark.parametrize(("busbw", "shared"), [(8e11, True), (1.5e11, False)])
+def test_a_network_faster_than_a_port_may_be_nvlinks(tmp_path: Path, busbw: float, shared: bool) -> None:
+    """18 hosts of an NVL72 rack reach 800 GB/s, which is no network's; over ports of 50 GB/s 150 GB/s are usual."""
+    devices = device_lines([f"n{i}" for i in range(18)], 4, "NVIDIA GB200")
+    text = log_text("all_reduce", 72, lambda size: 2e-5 + size * 2 * 71 / 72 / busbw, devices=devices)
+    words = r"than its port has \(50 GB/s\): if NVLinks join the nodes .* nodes: 1, devices_per_node: 72"
+    assert told(reading_of(tmp_path, text), words) == shared
+
+
 @pytest.mark.parametrize("layout", ["new", "old", "digits", "short"])
 @pytest.mark.parametrize("prefix", ["", "0: ", "[1,0]<stdout>:", "2026-01-01T00:00:00Z ", "    ", "[pod/launcher] "])
 def test_the_links_of_a_log_are_those_that_made_it(tmp_path: Path, layout: str, prefix: str) -> None:

@@ -5,7 +5,7 @@ say how ranks lie on nodes, alpha and beta of its collective are recorded withou
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median_high, median_low
@@ -35,7 +35,7 @@ from mmplan.scenario.cluster import Link
 from mmplan.scenario.document import counted
 from mmplan.scenario.formats.accelerators import Chip, chips_named
 from mmplan.scenario.formats.reading import Head, Reading, read_lines
-from mmplan.units import format_bytes, format_bytes_per_s, format_seconds
+from mmplan.units import format_bytes, format_bytes_per_s, format_seconds, parse_bytes_per_s
 
 MOST_SWEEPS = 200
 
@@ -84,6 +84,7 @@ def read_nccl(paths: Sequence[Path]) -> Reading:
         return _record(sweeps, read, ignored, warnings)
     ignored += [f"{_name(sweep)}: {_why_not_priced(sweep)}" for sweep in sweeps if sweep not in priced]
     cluster, told = _cluster(priced, chip)
+    warnings += _faster_than_ports(cluster, priced, chip)
     if 1 in _per_node([sweep for sweep in priced if sweep.nodes != 1]):
         warnings.append("one rank a node ran: where devices of a node share its port, divide the network's bandwidth")
     return Reading(
@@ -93,6 +94,20 @@ def read_nccl(paths: Sequence[Path]) -> Reading:
         ignored=tuple(dict.fromkeys(ignored)),
         warnings=tuple(dict.fromkeys(warnings)),
     )
+
+
+def _faster_than_ports(cluster: Mapping[str, object], sweeps: Sequence[Sweep], chip: Chip | None) -> list[str]:
+    """A network that no port of the device reaches: nodes that share NVLinks (GB200 NVL72) are one node to mmplan."""
+    network = cluster.get("network")
+    if chip is None or chip.device is None or not isinstance(network, dict) or "bandwidth" not in network:
+        return []
+    port = catalogue_link(catalogue_device(chip.device).network).bytes_per_s
+    rate = parse_bytes_per_s(str(network["bandwidth"]))
+    if rate <= port * _ROUNDING:
+        return []
+    most = max(sweep.ranks[0] for sweep in sweeps)
+    told = f"{format_bytes_per_s(rate)} a device between nodes is more than its port has ({format_bytes_per_s(port)})"
+    return [f"{told}: if NVLinks join the nodes (NVL72), write nodes: 1, devices_per_node: {most} and their node_link"]
 
 
 def _sweeps(runs: Sequence[Run], path: Path) -> tuple[list[Sweep], list[str]]:
