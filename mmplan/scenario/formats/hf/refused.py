@@ -8,6 +8,7 @@ _SAM = "its SAM tower (relative positions, a neck of convolutions) has no cost m
 _QFORMER = "its query transformer (learned queries that attend to image tokens) has no cost model"
 _CONV = "its tower is a convolutional network, which has no cost model"
 _SPARSE = "its attention chooses keys by an index of its own, which has no cost model"
+_REMOTE = "its modelling code is no part of transformers"
 _SEQ2SEQ = "it is an encoder-decoder text model, whose encoder no projector feeds here"
 
 REFUSED: Mapping[str, str] = {
@@ -15,6 +16,7 @@ REFUSED: Mapping[str, str] = {
     "blip-2": _QFORMER,
     "blip_2": _QFORMER,
     "chameleon": _VQ,
+    "chatglm": _REMOTE,
     "deepseek_ocr2": _SAM,
     "deepseek_v32": _SPARSE,
     "deepseek_v4": _SPARSE,
@@ -36,20 +38,25 @@ REFUSED: Mapping[str, str] = {
     "idefics2": _QFORMER,
     "instructblip": _QFORMER,
     "instructblipvideo": _QFORMER,
+    "internlm2": _REMOTE,
     "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
     "so nothing confirms its parameters",
     "kimi_linear": "its linear attention has a gate for each column of a key (KDA), which has no cost model yet",
+    "kimi_vl": _REMOTE,
     "kosmos-2": _QFORMER,
     "kosmos-2.5": _QFORMER,
-    "minicpmo": "its modelling code is no part of transformers",
-    "minicpmv": "its modelling code is no part of transformers",
-    "molmo": "its modelling code is no part of transformers",
+    "minicpmo": _REMOTE,
+    "minicpmv": _REMOTE,
+    "molmo": _REMOTE,
+    "ovis": _REMOTE,
     "perception_lm": "its tower is one of timm's, which transformers does not describe",
+    "phi3_v": _REMOTE,
     "phi4_multimodal": _CONFORMER,
     "phi4mm": _CONFORMER,
     "pix2struct": _SEQ2SEQ,
+    "qwen": _REMOTE,
     "step3p7": "two convolutions join the tokens of its tower, which have no cost model",
-    "ultravox": "its modelling code is no part of transformers",
+    "ultravox": _REMOTE,
     "video_llava": "a second tower for frames beside the one for images has no counterpart here",
     "vision-encoder-decoder": "its parts are whole models of any kind",
 }
