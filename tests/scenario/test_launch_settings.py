@@ -264,3 +264,10 @@ def test_damaged_files_end_with_a_sentence_or_a_reading(
         KINDS[kind].read([path])
     except InputError as error:
         assert error.file == path
+
+
+def test_hybrid_shards_of_accelerate_are_told(tmp_path: Path) -> None:
+    text = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\nnum_processes: 16\n"
+    reading = read(tmp_path, "accelerate.yaml", text)
+    assert reading.fragment["technique"] == {"stack": "torch-2025", "sharding": "parameters"}
+    assert "states are sharded inside nodes" in told(reading)

@@ -176,13 +176,18 @@ def _strategy(value: Any) -> list[tuple[str, str | None]]:
         "1": "3",
         "hybrid_shard": "3",
         "4": "3",
+        "hybrid_shard_zero2": "2",
+        "5": "2",
         "shard_grad_op": "2",
         "2": "2",
         "no_shard": "0",
         "3": "0",
     }
     stage = stages.get(str(value).lower())
-    return [("zero_stage", stage)] if stage else []
+    hybrid = (
+        [("hybrid_shard", "true")] if str(value).lower() in ("hybrid_shard", "4", "hybrid_shard_zero2", "5") else []
+    )
+    return [("zero_stage", stage), *hybrid] if stage else []
 
 
 def _offload(value: Any) -> list[tuple[str, str | None]]:

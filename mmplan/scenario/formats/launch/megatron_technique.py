@@ -188,7 +188,9 @@ def stack_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> No
         "checkpoint_num_layers",
         "distribute_checkpointed_activations",
     }
-    if "deepspeed_config" in names or "zero_stage" in names:
+    if {"zero_stage", "use_torch_fsdp2"} <= names.keys():
+        stack = "torch-2025"  # Accelerate's strategy of FSDP
+    elif "deepspeed_config" in names or "zero_stage" in names:
         stack = "megatron-deepspeed-2024"
     elif old:
         stack = "megatron-2021"

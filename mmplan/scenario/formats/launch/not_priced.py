@@ -28,6 +28,7 @@ NOT_PRICED: Mapping[str, str] = {
     "load_in_8bit": "quantised weights are not priced",
     "quant_bits": "quantised weights are not priced",
     "quantization_bit": "quantised weights are not priced",
+    "hybrid_shard": "states are sharded inside nodes and copied over them; priced as sharded over all devices",
     "hierarchical_context_parallel_sizes": "its levels are not read",
     "num_distributed_optimizer_instances": "replicated shards of the optimizer are not priced",
     "init_model_with_meta_device": "weights are priced as resident",
