@@ -144,10 +144,39 @@ def test_vision_arguments_are_a_tower_with_its_projector(tmp_path: Path) -> None
     assert read.fragment["data"] == {"text_tokens": 4096 - 256, "images": 1}  # 32 x 32 patches, four joined
 
 
+def test_latent_attention_keeps_the_norms_of_its_own(tmp_path: Path) -> None:
+    """DeepSeek's scripts write --qk-layernorm beside --multi-latent-attention: the norms of the latents."""
+    latent = "--multi-latent-attention --q-lora-rank 512 --kv-lora-rank 256 --qk-layernorm --lr"
+    llm = reading(tmp_path, run__sh=GPT.replace("--lr", latent)).fragment["model"]["modules"]["llm"]  # type: ignore[index]
+    assert (llm["mla"]["kv_lora"], "qk_norm" in llm) == (256, False)
+    llm = reading(tmp_path, run__sh=GPT.replace("--lr", "--qk-layernorm --lr")).fragment["model"]["modules"]["llm"]  # type: ignore[index]
+    assert llm["qk_norm"]
+
+
 TRAINER = """deepspeed --num_gpus 8 train.py --deepspeed ds.json --model_name_or_path Qwen/Qwen2.5-VL-7B-Instruct \\
   --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --bf16 True --model_max_length 4096 \\
   --gradient_checkpointing True
 """
+
+
+@pytest.mark.parametrize(
+    ("arguments", "frozen"),
+    [
+        ("--tune_mm_vision False --tune_mm_mlp True --tune_mm_llm True", {"vision"}),
+        ("--tune_mm_mlp True", {"vision", "llm"}),  # the other switches are off by default
+        ("--mm_tunable_parts mm_mlp_adapter", {"vision", "llm"}),
+        ("--mm_tunable_parts=mm_mlp_adapter,mm_language_model", {"vision"}),
+        ("--mm_tunable_parts=mm_vision_tower,mm_mlp_adapter,mm_language_model", set()),
+    ],
+)
+def test_parts_that_a_script_tunes_leave_the_others_frozen(tmp_path: Path, arguments: str, frozen: set[str]) -> None:
+    read = reading(tmp_path, run__sh=TRAINER.replace("--bf16", f"{arguments} --bf16"))
+    assert read.fragment.get("train", {}) == dict.fromkeys(sorted(frozen, reverse=True), "frozen")
+
+
+def test_the_most_pixels_of_a_script_are_the_side_of_its_images(tmp_path: Path) -> None:
+    read = reading(tmp_path, run__sh=TRAINER.replace("--bf16", "--max_pixels 50176 --bf16"))
+    assert read.fragment["data"] == {"text_tokens": 4096 - 64, "images": 1, "image_size": 224}  # (224 / 28)^2 tokens
 
 
 def test_a_script_and_its_deepspeed_file_are_one_run(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from mmplan.scenario.formats.launch.megatron_technique import (
     state_facts,
 )
 from mmplan.scenario.formats.launch.not_priced import NOT_PRICED, REFUSED, UNMODELLED
-from mmplan.scenario.formats.launch.taken import Taken
+from mmplan.scenario.formats.launch.taken import Taken, like
 
 # Argument -> fact, where the value is taken as it stands. Several spellings: the first that a file has counts.
 _VALUES: Mapping[str, tuple[str, ...]] = {
@@ -234,9 +234,7 @@ def _launcher(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> None
             number = whole(value)
             if number and (known is None or is_unresolved(known.value)):
                 facts[fact] = Fact(value=number, file=taken.line.file, key=name)
-    pixels = taken.line.variables.get("MAX_PIXELS", "")  # of ms-swift and the processors of Qwen-VL
-    if re.fullmatch(r"\d{2,9}", pixels) and "image_size" not in facts:
-        facts["image_size"] = Fact(value=round(math.sqrt(int(pixels))), file=taken.line.file, key="MAX_PIXELS")
+    _pixels(taken, facts)
     devices = taken.line.variables.get("CUDA_VISIBLE_DEVICES", "")
     if "per_node" not in facts and re.fullmatch(r"\d{1,3}(,\d{1,3}){0,127}", devices):
         facts["per_node"] = Fact(value=devices.count(",") + 1, file=taken.line.file, key="CUDA_VISIBLE_DEVICES")
@@ -254,6 +252,16 @@ def _launcher(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> None
             facts[fact] = Fact(value=number, file=known.file, line=known.line, key=known.key)
         else:
             del facts[fact]
+
+
+def _pixels(taken: Taken, facts: dict[str, Fact]) -> None:
+    """The side of a square image of the most pixels, of ms-swift and the processors of Qwen-VL."""
+    given = taken.argument("max_pixels", "image_max_pixels")
+    pixels = Fact(value=taken.line.variables.get("MAX_PIXELS", ""), file=taken.line.file, key="MAX_PIXELS")
+    if given is not None and given.values:
+        pixels = given.fact(given.values[0])
+    if re.fullmatch(r"\d{2,9}", str(pixels.value)) and "image_size" not in facts:
+        facts["image_size"] = like(pixels, round(math.sqrt(int(str(pixels.value)))))
 
 
 def _components(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> None:

@@ -123,6 +123,7 @@ def latent_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> N
     """Multi-head latent attention; widths not written are those of MLATransformerConfig."""
     if not taken.on("multi_latent_attention"):
         return
+    facts.pop("qk_norm", None)  # --qk-layernorm then means the norms of the latents, which this attention always has
     base = taken.line.arguments["multi_latent_attention"].fact(True)
     for fact, name, default in (
         ("q_lora", "q_lora_rank", None),
@@ -162,11 +163,26 @@ def training_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) ->
     adapter = taken.argument("tune_mm_mlp_adapter")
     if adapter is not None and taken.on("tune_mm_mlp_adapter"):
         facts["freeze_llm"], facts["freeze_vision"] = adapter.fact(True), adapter.fact(True)
+    _tuned_parts(taken, facts)
     tiles = taken.argument("max_num_tiles", "max_dynamic_patch", "max_patch_grid")
     if tiles is not None and tiles.values:
         facts["tiles"] = tiles.fact(tiles.values[0])
         if taken.on("use_thumbnail"):
             facts["thumbnail"] = tiles.fact(True)
+
+
+def _tuned_parts(taken: Taken, facts: dict[str, Fact]) -> None:
+    """The parts that are trained, where arguments name these: the others are frozen.
+
+    Qwen-VL's own scripts have a switch a part (qwenvl/train/argument.py, all off by default), LLaVA-NeXT's a list.
+    """
+    switches = (("freeze_vision", "tune_mm_vision"), ("freeze_projector", "tune_mm_mlp"), ("freeze_llm", "tune_mm_llm"))
+    if (switch := taken.switch(*(name for _, name in switches))) is not None:
+        facts |= {fact: switch.fact(not taken.on(name)) for fact, name in switches}
+    parts = taken.argument("mm_tunable_parts")
+    if parts is not None and parts.values:
+        words = (("freeze_vision", "vision_tower"), ("freeze_projector", "mlp_adapter"), ("freeze_llm", "language"))
+        facts |= {fact: parts.fact(word not in parts.values[0]) for fact, word in words}
 
 
 # Words of a vision tower's name on the Hub -> our name for it.
@@ -194,7 +210,4 @@ def _tower(taken: Taken, facts: dict[str, Fact]) -> None:
     backbone = taken.argument("freeze_backbone")  # of the language model, where a tower has a name of its own
     if backbone is not None:
         facts["freeze_llm"] = backbone.fact(bool(taken.on("freeze_backbone")))
-    trained = taken.on("unfreeze_mm_vision_tower", "unlock_vision_tower") or "vision_tower" in taken.text(
-        "mm_tunable_parts"
-    )
-    facts["freeze_vision"] = tower.fact(not trained)
+    facts["freeze_vision"] = tower.fact(not taken.on("unfreeze_mm_vision_tower", "unlock_vision_tower"))
