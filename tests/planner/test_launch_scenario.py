@@ -174,6 +174,25 @@ def test_parts_that_a_script_tunes_leave_the_others_frozen(tmp_path: Path, argum
     assert read.fragment.get("train", {}) == dict.fromkeys(sorted(frozen, reverse=True), "frozen")
 
 
+@pytest.mark.parametrize(
+    ("tower", "sizes", "known"),
+    [
+        ("google/siglip-so400m-patch14-384", (1152, 14, 378), True),  # 27 whole patches
+        ("google/siglip2-so400m-patch16-512", (1152, 16, 512), True),
+        ("openai/clip-vit-large-patch14", (1024, 14, 224), True),
+        ("google/siglip-base-patch16-224", (1024, 16, 224), False),
+    ],
+)
+def test_a_tower_is_its_name_whole_and_no_other(
+    tmp_path: Path, tower: str, sizes: tuple[int, int, int], known: bool
+) -> None:
+    model = TRAINER.replace("Qwen/Qwen2.5-VL-7B-Instruct", f"Qwen/Qwen2-7B-Instruct --vision_tower {tower}")
+    read = reading(tmp_path, run__sh=model)
+    vision = read.fragment["model"]["modules"]["vision"]  # type: ignore[index]
+    assert tuple(vision[key] for key in ("hidden", "patch", "image_size")) == sizes
+    assert (f"the sizes of the vision tower '{tower}' are not known" in told(read)) != known
+
+
 def test_the_most_pixels_of_a_script_are_the_side_of_its_images(tmp_path: Path) -> None:
     read = reading(tmp_path, run__sh=TRAINER.replace("--bf16", "--max_pixels 50176 --bf16"))
     assert read.fragment["data"] == {"text_tokens": 4096 - 64, "images": 1, "image_size": 224}  # (224 / 28)^2 tokens

@@ -187,7 +187,8 @@ def _tuned_parts(taken: Taken, facts: dict[str, Fact]) -> None:
 
 # Words of a vision tower's name on the Hub -> our name for it.
 _TOWERS = (
-    ("siglip", "siglip"),
+    ("siglip-so400m", "siglip"),
+    ("siglip2-so400m", "siglip"),
     ("clip-vit-large-patch14", "clip"),
     ("internvit-300m", "internvit300m"),
     ("internvit-6b", "internvit"),
@@ -202,11 +203,13 @@ def _tower(taken: Taken, facts: dict[str, Fact]) -> None:
     name = tower.values[0].lower()
     facts["vision_type"] = tower.fact(next((kind for word, kind in _TOWERS if word in name), tower.values[0]))
     facts["drop_class_token"] = tower.fact(True)
-    side = re.search(r"(?:patch\d{2}-|-)(224|336|384|448)\b", name)
-    if side is not None:
-        facts["image_size"] = tower.fact(side[1])
-    elif facts["vision_type"].value == "clip":
-        facts["image_size"] = tower.fact(224)
+    patch = re.search(r"patch(1[46]|32)\b", name)
+    if patch is not None:
+        facts["patch"] = tower.fact(patch[1])
+    side = re.search(r"(?:patch\d{2}-|-)(224|256|336|384|448|512)\b", name)
+    if side is not None or "clip" in name:
+        pixels, width = int(side[1] if side is not None else 224), int(patch[1] if patch is not None else 14)
+        facts["image_size"] = tower.fact(pixels - pixels % width)  # of SigLIP's 384 pixels 27 whole patches of 14
     backbone = taken.argument("freeze_backbone")  # of the language model, where a tower has a name of its own
     if backbone is not None:
         facts["freeze_llm"] = backbone.fact(bool(taken.on("freeze_backbone")))
