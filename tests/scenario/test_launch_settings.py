@@ -271,3 +271,28 @@ def test_hybrid_shards_of_accelerate_are_told(tmp_path: Path) -> None:
     reading = read(tmp_path, "accelerate.yaml", text)
     assert reading.fragment["technique"] == {"stack": "torch-2025", "sharding": "parameters"}
     assert "states are sharded inside nodes" in told(reading)
+
+
+def test_a_talker_is_frozen_and_swift_freezes_encoders_and_projectors(tmp_path: Path) -> None:
+    text = "model: Qwen/Qwen2.5-Omni-7B\ntuner_type: full\ntorch_dtype: bfloat16\nmax_length: 4096\n"
+    reading = read(tmp_path, "swift.yaml", text + "per_device_train_batch_size: 1\n")
+    assert isinstance(train := reading.fragment["train"], dict)
+    assert set(train.values()) == {"frozen"}
+    assert {"vision", "audio", "talker"} <= train.keys() and "llm" not in train
+    assert reading.fragment["data"]["speech_tokens"] == 1  # type: ignore[index]
+    assert "the talker is read as frozen" in told(reading)
+
+
+def test_none_of_automodel_is_no_value(tmp_path: Path) -> None:
+    text = "step_scheduler: {global_batch_size: 8, local_batch_size: 1}\ndistributed: {dp_size: none, tp_size: 2}\n"
+    text += "model: {pretrained_model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct}\ndataset: {seq_length: 2048}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    assert recipe(read_files(["automodel", str(tmp_path / "run.yaml")]))["tp"] == 2
+
+
+def test_experts_of_swift_are_whole_where_nothing_splits_them(tmp_path: Path) -> None:
+    arguments = "--tensor_model_parallel_size 2 --expert_model_parallel_size 8 --max_length 4096 --micro_batch_size 1"
+    model = "--model Qwen/Qwen3-VL-30B-A3B-Instruct --global_batch_size 16 --pipeline_model_parallel_size 2"
+    reading = read(tmp_path, "run.sh", f"NPROC_PER_NODE=8 NNODES=2 megatron sft {model} {arguments}\n")
+    assert recipe(reading)["etp"] == 1
+    assert "expert_tensor_parallel_size is not written: 1" in told(reading)

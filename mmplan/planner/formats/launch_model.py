@@ -158,15 +158,17 @@ def _add_latent(llm: dict[str, Any], setup: SetUp) -> None:
 
 
 def _kinds(model: dict[str, Any]) -> Kinds:
-    """Names of the model's modules by kind."""
+    """Names of the model's modules by kind; of a language model that makes speech of another's states, `talker`."""
     kinds: Kinds = {}
     if "modules" in model:
         for name, module in model["modules"].items():
             kinds.setdefault(module["kind"], []).append(name)
         return kinds
     named = model["hf_config"]
-    for each in read_hf_config(bundled_configs().get(named, Path(named))).modules:
-        kinds.setdefault(each.kind, []).append(each.name)
+    read = read_hf_config(bundled_configs().get(named, Path(named)))
+    talkers = {edge.consumer for edge in read.edges if edge.kind == "hidden"}
+    for each in read.modules:
+        kinds.setdefault("talker" if each.name in talkers else each.kind, []).append(each.name)
     return kinds
 
 
@@ -181,6 +183,7 @@ def _train(setup: SetUp, kinds: Kinds, model: dict[str, Any], told: Told) -> dic
     ):
         if setup.flag(flag):
             train |= dict.fromkeys(names, "frozen")
+    train |= dict.fromkeys(kinds.get("talker", []), "frozen")  # trainers run the thinker alone
     lora = setup.text("lora")
     if lora is not None:
         rank = setup.count("lora_rank", most=8192) or 8

@@ -242,8 +242,12 @@ def _fill_data(fragment: dict[str, Any], kinds: Collection[str], setup: SetUp, t
     least: dict[str, Any] = {"text_tokens": 1}
     least |= {"images": 1, "image_size": DEFAULT_IMAGE} if "vision_encoder" in encoders else {}
     least |= {"audio_clips": 1, "audio_seconds": 1} if "audio_encoder" in encoders else {}
+    spoken = {"speech_tokens": 1} if "talker" in kinds else {}
+    least |= spoken
     scenario = _checked(fragment | {"data": least}, setup)
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = dict(spoken)
+    if spoken:
+        told.warnings.append("the talker is read as frozen, with one token: such trainers run the thinker alone")
     sample = Sample(text_tokens=0, images=())
     if "vision_encoder" in encoders:
         data["images"] = images = _images(setup, scenario)

@@ -102,6 +102,10 @@ def _with_defaults(kind: str, setup: SetUp, arguments: Mapping[str, Argument]) -
         # src/llamafactory/hparams/finetuning_args.py: freeze_vision_tower and freeze_multi_modal_projector are true
         for name in ("freeze_vision", "freeze_projector"):
             facts.setdefault(name, tuner.fact(True))
+    swift = next((found for name in ("tuner_type", "train_type", "model") if (found := arguments.get(name))), None)
+    if kind == "ms-swift" and swift is not None and swift.values != ("lora_llm",):  # as in its scripts
+        for name in ("freeze_vision", "freeze_projector"):
+            facts.setdefault(name, swift.fact(True))
     if kind == "llama-factory" and (model := arguments.get("model_name_or_path")) is not None:
         # same file: finetuning_type is lora; data_args.py: cutoff_len 2048; transformers' TrainingArguments: 8 samples
         facts.setdefault("sequence", model.fact(2048))
@@ -169,7 +173,7 @@ def _translated(kind: str, path: KeyPath, value: Any) -> list[tuple[str, str | N
         if re.fullmatch(pattern, key):
             translation: Translation = translate
             return [] if value is None else translation(value)
-    if value is None:
+    if value is None or (kind == "automodel" and value == "none"):  # its loader reads the word so
         return []
     name = RENAMED.get(kind, {}).get(key)
     if name is None:

@@ -167,7 +167,10 @@ def megatron_set_up(line: CommandLine, kind: str = "megatron") -> SetUp:
         stack_facts,
     ):
         special(taken, facts, warnings)
-    if "etp" not in facts and "tp" in facts and "ep" in facts and kind in _MEGATRON_KINDS:
+    if "etp" not in facts and "ep" in facts and kind == "ms-swift":
+        facts["etp"] = like(facts["ep"], 1)
+        warnings.append("expert_tensor_parallel_size is not written: 1, as of ms-swift 3.9 (before: that of tensors)")
+    elif "etp" not in facts and "tp" in facts and "ep" in facts and kind in _MEGATRON_KINDS:
         facts["etp"] = facts["tp"]  # Megatron's default (megatron/training/arguments.py, expert_tensor_parallel_size)
     _refuse_open_values(facts, line)
     if not facts.keys() - {"nodes", "per_node", "world", "stack", "precision", "optimizer", "overlap_dp"}:
