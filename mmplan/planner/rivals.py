@@ -136,9 +136,12 @@ def p90_s(space: Space, one: Candidate) -> float:
 
 
 def simulated_s(space: Space, one: Candidate, search_s: float, deadline: Deadline) -> float:
-    """The step time of a cut in simulation, every microbatch mean."""
+    """The step time of a cut in simulation, every microbatch mean.
+
+    Of several chunks per rank, whose programs are large, under their own order: it leaves a search little to find.
+    """
     graph, costs = space.prices.graph, space.prices.costs
     plan = plan_from_cut(space.prices, one.configuration, one.stages, bound_s=0.0, status="feasible", wall_s=0.0)
-    if search_s > 0 and plan.pp > 1:
+    if search_s > 0 and plan.pp > 1 and one.configuration.vp == 1:
         plan = scheduled(plan, graph, costs, search_s=search_s, stop=deadline.stop)
     return simulate(plan, graph, costs).step_time_s
