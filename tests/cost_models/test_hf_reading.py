@@ -52,6 +52,22 @@ def test_keys_without_sizes_are_grouped_and_others_named(tmp_path: Path) -> None
     assert "keys that the class does not use for sizes: 'text_config.strange'" in ignored
 
 
+@pytest.mark.parametrize(
+    ("top", "text", "warned"),
+    [({}, {}, True), ({}, {"tie_word_embeddings": False}, True), ({"tie_word_embeddings": False}, {}, False)],
+)
+def test_a_head_that_only_the_class_ties_is_warned_of(
+    tmp_path: Path, top: dict[str, Any], text: dict[str, Any], warned: bool
+) -> None:
+    """Mistral Small 3.1 has 24.0 billion parameters, and 23.3 as transformers' class reads its silent file."""
+    mistral = TEXT | {"model_type": "mistral", "num_key_value_heads": 2, "head_dim": 32}
+    pixtral = {"model_type": "pixtral", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+    pixtral |= {"num_hidden_layers": 2, "image_size": 56, "patch_size": 14, "head_dim": 16}
+    values = {"model_type": "mistral3", "text_config": mistral | text, "vision_config": pixtral, **top}
+    warnings = reading(tmp_path, values).warnings
+    assert any("a head of its own" in text for text in warnings) == warned
+
+
 def test_quantised_and_foreign_checkpoints_are_warned_of(tmp_path: Path) -> None:
     more = {"quantization_config": {"quant_method": "awq", "bits": 4}, "auto_map": {"AutoModel": "m.M"}}
     warnings = reading(tmp_path, LLAVA | more | {"architectures": ["OurLlava"]}).warnings

@@ -195,6 +195,12 @@ def _warnings(config: HfConfig) -> Iterator[str]:
             yield f"{key}: the checkpoint is quantised ({shown(method)}); parameters are those of the unquantised model"
         if word == "auto_map":
             yield f"{key}: the checkpoint brings code of its own; the structure read is that of transformers' class"
+    said = [*_walk(config.values), *config.log.defaulted.items()]
+    if config.log.defaulted.get("tie_word_embeddings") is True and ("text_config.tie_word_embeddings", False) in said:
+        yield (
+            "tie_word_embeddings: the class ties the head to the token table where the top of the file is silent, the "
+            "text config's does not; a checkpoint with a head of its own (Mistral Small 3.1) has more parameters"
+        )
     named = config.values.get("architectures")
     models = defaults_of(config.kind).models
     if isinstance(named, list) and named and models and named[0] not in models:
