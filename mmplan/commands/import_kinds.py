@@ -12,7 +12,7 @@ from mmplan.cost_models.formats.trace_modalities import read_trace_modalities
 from mmplan.cost_models.formats.trace_profile import read_trace_profile
 from mmplan.cost_models.formats.trace_reading import looks_like_kineto, looks_like_nsys, read_kineto, read_nsys
 from mmplan.errors import InputError
-from mmplan.planner.formats.launch_scenario import launch_reading
+from mmplan.planner.formats.launch_scenario import launch_reading, machines_reading
 from mmplan.scenario.document import did_you_mean, listed
 from mmplan.scenario.formats.hostfile import looks_like_hosts, read_hosts
 from mmplan.scenario.formats.launch.deepspeed import looks_like_deepspeed, read_deepspeed
@@ -142,9 +142,12 @@ def _together(kinds: Mapping[Path, str]) -> Reading:
     set_ups = [set_up(path) for path, kind in kinds.items() if (set_up := KINDS[kind].set_up) is not None]
     others = {kind for kind in kinds.values() if KINDS[kind].set_up is None}
     machines = [KINDS[kind].read([path for path in kinds if kinds[path] == kind]) for kind in sorted(others)]
-    if not set_ups or any(set(reading.fragment) != {"cluster"} for reading in machines):
+    clusters = all(set(reading.fragment) == {"cluster"} for reading in machines)
+    if not set_ups and clusters:
+        return machines_reading(machines)
+    if not set_ups or not clusters:
         told = ", ".join(f"'{path}' is {kind}" for path, kind in kinds.items())
-        raise InputError(f"expected files of one kind, or launch files with those of their machines: {told}")
+        raise InputError(f"expected files of one kind, files of the machines, or launch files with these: {told}")
     return launch_reading(merged(set_ups), machines)
 
 

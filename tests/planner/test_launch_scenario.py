@@ -250,6 +250,20 @@ def test_files_of_the_machines_fill_what_the_launch_leaves_open(tmp_path: Path) 
     assert both.fragment["cluster"] == {"device": "h100-sxm", "nodes": 4, "devices_per_node": 8}
 
 
+def test_files_of_the_machines_alone_are_one_cluster_and_unlike_counts_are_told(tmp_path: Path) -> None:
+    matrix = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV12\t0-15\nGPU1\tNV12\t X \t0-15\n"
+    topology = f"GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n{matrix}"
+    same = reading(tmp_path, topo__txt=topology, hostfile="a slots=2\nb slots=2\n")
+    assert dict(same.fragment["cluster"]) == {  # type: ignore[call-overload]
+        "device": "a100-sxm-80", "nodes": 2, "devices_per_node": 2, "node_link": "nvlink3",
+    }  # fmt: skip
+    assert "which is taken" not in told(same)
+    other = reading(tmp_path, topo__txt=topology, hostfile="a slots=4\nb slots=4\n")
+    assert "devices_per_node: nvidia-topo says 2, another file of the machines 4, which is taken" in told(other)
+    with pytest.raises(InputError, match="hosts gives pools of unlike nodes: import each file alone"):
+        reading(tmp_path, topo__txt=topology, hostfile="a slots=2\nb slots=4\n")
+
+
 def test_a_layout_counts_the_chunks_of_a_rank(tmp_path: Path) -> None:
     layout = '--pipeline-model-parallel-layout "Et*3|(tt|)*9tL"'  # 1 + 9 + 1 parts
     with pytest.raises(InputError, match=r"11 stages of the layout / pp 2 = 5\.5 per rank"):

@@ -80,15 +80,43 @@ def launch_reading(setup: SetUp, machines: Sequence[Reading] = ()) -> Reading:
 
 
 def _machines(readings: Sequence[Reading], told: Told) -> dict[str, Any]:
-    """The `cluster` that the readings give together; of several values the first."""
+    """The `cluster` that the readings give together; of several values the first, and unlike counts are told."""
     cluster: dict[str, Any] = {}
     for reading in readings:
         told.read += reading.read
         told.ignored += reading.ignored
         told.warnings += reading.warnings
         found = reading.fragment["cluster"]
-        cluster = (dict(found) if isinstance(found, dict) else {}) | cluster
+        assert isinstance(found, dict)
+        told.warnings += [
+            f"{key}: {reading.kind} says {found[key]}, another file of the machines {cluster[key]}, which is taken"
+            for key in ("device", "nodes", "devices_per_node")
+            if key in found and key in cluster and found[key] != cluster[key]
+        ]
+        cluster = dict(found) | cluster
     return cluster
+
+
+def machines_reading(readings: Sequence[Reading]) -> Reading:
+    """Files about the machines alone, as one `cluster`.
+
+    Raises:
+        InputError: pools beside keys of other files, which may be of any of them.
+    """
+    told = Told()
+    cluster = _machines(readings, told)
+    if "pools" in cluster and len(readings) > 1:
+        of_pools = next(reading.kind for reading in readings if "pools" in dict(reading.fragment["cluster"]))  # type: ignore[call-overload]
+        raise InputError(
+            f"{of_pools} gives pools of unlike nodes: import each file alone, and put its keys to its pool"
+        )
+    return Reading(
+        kind=" and ".join(reading.kind for reading in readings),
+        fragment={"cluster": cluster},
+        read=tuple(told.read),
+        ignored=tuple(told.ignored),
+        warnings=tuple(told.warnings),
+    )
 
 
 def _part(setup: SetUp, links: dict[str, Any], told: Told) -> Reading:
