@@ -64,6 +64,12 @@ def test_a_device_outside_the_catalogue_has_its_own_nvlinks(tmp_path: Path) -> N
     assert told(reading, "the catalogue has no B300: write cluster.device")
 
 
+def test_a_node_of_a_rack_of_nvlinks_is_told(tmp_path: Path) -> None:
+    reading = reading_of(tmp_path, "GPU 0: NVIDIA GB200 (UUID: GPU-1)\n" + matrix_text(4, lambda i, j: "NV18"))
+    assert (cluster_of(reading)["device"], cluster_of(reading)["node_link"]) == ("gb200", "nvlink5")
+    assert told(reading, "write a rack as one node of 72 devices")
+
+
 def test_several_devices_in_a_text_are_named_and_none_is_taken(tmp_path: Path) -> None:
     reading = reading_of(tmp_path, NAME + "GPU 1: NVIDIA H200 (UUID)\n" + DGX)
     assert "device" not in cluster_of(reading)

@@ -148,6 +148,8 @@ def _pool(group: Sequence[Matrix], chip: Chip | None) -> tuple[dict[str, object]
         warnings.append("the device is not known from this text: write cluster.device")
     elif chip.device is None:
         warnings.append(f"the catalogue has no {chip.name}: write cluster.device")
+    if chip is not None and chip.name in ("GB200", "GB300"):
+        warnings.append("NVLinks of GB200 and GB300 NVL72 join 18 such nodes: write a rack as one node of 72 devices")
     warnings += [*link.warnings, *nics.warnings, *_hidden(matrix, chip)]
     return pool, read, warnings
 
