@@ -10,7 +10,7 @@ from mmplan.planner.degrees import SCHEDULE_KINDS, Degrees
 from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names
 from mmplan.scenario.cluster import Cluster, Pool
 from mmplan.scenario.document import did_you_mean, listed
-from mmplan.scenario.formats.hf_config import bundled_configs, read_hf_config
+from mmplan.scenario.formats.hf_config import bundled_configs, config_file, read_hf_config
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import (
     Constraints,
@@ -244,8 +244,9 @@ def _quick_scenario(question: Question) -> Scenario:
 def _model(name: str) -> Model:
     if name in bundled_configs():
         return read_hf_config(bundled_configs()[name])
-    if Path(name).is_file():
-        return read_hf_config(Path(name))
+    path = config_file(Path(name))
+    if path.is_file():
+        return read_hf_config(path)
     hint = did_you_mean(name, bundled_configs()) or f"; bundled: {listed(bundled_configs(), 40)}"
     raise InputError(f"no bundled config and no file of the name '{name}'{hint}")
 

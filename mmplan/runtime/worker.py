@@ -239,7 +239,8 @@ def main(arguments: list[str] | None = None) -> int:
             save_run(measurement, options.out)
     except Exception as error:
         if options.scratch is not None:
-            failure = {"at_s": time.time(), "rank": rank, "message": _one_line(error), "trace": traceback.format_exc()}
+            message = _one_line(error) + _line_of_job(error, options.job)
+            failure = {"at_s": time.time(), "rank": rank, "message": message, "trace": traceback.format_exc()}
             partial = options.scratch / f"partial-{rank}"
             partial.write_text(json.dumps(failure))
             partial.replace(options.scratch / f"failure-{rank}.json")
@@ -259,6 +260,15 @@ def _progress_to(path: Path) -> OnStep:
 def _one_line(error: Exception) -> str:
     text = str(error) if isinstance(error, MmplanError) else described(error)
     return " ".join(text.split())
+
+
+def _line_of_job(error: Exception, job: Path | None) -> str:
+    """Where in the user's file an error of other kinds than ours came up: ` (job.py, line 12)`."""
+    lines: list[int] = []
+    while job is not None and error is not None and not lines:
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(job)]
+        error = error.__cause__  # type: ignore[assignment]
+    return f" ({job.name}, line {lines[-1]})" if job is not None and lines else ""
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 from mmplan.errors import InputError
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, read_document, shown
-from mmplan.scenario.formats.hf_config import bundled_configs, read_hf_config
+from mmplan.scenario.formats.hf_config import bundled_configs, config_file, read_hf_config
 from mmplan.scenario.machines import cluster_from_spec
 from mmplan.scenario.modules import model_from_spec
 from mmplan.scenario.recipes import recipes_from_spec, spread_modules
@@ -70,7 +70,7 @@ def _model(spec: ScenarioSpec, document: Document) -> Model:
         raise document.error((*at, "edges"), "the edges follow from hf_config; remove this key")
     if named in bundled_configs():
         return read_hf_config(bundled_configs()[named])
-    path = document.file.parent / named
+    path = config_file(document.file.parent / named)
     if not path.is_file():
         hint = did_you_mean(named, bundled_configs()) or f"; bundled: {listed(bundled_configs(), 40)}"
         raise document.error((*at, "hf_config"), f"no bundled config and no file of the name {shown(named)}{hint}")

@@ -104,3 +104,17 @@ def test_a_job_with_another_model_than_the_plan_is_refused(tmp_path: Path, scena
     )
     with pytest.raises(RunError, match="do not make up the layers of the plan"):
         execute(hand_plan(scenario, STAGES[1]), local=1, steps=1, job=job)
+
+
+def test_batches_that_are_no_dicts_are_refused(tmp_path: Path, scenario: Scenario) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("model = list\ndef batches(size):\n    yield [1]\n")
+    with pytest.raises(RunError, match=r"job\.py: batches: expected dicts of the forward's arguments, found list"):
+        execute(hand_plan(scenario, STAGES[1]), local=1, steps=1, job=job)
+
+
+def test_an_error_of_the_job_names_its_line(tmp_path: Path, scenario: Scenario) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("model = list\ndef batches(size):\n    yield {}['absent']\n")
+    with pytest.raises(RunError, match=r"KeyError: 'absent' \(job\.py, line 3\)"):
+        execute(hand_plan(scenario, STAGES[1]), local=1, steps=1, job=job)

@@ -11,6 +11,7 @@ from mmplan.scenario.document import listed
 from mmplan.scenario.formats.hf.families import FAMILIES
 from mmplan.scenario.formats.hf.text import STACKS
 from mmplan.scenario.formats.hf_config import bundled_configs, read_config, read_hf_config
+from mmplan.scenario.load import load_scenario
 
 ROOT = Path(__file__).parents[2]
 GIVEN = ROOT.parent / "shared" / "data" / "files" / "hf_config"
@@ -40,6 +41,16 @@ def test_flat_and_nested_text_configs_are_the_same(tmp_path: Path, form: str) ->
     file = tmp_path / "qwen2.5-vl-7b.json"
     file.write_text(json.dumps(values))
     assert read_hf_config(file) == read_hf_config(bundled_configs()["qwen2.5-vl-7b"])
+
+
+def test_a_scenario_may_name_a_checkpoints_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "llava"
+    folder.mkdir()
+    (folder / "config.json").write_text(bundled_configs()["llava-1.5-7b"].read_text())
+    text = (ROOT / "scenarios" / "llava-1.5-7b-sft.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(text.replace("hf_config: llava-1.5-7b}", "hf_config: llava}"))
+    named = load_scenario(ROOT / "scenarios" / "llava-1.5-7b-sft.yaml")
+    assert load_scenario(tmp_path / "own.yaml").model.modules == named.model.modules
 
 
 BAD = [

@@ -73,6 +73,9 @@ def prepare_job(
     first = list(islice(stream, max(FIRST_BATCHES, plan.dp * plan.microbatches)))
     if not first:
         raise InputError("`batches` gave no batch", file=job.file, key="batches")
+    wrong = [type(batch).__name__ for batch in first if not isinstance(batch, Mapping)]
+    if wrong:
+        raise InputError(f"expected dicts of the forward's arguments, found {wrong[0]}", file=job.file, key="batches")
     laid, recordings = _laid(plan, job, graph, first)
     stages = _stages(plan, graph, laid, at.row, device, replicas, weights)
     seen: dict[tuple[str, str], Recording] = {}  # edges of layers: what once passed keeps its place

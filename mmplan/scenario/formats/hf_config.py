@@ -36,6 +36,11 @@ def bundled_configs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
+def config_file(path: Path) -> Path:
+    """The file of a name that may be a checkpoint's folder, as transformers takes it."""
+    return path / "config.json" if path.is_dir() else path
+
+
 def read_hf_config(path: Path) -> Model:
     """The model that a config.json describes; InputError as in `read_config`, and where no part of it gives a loss."""
     model = read_config(path).model
