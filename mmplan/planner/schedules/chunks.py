@@ -4,7 +4,9 @@ Layers keep their topological order and are split where the slowest chunk is lea
 that no cut may separate stay whole.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
@@ -67,21 +69,27 @@ def _stage_of_row(plan: Plan, row: int) -> StagePlan:
 
 
 def balanced_ends(seconds: list[float], parts: int) -> list[int]:
-    """Ends of `parts` contiguous parts whose slowest is least."""
-    count = len(seconds)
-    total = [0.0]
-    for value in seconds:
-        total.append(total[-1] + value)
-    slowest = [[float("inf")] * (count + 1) for _ in range(parts + 1)]
+    """Ends of `parts` contiguous parts whose slowest is least; of those, whose squares add up to least."""
+    total = [0.0, *accumulate(seconds)]
+    ends, slowest_s = _least(total, parts, lambda before, part_s: max(before, part_s))
+    limit_s = slowest_s * (1 + 1e-9)
+    squares = _least(total, parts, lambda before, part_s: before + part_s**2 if part_s <= limit_s else float("inf"))
+    return squares[0] if squares[1] < float("inf") else ends
+
+
+def _least(total: list[float], parts: int, add: Callable[[float, float], float]) -> tuple[list[int], float]:
+    """Ends of `parts` contiguous parts whose value is least, and that value; `total`: sums from the start."""
+    count = len(total) - 1
+    least = [[float("inf")] * (count + 1) for _ in range(parts + 1)]
     cut = [[0] * (count + 1) for _ in range(parts + 1)]
-    slowest[0][0] = 0.0
+    least[0][0] = 0.0
     for part in range(1, parts + 1):
         for end in range(part, count + 1):
             for first in range(part - 1, end):
-                worst = max(slowest[part - 1][first], total[end] - total[first])
-                if worst < slowest[part][end]:
-                    slowest[part][end], cut[part][end] = worst, first
+                value = add(least[part - 1][first], total[end] - total[first])
+                if value < least[part][end]:
+                    least[part][end], cut[part][end] = value, first
     ends = [count]
     for part in range(parts, 1, -1):
         ends.append(cut[part][ends[-1]])
-    return ends[::-1]
+    return ends[::-1], least[parts][count]

@@ -13,6 +13,7 @@ from mmplan.planner.formats.language_chain import LanguageStage
 from mmplan.planner.formats.megatron import export_megatron
 from mmplan.planner.formats.megatron_layout import layout_text
 from mmplan.planner.plan import Plan, scenario_hash
+from mmplan.planner.schedules.chunks import balanced_ends
 from mmplan.planner.schedules.reschedule import with_family
 from mmplan.scenario.scenario import Training
 
@@ -78,3 +79,8 @@ def test_experts_under_tensor_parallelism_get_sequence_parallelism() -> None:
     made = export_megatron(plan)
     assert "--sequence-parallel" in megatron_arguments(made)
     assert any("sequence parallelism" in loss.sentence for loss in made.losses)
+
+
+def test_stages_beside_the_slowest_are_cut_evenly() -> None:
+    """One part takes 10 s whatever the cut; a cut that only bounds the slowest may leave 1, 1 and 10 s for the rest."""
+    assert balanced_ends([10.0, *[1.0] * 12], 4) == [1, 5, 9, 13]
