@@ -147,6 +147,9 @@ def why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
     needed = min(shards) * min(dp) * min(pp)
     if needed <= devices and rules.schedule and "interleaved" not in rules.schedule and rules.vp and 1 not in rules.vp:
         return f"constraints.vp allows {_names(rules.vp)} chunks per rank, and constraints.schedule no interleaving"
+    if needed <= devices and rules.vp and 1 not in rules.vp and rules.pp and max(pp) == 1:
+        allowed = f"constraints.vp allows {_names(rules.vp)} chunks per rank"
+        return f"{allowed}, and constraints.pp one rank, which has one chunk"
     if needed <= devices and (set(rules.schedule) == {"interleaved"} or (rules.vp and 1 not in rules.vp)):
         return (
             f"chunks of constraints.vp ({_names(rules.vp or CHUNKS[1:])} per rank) need pp x vp pieces of the model, "

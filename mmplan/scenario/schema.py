@@ -15,6 +15,7 @@ from mmplan.scenario.schema_values import (
     CountOrList,
     DistributionSpec,
     ImageSizes,
+    Offloads,
     Recomputes,
     Schedules,
     Shardings,
@@ -281,7 +282,7 @@ class ConstraintsSpec(Strict):
     spread: list[ModuleName] | None = Field(
         default=None, description="modules not split by tp, each rank running part of the samples; default: as is best"
     )
-    offload: list[Literal["none", "optimizer"]] = Field(
+    offload: Offloads = Field(
         default=["none"], min_length=1, description="optimizer: its states may lie in host memory, if that is faster"
     )
     pad_heads: bool = Field(

@@ -6,7 +6,7 @@ Each parser raises one sentence; the JSON Schema beside it says the same to an e
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -172,6 +172,8 @@ _SHARDING, _SHARDING_SCHEMA = _choices_of(SHARDINGS)
 Shardings = Annotated[list[Sharding], BeforeValidator(_SHARDING), WithJsonSchema(_SHARDING_SCHEMA)]
 _RECOMPUTE, _RECOMPUTE_SCHEMA = _choices_of(RECOMPUTES)
 Recomputes = Annotated[list[Recompute], BeforeValidator(_RECOMPUTE), WithJsonSchema(_RECOMPUTE_SCHEMA)]
+_OFFLOAD, _OFFLOAD_SCHEMA = _choices_of(("none", "optimizer"))
+Offloads = Annotated[list[Literal["none", "optimizer"]], BeforeValidator(_OFFLOAD), WithJsonSchema(_OFFLOAD_SCHEMA)]
 _SCHEDULE, _SCHEDULE_SCHEMA = _choices_of(SCHEDULE_NAMES)
 Schedules = Annotated[
     list[str],

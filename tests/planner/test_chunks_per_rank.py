@@ -229,6 +229,9 @@ def test_more_chunks_than_pieces_are_refused() -> None:
     none = replace(rules, schedule=("1f1b",))
     with pytest.raises(InfeasibleError, match=r"allows 4 chunks per rank, and constraints\.schedule no interleaving"):
         optimize(replace(of, constraints=none))
+    alone = replace(rules, pp=(1,), vp=(2,))
+    with pytest.raises(InfeasibleError, match=r"allows 2 chunks per rank, and constraints\.pp one rank, which has one"):
+        optimize(replace(of, constraints=alone))
 
 
 @pytest.mark.parametrize("seed", [0, 7, 12])
