@@ -45,6 +45,7 @@ class PlanSummary:
     ep: int
     etp: int
     sharding: str
+    offload: str
     spread: tuple[str, ...]
     meshes: tuple[str, ...]
     recompute: tuple[str, ...]
@@ -91,6 +92,7 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         ep=plan.ep,
         etp=plan.etp,
         sharding=plan.sharding,
+        offload=plan.scenario.technique.offload,
         spread=plan.spread,
         meshes=_mesh_texts(plan),
         recompute=tuple(stage.recompute for stage in plan.stages),

@@ -91,6 +91,7 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("... pp x dp x cp x tp of each", lambda s: "; ".join(s.meshes)),
     ("experts", lambda s: f"ep {s.ep}, etp {s.etp}" if s.ep > 1 else ""),
     ("split over replicas", lambda s: "" if s.dp * s.cp == 1 else _ZERO.get(s.sharding, "")),
+    ("in host memory", lambda s: {"none": "", "optimizer": "optimizer state"}.get(s.offload, s.offload)),
     ("spread over samples", lambda s: ", ".join(s.spread)),
     ("recomputed", lambda s: _recompute_text(s.recompute)),
     ("microbatches x samples", lambda s: f"{s.microbatches} x {s.microbatch_size}"),

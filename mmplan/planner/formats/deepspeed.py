@@ -17,6 +17,7 @@ from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.language_chain import without_spread
 from mmplan.planner.formats.linearised import Draft, recomputed_everywhere, repriced, require_fit
 from mmplan.planner.formats.simple_schedule import under_1f1b
+from mmplan.planner.formats.unsaid import unsaid
 from mmplan.planner.plan import Plan
 from mmplan.scenario.technique import SHARDINGS
 
@@ -37,8 +38,9 @@ def export_deepspeed(plan: Plan) -> Exported:
     made = draft.plan
     require_fit(made, TARGET)
     text = json.dumps(_document(made), indent=2) + "\n"
+    losses = (*draft.losses, *unsaid(plan, "deepspeed"))
     return Exported(
-        target="deepspeed", version=VERSION, files={"ds_config.json": text}, losses=draft.losses, notes=_notes(made)
+        target="deepspeed", version=VERSION, files={"ds_config.json": text}, losses=losses, notes=_notes(made)
     )
 
 
@@ -49,6 +51,8 @@ def _refuse(plan: Plan) -> None:
         raise CheckError(f"{TARGET}'s pipelines have no axis for sequences; the plan has pp={plan.pp} and cp={plan.cp}")
     if plan.scenario.technique.fp8 != "none":
         raise CheckError(f"{TARGET}'s file has no word for technique.fp8 {plan.scenario.technique.fp8}")
+    if plan.scenario.technique.offload == "optimizer" and plan.sharding == "none":
+        raise CheckError(f"{TARGET} keeps optimizer state in host memory under ZeRO only; the plan shards nothing")
 
 
 def _sequence_exchange(draft: Draft) -> Draft:
@@ -108,7 +112,7 @@ def _document(plan: Plan) -> dict[str, object]:
             "type": "AdamW" if optimizer.name == "adamw" else "SGD",
             "params": {"lr": optimizer.learning_rate},
         },
-        "zero_optimization": {"stage": SHARDINGS.index(plan.sharding), "overlap_comm": False},
+        "zero_optimization": {"stage": SHARDINGS.index(plan.sharding), "overlap_comm": False, **_offload(plan)},
     }
     if plan.tp > 1 and plan.pp == 1:
         document["tensor_parallel"] = {"autotp_size": plan.tp}
@@ -123,6 +127,10 @@ def _document(plan: Plan) -> dict[str, object]:
     if plan.stages[0].recompute != "none":
         document["activation_checkpointing"] = {"partition_activations": False, "contiguous_memory_optimization": False}
     return document
+
+
+def _offload(plan: Plan) -> dict[str, object]:
+    return {"offload_optimizer": {"device": "cpu"}} if plan.scenario.technique.offload == "optimizer" else {}
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:

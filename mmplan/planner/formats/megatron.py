@@ -7,6 +7,7 @@ where Megatron's multimodal models build them.
 
 from shlex import quote
 
+from mmplan.errors import CheckError
 from mmplan.planner.check import require_structure
 from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.language_chain import (
@@ -51,6 +52,7 @@ def export_megatron(plan: Plan) -> Exported:
     refuse_uneven_exchange(plan, module, TARGET)
     draft = as_megatron_runs(plan, module)
     made = draft.plan
+    _refuse_offload(made)
     recompute = recompute_words(made, module, TARGET)
     parts = {
         "MODEL": (*model, *_inputs(made.scenario)),
@@ -114,6 +116,17 @@ def _parallel(plan: Plan, module: ModelModule) -> Words:
     return words
 
 
+def _refuse_offload(plan: Plan) -> None:
+    """Its offloaded state is that of the distributed optimizer (megatron/core/optimizer/optimizer_config.py)."""
+    ours = plan.sharding == "optimizer" and plan.scenario.optimizer.name == "adamw"
+    if plan.scenario.technique.offload == "optimizer" and not ours:
+        name = plan.scenario.optimizer.name
+        raise CheckError(
+            f"{TARGET} keeps optimizer state in host memory for its distributed AdamW; the plan has {name} "
+            f"with sharding {plan.sharding}"
+        )
+
+
 def _training(plan: Plan, module: ModelModule) -> Words:
     scenario, technique = plan.scenario, plan.scenario.technique
     length, dropout = sequence_length(plan, module), "0.1" if technique.dropout else "0.0"
@@ -126,6 +139,8 @@ def _training(plan: Plan, module: ModelModule) -> Words:
     words += ("--attention-dropout", dropout, "--hidden-dropout", dropout)
     words += () if technique.cross_entropy == "plain" else ("--cross-entropy-loss-fusion",)
     words += ("--optimizer", "adam" if scenario.optimizer.name == "adamw" else "sgd")
+    if technique.offload == "optimizer":
+        words += ("--optimizer-cpu-offload", "--use-precision-aware-optimizer")
     words += ("--lr", f"{scenario.optimizer.learning_rate:g}", "--seed", str(scenario.seed or DEFAULT_SEED))
     return words
 

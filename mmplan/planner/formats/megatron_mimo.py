@@ -19,6 +19,7 @@ from mmplan.planner.formats.megatron_recompute import recompute_words
 from mmplan.planner.formats.megatron_rules import experts_with_sequence_parallel, refuse_adapters
 from mmplan.planner.formats.simple_schedule import under_1f1b
 from mmplan.planner.formats.torchrun_head import title
+from mmplan.planner.formats.unsaid import unsaid
 from mmplan.planner.plan import Plan, module_of
 from mmplan.scenario.scenario import ModelModule
 
@@ -66,7 +67,11 @@ def export_megatron_mimo(plan: Plan) -> Exported:
     provider, losses, notes = _provider(made.plan, module, grids)
     files = {"mimo_plan.py": _module(made.plan, grids, provider), "components.args": _components(grids)}
     return Exported(
-        target="megatron-mimo", version=VERSION, files=files, losses=(*made.losses, *losses), notes=(*_notes(), *notes)
+        target="megatron-mimo",
+        version=VERSION,
+        files=files,
+        losses=(*made.losses, *losses, *unsaid(plan, "megatron-mimo")),
+        notes=(*_notes(), *notes),
     )
 
 

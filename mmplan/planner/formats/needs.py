@@ -122,6 +122,8 @@ def _rest(plan: Plan) -> Found:
     precision = {word for zone in scenario.constraints.zones for word in zone.forbid} & {"fp8", "low_precision_reduce"}
     if precision:
         yield "zones without low precision", " and ".join(sorted(precision))
+    if scenario.technique.offload != "none":
+        yield "optimizer state in host memory", f"offload {scenario.technique.offload}"
     if scenario.technique.fp8 != "none":
         yield "FP8", f"fp8 {scenario.technique.fp8}"
     if scenario.technique.sequence_parallel and plan.tp > 1:

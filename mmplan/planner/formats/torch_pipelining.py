@@ -13,6 +13,7 @@ from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.linearised import Draft, require_fit
 from mmplan.planner.formats.serial_chain import is_chain, serial_orders, serial_price
 from mmplan.planner.formats.simple_schedule import under_1f1b
+from mmplan.planner.formats.unsaid import unsaid
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.text import schedule_csv
 from mmplan.planner.schedules.torch_export import refuse_stages_without_backward, torch_csv
@@ -42,7 +43,7 @@ def export_torch_pipelining(plan: Plan) -> Exported:
         target="torch-pipelining",
         version="torch 2.9 to 2.13",
         files={"orders.csv": csv, "device_mesh.json": text},
-        losses=draft.losses,
+        losses=(*draft.losses, *unsaid(plan, "pytorch")),
         notes=(reads, "init_device_mesh(device, mesh_shape, mesh_dim_names=mesh_dim_names) of device_mesh.json"),
     )
 

@@ -28,6 +28,7 @@ from mmplan.planner.formats.linearised import (
 from mmplan.planner.formats.sequence_length import padded, sequence_length
 from mmplan.planner.formats.serial_chain import is_chain
 from mmplan.planner.formats.simple_schedule import under_1f1b
+from mmplan.planner.formats.unsaid import unsaid
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.torch_export import torch_csv
 from mmplan.planner.stage_graph import build_stage_graph
@@ -74,7 +75,7 @@ def titan_job(plan: Plan, target: str, *, before_0_3: bool = False) -> TitanJob:
     require_fit(made, target)
     csv = torch_csv(made, build_graph(made.scenario)) if len(made.stages) > 1 and made.orders else ""
     return TitanJob(
-        draft=draft,
+        draft=replace(draft, losses=(*draft.losses, *unsaid(plan, "torchtitan"))),
         module=module,
         parts=language_stages(made, module),
         parallelism=_parallelism(made, bool(csv)),

@@ -9,12 +9,12 @@ from typing import Any
 
 from mmplan.cost_models.build import build_graph
 from mmplan.planner.check import require_structure
-from mmplan.planner.formats.exported import Loss
 from mmplan.planner.formats.language_chain import without_spread
 from mmplan.planner.formats.linearised import Draft, repriced, require_fit
 from mmplan.planner.formats.needs import plan_needs
 from mmplan.planner.formats.sequence_length import padded
 from mmplan.planner.formats.support import plugged, target_of
+from mmplan.planner.formats.unsaid import plug_in_loss
 from mmplan.planner.plan import Plan, scenario_hash
 
 Workaround = Callable[[Draft, str], Draft]
@@ -37,8 +37,7 @@ def worked_around(plan: Plan, target: str, known: Mapping[str, Workaround]) -> D
         if need.name in known:
             draft = known[need.name](draft, name)
         else:
-            told = f"{name} needs a plug-in for {need.name} ({need.sentence}): {cell.why}"
-            draft = replace(draft, losses=(*draft.losses, Loss(sentence=told, step_s=None)))
+            draft = replace(draft, losses=(*draft.losses, plug_in_loss(need, cell, name)))
     if draft.plan.certificate is not plan.certificate:
         require_fit(draft.plan, name)
     return draft
