@@ -9,7 +9,7 @@ from mmplan.planner.bounds import NEVER
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import StepTime, cut_stages, plan_from_cut
 from mmplan.planner.objective import Objective
-from mmplan.planner.quantise import floor_ns, raised_ns
+from mmplan.planner.quantise import floor_ns
 from mmplan.planner.schedules.reschedule import scheduled
 from mmplan.planner.simulate import simulate
 from mmplan.planner.space import Answer, Space, sketch_configuration
@@ -20,9 +20,6 @@ from mmplan.planner.upsets import IntArray
 # As many lines as a reader of `--explain` takes in.
 MOST_RIVALS = 8
 CHUNKED_RIVALS = 3  # of them, where there are so many, with several chunks per rank
-# The closed form counts every chunk as long as the busiest. Simulation is asked of cuts into chunks that are so much
-# slower by it: on small models of unlike layers it was up to 15 % above the simulated step.
-CHUNKS_SLACK = 0.15
 MOST_UNFIT = 2  # that would be fast if memory did not forbid them: tells what more memory could buy
 DRAWN_STEPS = 40  # for a 90th percentile: four are above it
 SHARPENED = 96  # configurations looked at for rivals
@@ -103,17 +100,14 @@ def first_in_simulation(
     deadline: Deadline,
     *,
     search_s: float = 0.0,
-    slack: float = 0.0,
 ) -> Candidate:
-    """Among the best and the rivals whose closed form has a value of at most `most`, the least in simulation; of
-    several chunks per rank, whose closed form is an upper bound, so much more is allowed as `slack`.
+    """Among the best and the rivals whose closed form has a value of at most `most`, the least in simulation.
 
     The closed form knows one link, no queue, and 1F1B only: cuts that are equal in it may differ by some percent in
     simulation, under 1F1B or, with `search_s`, under the schedule that so much work finds.
     """
-    raised = raised_ns(most, slack)
     values = {one.configuration: space.scale.value_on(one.configuration.ranks, one.step_ns) for one in rivals}
-    allowed = [one for one in rivals if values[one.configuration] <= (most if one.configuration.vp == 1 else raised)]
+    allowed = [one for one in rivals if values[one.configuration] <= most]
     leaders = sorted(allowed, key=lambda one: values[one.configuration])
     forwards = 0
     chosen, least = best, NEVER

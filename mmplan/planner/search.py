@@ -23,7 +23,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.pool_order import best_order, in_pool_orders, with_offloads
 from mmplan.planner.quantise import floor_ns, lowered_ns, raised_ns, seconds
 from mmplan.planner.result import Considered, OptimizeResult, Progress
-from mmplan.planner.rivals import CHUNKS_SLACK, Candidate, candidate, first_in_simulation, list_rivals
+from mmplan.planner.rivals import Candidate, candidate, first_in_simulation, list_rivals
 from mmplan.planner.schedules.reschedule import scheduled
 from mmplan.planner.space import Answer, Space, build_space, confirm_by_cpsat, solve_configuration
 from mmplan.planner.stopping import TIME_LIMIT_S, Deadline, never
@@ -295,10 +295,7 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
             within = search.scale.value_on(first.configuration.ranks, most_ns)
             cuts = [rival for rival in rivals.values() if rival is not None]
             quick_s = min(choice.schedule_search_s, QUICK_SEARCH_S)
-            slack = CHUNKS_SLACK if gap > 0 else 0.0  # with no gap the closed form alone decides
-            best = first_in_simulation(
-                space, first, cuts, within, choice.objective, deadline, search_s=quick_s, slack=slack
-            )
+            best = first_in_simulation(space, first, cuts, within, choice.objective, deadline, search_s=quick_s)
         target_ns = lowered_ns(best.step_ns, max(gap, CONFIRM_GAP))
         small = best.configuration.pp * len(space.groups.groups) <= MOST_CONFIRMED and not best.configuration.meshes
         if (
@@ -319,13 +316,12 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
     others = {**rivals, first.configuration: first}
     others.pop(best.configuration)
     bound_s = search.bound_s(best)
-    near = best.time.objective_s - bound_s <= (gap + ROUNDING_GAP) * best.time.objective_s
     plan = plan_from_cut(
         space.prices,
         best.configuration,
         best.stages,
         bound_s=bound_s,
-        status="optimal" if proved and near else "feasible",
+        status="optimal" if proved else "feasible",
         wall_s=deadline.spent_s,
     )
     plan = _scheduled(plan, space, choice.schedule_search_s, choice.seed, deadline)
