@@ -5,6 +5,7 @@ for it, too. A recipe with several chunks per rank (`vp`) is cut into so many an
 2104.04473, section 2.2.2), or into one where that is faster by the closed form.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,9 +55,7 @@ def plan_recipe(scenario: Scenario, recipe: Recipe, ours: Plan | None = None) ->
         ours: a plan of the scenario that the reason compares with.
     """
     try:
-        chunks = (1, recipe.vp) if recipe.vp > 1 else (1,)
-        gap = RECIPE_GAP if recipe.vp > 1 else 0.0
-        found = optimize(pinned(scenario, recipe, chunks), gap=gap, time_limit_s=TIME_LIMIT_S).plan
+        found = _in_its_chunks(scenario, recipe)
     except (InputError, InfeasibleError, NoPlanFoundError) as error:
         return PlannedRecipe(recipe=recipe, plan=None, reason=str(error))
     certificate = replace(found.certificate, bound_s=0.0, gap=1.0, status="given")
@@ -133,6 +132,14 @@ def _replicas(scenario: Scenario, recipe: Recipe) -> int:
         whole = f"global batch {scenario.global_batch} / (dp={dp}{size}) = {scenario.global_batch / samples:g}"
         raise InputError(f"{whole}: no whole number of microbatches")
     return dp
+
+
+def _in_its_chunks(scenario: Scenario, recipe: Recipe) -> Plan:
+    """With the recipe's chunks per rank, or with one where so many cannot be made."""
+    if recipe.vp > 1:
+        with suppress(InfeasibleError, NoPlanFoundError):
+            return optimize(pinned(scenario, recipe, (recipe.vp,)), gap=RECIPE_GAP, time_limit_s=TIME_LIMIT_S).plan
+    return optimize(pinned(scenario, recipe), gap=0.0, time_limit_s=TIME_LIMIT_S).plan
 
 
 def _other_chunks(scenario: Scenario, recipe: Recipe, plan: Plan) -> str:
