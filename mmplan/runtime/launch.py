@@ -88,12 +88,10 @@ def execute(
     with _unwound_by_signals(), tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
         scratch = Path(folder)
         save_plan(plan, scratch / "plan.json")
-        options = ["--steps", str(steps), "--unit-s", str(unit_s)]
-        options += [] if timeout_s is None else ["--timeout-s", str(timeout_s)]
-        options += ["--rehearse"] if rehearse else []
-        options += [] if job is None else ["--job", str(job.resolve())]
-        options += [] if weights is None else ["--weights", str(weights.resolve())]
-        _run_processes(scratch, local, options, on_step)
+        options: dict[str, object] = {"steps": steps, "unit-s": unit_s, "timeout-s": timeout_s}
+        options |= {"job": job and job.resolve(), "weights": weights and weights.resolve()}
+        words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+        _run_processes(scratch, local, [*words, *(["--rehearse"] if rehearse else [])], on_step)
         return load_run(scratch / "run.json")
 
 

@@ -1,5 +1,6 @@
 """What every stage with weights does alike: postponed weight gradients, reductions, updates, counts of what is kept."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -11,7 +12,7 @@ from mmplan.runtime.state import StageState
 from mmplan.runtime.weight_store import WeightStore
 
 
-class WeightedStage:
+class WeightedStage(ABC):
     """The part of a `Stage` that does not depend on how its forward is made.
 
     Args:
@@ -23,12 +24,13 @@ class WeightedStage:
         self.state = state
         self._store, self._count_kept = store, count_kept
 
+    @abstractmethod
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        raise NotImplementedError
+        """See `Stage`."""
 
+    @abstractmethod
     def kept_bytes(self) -> Iterable[int]:
         """What each microbatch in flight keeps for its backward."""
-        raise NotImplementedError
 
     def backward_input(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with self._store.postponing(microbatch):
