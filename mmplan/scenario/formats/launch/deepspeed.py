@@ -110,30 +110,9 @@ def read_deepspeed(path: Path) -> SetUp:
         elif not is_unresolved(value) and isinstance(value, bool | int | float | str):
             facts[name] = Fact(value=value, file=path, line=line_of(text, key.rsplit(".", 1)[-1]), key=key)
 
-    take("microbatch", "train_micro_batch_size_per_gpu", values.get("train_micro_batch_size_per_gpu"))
-    take("global_batch", "train_batch_size", values.get("train_batch_size"))
-    take("accumulation", "gradient_accumulation_steps", values.get("gradient_accumulation_steps"))
-    _zero(_mapping(values, "zero_optimization", path), take, warnings, path)
-    for key, word in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
-        enabled = _mapping(values, key, path).get("enabled")
-        if isinstance(enabled, str) and enabled.lower() == "auto":
-            auto.append(f"{key}.enabled")
-        elif enabled is not None and truth(enabled):
-            take("precision", f"{key}.enabled", word)
-    kept = values.get("communication_data_type") or _mapping(values, "data_types", path).get("grad_accum_dtype")
-    if kept in ("fp32", "bf16", "fp16"):
-        take("gradient_dtype", "data_types.grad_accum_dtype", kept)
-    tensor = _mapping(values, "tensor_parallel", path)
-    take(
-        "tp", "tensor_parallel.autotp_size", tensor.get("autotp_size", tensor.get("tp_size", values.get("autotp_size")))
-    )
-    take("cp", "sequence_parallel_size", values.get("sequence_parallel_size"))
+    _take_settings(values, take, warnings, path)
     if "cp" in facts:
         take("context_parallel", "sequence_parallel_size", "all-to-all")
-    stages = _mapping(values, "pipeline", path).get("stages")
-    take("pp", "pipeline.stages", stages)
-    _checkpointing(_mapping(values, "activation_checkpointing", path), take, warnings)
-    take("stack", "zero_optimization", "deepspeed-2024")
     _check_batch(facts)
     unknown = sorted(
         key
@@ -144,15 +123,52 @@ def read_deepspeed(path: Path) -> SetUp:
         warnings.append(f"keys that DeepSpeed does not know: {listed(unknown)}")
     if placeholders:
         warnings.append(f"a template: another script fills in {listed(placeholders, 20)}; these are not read")
-    ignored = [key for key in values if key in _KNOWN or key.startswith("_")]
-    told = [f"keys that say nothing of sizes, degrees or precision: {listed(ignored, 40)}"] if ignored else []
+    told = _ignored(values)
     told += [f"left to the trainer (auto): {listed(auto, 40)}"] if auto else []
-    stage = facts.get("sharding")
-    read = [f"ZeRO stage {STAGES.index(str(stage.value))} ({stage.value} sharded), from {stage.place}"] if stage else []
-    read += [f"{fact.value} in host memory, from {fact.place}" for name, fact in facts.items() if name == "offload"]
     return SetUp(
-        kind="deepspeed", files=(path,), facts=facts, read=tuple(read), ignored=tuple(told), warnings=tuple(warnings)
+        kind="deepspeed",
+        files=(path,),
+        facts=facts,
+        read=_read(facts),
+        ignored=tuple(told),
+        warnings=tuple(warnings),
     )
+
+
+def _read(facts: Mapping[str, Fact]) -> tuple[str, ...]:
+    stage, kept = facts.get("sharding"), facts.get("offload")
+    read = [f"ZeRO stage {STAGES.index(str(stage.value))} ({stage.value} sharded), from {stage.place}"] if stage else []
+    return (*read, *([f"{kept.value} in host memory, from {kept.place}"] if kept else []))
+
+
+def _ignored(values: Mapping[str, Any]) -> list[str]:
+    ignored = [key for key in values if key in _KNOWN or key.startswith("_")]
+    return [f"keys that say nothing of sizes, degrees or precision: {listed(ignored, 40)}"] if ignored else []
+
+
+def _take_settings(values: Mapping[str, Any], take: Any, warnings: list[str], path: Path) -> None:
+    """Batch, sharding, precision, degrees and recomputation, as far as they are said."""
+    take("microbatch", "train_micro_batch_size_per_gpu", values.get("train_micro_batch_size_per_gpu"))
+    take("global_batch", "train_batch_size", values.get("train_batch_size"))
+    take("accumulation", "gradient_accumulation_steps", values.get("gradient_accumulation_steps"))
+    _zero(_mapping(values, "zero_optimization", path), take, warnings, path)
+    for key, word in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
+        enabled = _mapping(values, key, path).get("enabled")
+        open_ = isinstance(enabled, str) and enabled.lower() == "auto"
+        if open_ or (enabled is not None and truth(enabled)):
+            take("precision", f"{key}.enabled", enabled if open_ else word)
+    kept = values.get("communication_data_type") or _mapping(values, "data_types", path).get("grad_accum_dtype")
+    if kept in ("fp32", "bf16", "fp16"):
+        take("gradient_dtype", "data_types.grad_accum_dtype", kept)
+    tensor = _mapping(values, "tensor_parallel", path)
+    take(
+        "tp", "tensor_parallel.autotp_size", tensor.get("autotp_size", tensor.get("tp_size", values.get("autotp_size")))
+    )
+    take("cp", "sequence_parallel_size", values.get("sequence_parallel_size"))
+    stages = _mapping(values, "pipeline", path).get("stages")
+    take("pp", "pipeline.stages", stages)
+    _checkpointing(_mapping(values, "activation_checkpointing", path), take, warnings)
+    take("stack", "zero_optimization", "deepspeed-2024")
 
 
 def _mapping(values: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
