@@ -154,16 +154,11 @@ def _read_matrix(host: str, stream: Sequence[tuple[int, str]], place: int, file:
         while len(tokens) < len(names) and place < len(stream) and _continues_row(stream[place][1]):
             tokens = _joined(tokens, text, stream[place][1], len(names))
             place += 1
-        links = _leading_links(tokens)
+        links, after = _leading_links(tokens), tokens[len(names) :]
         if len(links) < len(names):
-            _refuse_p2p(tokens, file, number)
-            if _rows_follow(stream[place:], known):
-                found = f"{len(links)} of its {len(names)} cells"
-                raise InputError(f"the row of {label} has {found}: something is missing in it", file=file, line=number)
-            cut = f"the row of {label} in line {number} is cut off after {counted(len(links), 'cell')}"
+            cut = _cut_row(label, links, tokens, names, stream[place:], file, number)
             break
         _check_row(label, links, names, rows, file, number)
-        after = tokens[len(names) :]
         if affinity and not after and label.startswith("GPU") and not any(line.strip() for _, line in stream[place:]):
             cut = f"the row of {label} in line {number} is cut off after its links"  # the last one may not be whole
             break
@@ -191,6 +186,23 @@ def _read_matrix(host: str, stream: Sequence[tuple[int, str]], place: int, file:
         host=host,
     )
     return matrix, place
+
+
+def _cut_row(
+    label: str,
+    links: Sequence[str],
+    tokens: Sequence[str],
+    names: Sequence[str],
+    below: Sequence[tuple[int, str]],
+    file: Path,
+    line: int,
+) -> str:
+    """That the table ends in this row; InputError where cells are missing in its middle, or it is no topology."""
+    _refuse_p2p(tokens, file, line)
+    if _rows_follow(below, frozenset(names)):
+        found = f"{len(links)} of its {len(names)} cells"
+        raise InputError(f"the row of {label} has {found}: something is missing in it", file=file, line=line)
+    return f"the row of {label} in line {line} is cut off after {counted(len(links), 'cell')}"
 
 
 def _shortened(names: Sequence[str]) -> str:

@@ -81,10 +81,8 @@ def read_megatron_logs(paths: Sequence[Path]) -> Reading:
     parameters = _parameters(chosen, setup)
     if parameters is not None:
         record["parameters"] = parameters
-        how = "" if chosen.total_parameters is not None else ", the sum of all ranks' (a tied table counts twice)"
-        read.append(f"{parameters:,} parameters{how}")
-    if (estimate := _ESTIMATE.search(path.name)) is not None and steps is not None:
-        estimate_s = int(estimate[1]) / 1000
+        read.append(_parameter_sentence(parameters, chosen))
+    if (estimate_s := _estimate_s(path)) is not None and steps is not None:
         record["estimate_s"] = estimate_s
         ratio = estimate_s / steps.median_s
         read.append(f"the file's name estimates {format_seconds(estimate_s)} a step: {ratio:.2f} x measured")
@@ -105,6 +103,17 @@ def read_megatron_logs(paths: Sequence[Path]) -> Reading:
         ignored=_ignored(chosen, steps),
         warnings=tuple(dict.fromkeys((*warnings, *setup.warnings))),
     )
+
+
+def _estimate_s(path: Path) -> float | None:
+    """What a planner said of the step in the file's name."""
+    found = _ESTIMATE.search(path.name)
+    return int(found[1]) / 1000 if found is not None else None
+
+
+def _parameter_sentence(parameters: int, run: Run) -> str:
+    how = "" if run.total_parameters is not None else ", the sum of all ranks' (a tied table counts twice)"
+    return f"{parameters:,} parameters{how}"
 
 
 def log_set_up(path: Path) -> SetUp:
