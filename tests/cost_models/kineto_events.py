@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mmplan.scenario.formats.reading import Reading
+
 Event = dict[str, Any]
 MAIN, AUTOGRAD = 100, 200
 GEMM = "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn"
@@ -63,3 +65,32 @@ def write(path: Path, events: list[Event], **head: Any) -> Path:
     text = json.dumps({**content, "traceEvents": events, "traceName": "t.json"}, indent=1)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
+
+
+def two_steps() -> list[dict[str, Any]]:
+    """Steps of 20 ms: 8 ms product, 4 ms all-reduce of which 2 ms lie under a second product of 3 ms, 9 ms idle."""
+    events = []
+    for step in range(2):
+        begin = 1_000_000 + 20_000 * step
+        ids = 10 * (step + 1)
+        events += [
+            mark(f"ProfilerStep#{step + 5}", begin, 20_000),
+            operator("aten::mm", begin + 80, 30, **{"Sequence number": ids, "Fwd thread id": 0, "External id": ids}),
+            *launched(GEMM, begin + 100, 8_000, ids + 1),
+            operator("autograd::engine::evaluate_function: MmBackward0", begin + 8_080, 60, tid=AUTOGRAD),
+            operator("aten::mm", begin + 8_085, 40, tid=AUTOGRAD, **{"Sequence number": ids, "Fwd thread id": 1}),
+            *launched(GEMM, begin + 8_100, 3_000, ids + 2, tid=AUTOGRAD),
+            *launched(ALL_REDUCE, begin + 9_100, 4_000, ids + 3, tid=AUTOGRAD, stream=20, **collective(1_000_000)),
+            call("cudaDeviceSynchronize", begin + 8_200, 4_950),
+        ]
+    return events
+
+
+def only_rank(reading: Reading) -> dict[str, Any]:
+    document: Any = reading.fragment
+    (rank,) = document["ranks"]
+    return dict(rank)
+
+
+def by_name(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in rows}
