@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -46,6 +47,9 @@ KEPT = {
 }
 BASE = {field.name for field in dataclasses.fields(PreTrainedConfig)}
 
+# What constructors of the library's configurations raise where a nested config does not suit them.
+REFUSALS = (AttributeError, ImportError, KeyError, TypeError, ValueError, StrictDataclassError)
+
 
 def keys_of(config: type[PreTrainedConfig]) -> dict[str, Any]:
     """Defaults of a class that are numbers, flags, words or short lists of numbers."""
@@ -69,7 +73,7 @@ def part_of(config: type[PreTrainedConfig], name: str) -> dict[str, Any] | None:
     """What a nested config is when the key is absent: its class, and its values where they differ from the class's."""
     try:
         absent = getattr(config(), name, None)
-    except Exception:
+    except REFUSALS:
         return None
     if not isinstance(absent, PreTrainedConfig):
         spec = (getattr(config, "sub_configs_defaults", None) or {}).get(name)
@@ -104,7 +108,7 @@ def _present(config: type[PreTrainedConfig], name: str, kind: str) -> dict[str, 
     """The same of a nested config that stands in the file with its `model_type` alone."""
     try:
         return set_by(getattr(config(**{name: {"model_type": kind}}), name))
-    except Exception:
+    except REFUSALS:
         return {}
 
 
@@ -124,7 +128,7 @@ def tie_of(config: type[PreTrainedConfig], parts: dict[str, Any]) -> bool:
     try:
         text = {"model_type": parts["text_config"]["type"], "tie_word_embeddings": True}
         built = config(text_config=text, tie_word_embeddings=False)
-    except Exception:
+    except REFUSALS:
         return False
     return bool(getattr(built, "tie_word_embeddings", False))
 
