@@ -65,10 +65,7 @@ def execute(
     """
     if steps < 1:
         raise InputError(f"a run needs at least 1 step, found {steps}")
-    if job is not None and rehearse:
-        raise InputError("a rehearsal sleeps instead of computing: it takes no job")
-    if weights is not None and job is None:
-        raise InputError("weights are those of a job's model: name the job too")
+    _check_job(job, weights, rehearse=rehearse)
     require_structure(plan)
     if local is None:
         # Imported here so that a launcher, which computes nothing, does not load torch.
@@ -93,6 +90,18 @@ def execute(
         words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
         _run_processes(scratch, local, [*words, *(["--rehearse"] if rehearse else [])], on_step)
         return load_run(scratch / "run.json")
+
+
+def _check_job(job: Path | None, weights: Path | None, *, rehearse: bool) -> None:
+    """What can be said of a job before any process starts."""
+    if job is not None and rehearse:
+        raise InputError("a rehearsal sleeps instead of computing: it takes no job")
+    if job is not None and not job.is_file():
+        raise InputError("no such file", file=job)
+    if weights is not None and job is None:
+        raise InputError("weights are those of a job's model: name the job too")
+    if weights is not None and not weights.is_dir():
+        raise InputError("expected a folder of safetensors files", file=weights)
 
 
 @contextmanager

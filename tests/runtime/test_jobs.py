@@ -14,7 +14,7 @@ from ghost_models import llava
 from llava_job import batches
 from tiny_plans import hand_plan, tiny_scenario
 
-from mmplan.errors import RunError
+from mmplan.errors import InputError, RunError
 from mmplan.planner.plan import Plan
 from mmplan.runtime.launch import execute
 from mmplan.scenario.formats.hf_config import read_hf_config
@@ -86,6 +86,18 @@ def test_a_run_begins_with_the_weights_that_were_saved(scenario: Scenario, tmp_p
     with torch.no_grad():
         expected = sum(float(real(**b).loss) * n for b, n in zip(first, counts, strict=True)) / sum(counts)
     assert losses(hand_plan(scenario, STAGES[2]), steps=1, weights=tmp_path) == pytest.approx([expected], rel=1e-5)
+
+
+def test_a_job_or_weights_that_are_not_there_are_refused_before_any_process_starts(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    plan = hand_plan(scenario, STAGES[1])
+    with pytest.raises(InputError, match=r"nope\.py: no such file"):
+        execute(plan, local=1, steps=1, job=tmp_path / "nope.py")
+    with pytest.raises(InputError, match=r"nope: expected a folder of safetensors files"):
+        execute(plan, local=1, steps=1, job=JOB, weights=tmp_path / "nope")
+    with pytest.raises(InputError, match="name the job too"):
+        execute(plan, local=1, steps=1, weights=tmp_path)
 
 
 def test_a_job_without_a_model_is_refused(tmp_path: Path, scenario: Scenario) -> None:
