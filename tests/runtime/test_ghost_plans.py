@@ -74,3 +74,15 @@ def test_a_model_of_other_layers_is_refused_with_the_counts(tmp_path: Path) -> N
     recording = Recorder(model, find_units(model)).record(batch)
     with pytest.raises(InputError, match=r"uses 329 parameters, the plan's layers have 46,744"):
         align(graph, model, [recording])
+
+
+def test_batches_that_never_use_the_tower_are_named(tmp_path: Path) -> None:
+    graph = planned_graph("llava", tmp_path)
+    build, batch = FAMILIES["llava"]()
+    model = build_weightless(build)
+    text = {key: value for key, value in batch.items() if key != "pixel_values"}
+    recording = Recorder(model, find_units(model)).record(text)
+    with pytest.raises(
+        InputError, match=r"no batch of the 1 looked at uses 'model\.vision_tower\.embeddings' \(8 such"
+    ):
+        align(graph, model, [recording])

@@ -15,6 +15,7 @@ from mmplan.cost_models.counts import parameters
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.errors import InputError
 from mmplan.runtime.ghost.recording import Recording
+from mmplan.runtime.ghost.units import find_units
 
 MOST_DEAD_ENDS = 100_000  # of a search; those that ended well had some hundred
 
@@ -40,7 +41,10 @@ def align(graph: ComputationGraph, model: nn.Module, recordings: Sequence[Record
     search = _Search([(name, sizes[name], name in used) for name in pieces if name not in tied], [*modules.values()])
     found = search.solve()
     if found is None:
-        raise InputError(search.told())
+        unseen = [name for name in find_units(model) if name not in pieces]
+        looked = f"no batch of the {len(recordings)} looked at uses"
+        why = "".join(f"; {looked} '{name}' ({len(unseen)} such modules)" for name in unseen[:1])
+        raise InputError(search.told() + why)
     heads = {layer.module: layer.id for layer in graph.layers() if layer.kind == "head"}
     shared = {name: found[owner].split(".")[0] for name, owner in tied.items() if owner in found}
     if lost := next((name for name, module in shared.items() if module not in heads), None):
