@@ -16,7 +16,9 @@ of all nodes hang on one switch, and what is for another rail changes it inside 
 rings and all-to-alls stay on their rail; `Link.oversubscription` is for networks that are not.
 
 With `Link.pipelined` on the network the levels stream at the same time, as in NCCL's rings and trees through all nodes:
-latencies add up, of the streams the slower one counts, and NVLS may add inside the nodes (NCCL 2.18, NVLSTree). With
+latencies add up, of the streams the slower one counts, and NVLS may add inside the nodes (NCCL 2.18, NVLSTree). Gathers
+then are rings through all n ranks, one for each rank of a node: through each port go (n - 1) / n of what its ring
+carries, where an exchange over m nodes sends (m - 1) / m. So are all-reduces with `Link.rings`. With
 `Link.direct_peers` p on the node link a group of n ranks reaches (n - 1) / p of the rate.
 """
 
@@ -57,6 +59,8 @@ def gather_s(full_bytes: float, group: Group, node_link: Link, network_link: Lin
         return 0.0
     inside = _half_ring(full_bytes, group.per_node, node_link)
     across = _half_ring(full_bytes / group.per_node, group.nodes, network_link)
+    if network_link.pipelined:
+        across = _through_all_ranks(across, group)
     return _both_levels_s([inside], [across], network_link)
 
 
@@ -70,7 +74,10 @@ def all_reduce_s(full_bytes: float, group: Group, node_link: Link, network_link:
     rings = [_ring(full_bytes, inside, node_link)]
     if node_link.nvls and network_link.pipelined and inside > 1:
         rings.append(_switched(full_bytes, node_link))
-    return _both_levels_s(rings, _one_level(full_bytes / inside, nodes, network_link), network_link)
+    across = _one_level(full_bytes / inside, nodes, network_link)
+    if network_link.pipelined and network_link.rings:
+        across[0] = _through_all_ranks(across[0], group)
+    return _both_levels_s(rings, across, network_link)
 
 
 def all_to_all_s(rank_bytes: float, group: Group, node_link: Link, network_link: Link) -> float:
@@ -116,6 +123,13 @@ def _half_ring(full_bytes: float, ranks: int, link: Link) -> _Cost:
 def _ring(full_bytes: float, ranks: int, link: Link) -> _Cost:
     latency_s, stream_s = _half_ring(full_bytes, ranks, link)
     return 2 * latency_s, 2 * stream_s
+
+
+def _through_all_ranks(over_nodes: _Cost, group: Group) -> _Cost:
+    """A ring over m nodes as part of a ring through all n ranks: (n - 1) / n of the bytes instead of (m - 1) / m."""
+    latency_s, stream_s = over_nodes
+    more = 1.0 if group.nodes == 1 else (1 - 1 / group.ranks) / (1 - 1 / group.nodes)
+    return latency_s, stream_s * more
 
 
 def _switched(full_bytes: float, link: Link) -> _Cost:

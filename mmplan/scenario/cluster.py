@@ -58,6 +58,8 @@ class Link:
     at a time, messages between switches get so much less. 1: non-blocking, or rail-optimised.
     `direct_peers`: without a switch the bandwidth is spread over links to so many other devices; 1: with one.
     `pipelined`: collectives over nodes use the network and the links inside nodes at the same time.
+    `rings`: then all-reduces go round all ranks, as gathers do: of n ranks on m nodes (n - 1) / n of the bytes cross
+    the network each way, and not (m - 1) / m.
     """
 
     bytes_per_s: float
@@ -70,6 +72,7 @@ class Link:
     oversubscription: float = 1.0
     direct_peers: int = 1
     pipelined: bool = False
+    rings: bool = False
 
     @property
     def reached_bytes_per_s(self) -> float:

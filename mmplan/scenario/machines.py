@@ -147,6 +147,7 @@ def _own_link(at: KeyPath, spec: LinkSpec, document: Document) -> Link:
         oversubscription=spec.oversubscription,
         direct_peers=base.direct_peers if spec.direct_peers is None else spec.direct_peers,
         pipelined=base.pipelined if spec.pipelined is None else spec.pipelined,
+        rings=base.rings if spec.rings is None else spec.rings,
         source=spec.source or base.source,
         origins=_kept_origins(base, spec),
     )

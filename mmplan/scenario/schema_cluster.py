@@ -32,6 +32,11 @@ class LinkSpec(Strict):
         description="of a network: collectives over nodes use it and the links inside nodes at a time, as NCCL's rings "
         "do with large messages; without it one after the other",
     )
+    rings: bool | None = Field(
+        default=None,
+        description="of a pipelined network: all-reduces over nodes are rings through all ranks, not trees over the "
+        "nodes: of 16 ranks on 2 nodes 15/16 of the bytes cross the network each way, not 1/2",
+    )
     source: Annotated[str, Field(max_length=500)] = Field(default="", description="where the numbers come from")
 
 

@@ -99,9 +99,13 @@ def test_direct_links_give_a_group_its_share() -> None:
 
 
 def test_levels_that_work_at_a_time_take_as_long_as_the_slower_one() -> None:
-    """16 ranks, 4 in a node: 3/4 of the bytes inside, 3/4 of a quarter of them across."""
+    """16 ranks, 4 in a node: 3/4 of the bytes inside, 3/4 of a quarter of them across; a ring through all: 15/16."""
     both = replace(SLOW, pipelined=True)
-    assert gather_s(80e9, Group(16, 4), FAST, both) == pytest.approx(max(3 / 4 * 80e9 / 50e9, 3 / 4 * 20e9 / 5e9))
+    assert gather_s(80e9, Group(16, 4), FAST, both) == pytest.approx(max(3 / 4 * 80e9 / 50e9, 15 / 16 * 20e9 / 5e9))
+    ring = replace(both, rings=True)
+    assert all_reduce_s(80e9, Group(16, 4), FAST, both) == pytest.approx(2 * 3 / 4 * 20e9 / 5e9)
+    assert all_reduce_s(80e9, Group(16, 4), FAST, ring) == pytest.approx(2 * 15 / 16 * 20e9 / 5e9)
+    assert all_reduce_s(80e9, Group(4, 1), FAST, ring) == all_reduce_s(80e9, Group(4, 1), FAST, both)
     assert gather_s(80e9, Group(16, 1), FAST, both) == gather_s(80e9, Group(16, 1), FAST, SLOW)
     assert gather_s(1.0, Group(16, 4), NODE_LINK, replace(NETWORK_LINK, pipelined=True)) == pytest.approx(
         3 * 2e-6 + 3 * 10e-6, rel=1e-3

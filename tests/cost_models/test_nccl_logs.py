@@ -26,7 +26,7 @@ from mmplan.scenario.schema_cluster import ClusterSpec
 
 GIVEN = Path(__file__).parents[2].parent / "shared" / "data" / "files"
 NODE = Link(bytes_per_s=300e9, latency_s=2.5e-6, fraction=0.7, source="")
-NETWORK = Link(bytes_per_s=10e9, latency_s=9e-6, fraction=0.8, source="", pipelined=True)
+NETWORK = Link(bytes_per_s=10e9, latency_s=9e-6, fraction=0.8, source="", pipelined=True, rings=True)
 A100 = "NVIDIA A100-SXM4-80GB"
 ONE = device_lines(["n1"], 8, A100)
 TWO = device_lines(["n1", "n2"], 8, A100)

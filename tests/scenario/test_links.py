@@ -61,7 +61,7 @@ def test_only_switched_nvlink_of_the_fourth_generation_on_adds_in_the_switch() -
 
 
 def test_a_link_says_how_it_is_built_and_where_its_numbers_come_from(tmp_path: Path) -> None:
-    link = network(tmp_path, "{link: ndr-400, pipelined: true, direct_peers: 3, source: measured}")
-    assert (link.pipelined, link.direct_peers, link.source) == (True, 3, "measured")
+    link = network(tmp_path, "{link: ndr-400, pipelined: true, rings: true, direct_peers: 3, source: measured}")
+    assert (link.pipelined, link.rings, link.direct_peers, link.source) == (True, True, 3, "measured")
     assert link.group_bytes_per_s(2) == pytest.approx(link.reached_bytes_per_s / 3)
     assert link.group_bytes_per_s(4) == link.group_bytes_per_s(8) == link.reached_bytes_per_s

@@ -29,6 +29,7 @@ _LATENCY_RANGE_S = (1e-8, 1.0)
 _RATE_RANGE = (1e3, 1e14)
 _UNLIMITED = 1e15
 _ROUNDS = 4
+_SOLVED = 1e-3
 _LEAST_SMALL = 3
 # NCCL 2.18 src/graph/tuning.cc, hwLatencies: the latencies of NVLink and network that are scaled together
 USUAL_NODE_LATENCY_S, USUAL_NETWORK_LATENCY_S = 3.4e-6, 14e-6
@@ -191,6 +192,10 @@ def _two_latencies(
     sweep: Sweep, node: Link, network: Link, small: Sequence[Point], *, node_is_known: bool
 ) -> tuple[Link, Link]:
     """The network's beside a known one; both in the usual ratio where a hop between nodes would take no longer."""
+    if node_is_known:  # switches that add inside may be what small messages use as well
+        found = _with_solved_latency(lambda link: _two_link_fit(sweep, node, link), network, small)
+        if abs(_off(_two_link_fit(sweep, node, found), small)) < _SOLVED:
+            return node, found
     plain = replace(node, nvls=False)
     if node_is_known:
         found = _with_solved_latency(lambda link: _two_link_fit(sweep, plain, link), network, small)

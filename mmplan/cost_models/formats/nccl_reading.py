@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median_high, median_low
 
 from mmplan.cost_models.formats.nccl_fit import (
     EXCHANGES,
@@ -18,14 +17,13 @@ from mmplan.cost_models.formats.nccl_fit import (
     USUAL_NODE_LATENCY_S,
     Fit,
     fit_one_level,
-    fit_two_levels,
     group_of_sweep,
     large_points,
     plain_fit,
     small_points,
-    with_rate,
 )
 from mmplan.cost_models.formats.nccl_log import Run, read_runs
+from mmplan.cost_models.formats.nccl_network import inside_is_slower, joined, network_of
 from mmplan.cost_models.formats.nccl_rows import Row, read_row
 from mmplan.cost_models.formats.nccl_shape import shape_of
 from mmplan.cost_models.formats.nccl_sweep import Sweep, sweep_of
@@ -44,8 +42,6 @@ _MARK = re.compile(
     r"\b(?:all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|sendrecv|gather|scatter|hypercube)_perf\b|"
     r"\b(?:all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf_mpi\b"
 )
-# What a link is priced with where several collectives were measured: the first group that is there.
-_FIRST = (("all_reduce", "all_reduce_bias", "all_gather", "reduce_scatter"), ("sendrecv",), ("alltoall", "alltoallv"))
 _ROUNDING = 1.03
 
 
@@ -101,7 +97,7 @@ def _faster_than_ports(cluster: Mapping[str, object], sweeps: Sequence[Sweep], c
     network = cluster.get("network")
     if chip is None or chip.device is None or not isinstance(network, dict) or "bandwidth" not in network:
         return []
-    port = catalogue_link(catalogue_device(chip.device).network).bytes_per_s
+    port = _port(chip)
     rate = parse_bytes_per_s(str(network["bandwidth"]))
     if rate <= port * _ROUNDING:
         return []
@@ -112,9 +108,7 @@ def _faster_than_ports(cluster: Mapping[str, object], sweeps: Sequence[Sweep], c
 
 def _sweeps(runs: Sequence[Run], path: Path) -> tuple[list[Sweep], list[str]]:
     """Runs that can be used, and why others cannot."""
-    port = max(
-        catalogue_link(name).bytes_per_s for name in link_names() if "nvlink" not in name and "fabric" not in name
-    )
+    port = _port(None)
     sweeps: list[Sweep] = []
     refused: list[InputError] = []
     for run in runs:
@@ -133,6 +127,15 @@ def _sweeps(runs: Sequence[Run], path: Path) -> tuple[list[Sweep], list[str]]:
     if len(sweeps) > MOST_SWEEPS:
         raise InputError(f"{len(sweeps)} tables; at most {MOST_SWEEPS} are read at a time", file=path)
     return sweeps, [f"the table from line {error.line}: {error.message}" for error in refused[:10]]
+
+
+def _port(chip: Chip | None) -> float:
+    """Bytes/s of the device's port, or of the fastest one of the catalogue."""
+    if chip is not None and chip.device is not None:
+        return catalogue_link(catalogue_device(chip.device).network).bytes_per_s
+    return max(
+        catalogue_link(name).bytes_per_s for name in link_names() if "nvlink" not in name and "fabric" not in name
+    )
 
 
 def _chip(sweeps: Sequence[Sweep]) -> tuple[Chip | None, list[str]]:
@@ -185,16 +188,14 @@ def _cluster(sweeps: Sequence[Sweep], chip: Chip | None) -> tuple[dict[str, obje
     node, network = None, None
     fits = [fit_one_level(sweep, _with_switch(sweep, base, chip), network=False) for sweep in inside]
     if fits:
-        node = _joined([(fit, fit.node) for fit in fits if fit.node is not None])
+        node = joined([(fit, fit.node) for fit in fits if fit.node is not None])
     if across:
-        known = node is not None or usual is not None
-        fits = [_fit_across(sweep, node or base, far, node_is_known=known) for sweep in across]
-        network = _joined([(fit, fit.network) for fit in fits if fit.network is not None])
-        moved = [(fit, fit.node) for fit in fits if fit.node is not None and fit.node != (node or base)]
-        node = _joined(moved) if moved else node
-        told += (
-            ["node_link is as quick as tables over nodes need it at least: no table shows it alone"] if moved else []
-        )
+        known, port_bytes_per_s = node is not None or usual is not None, _port(chip)
+        found = network_of(across, node or base, far, node_is_known=known, port_bytes_per_s=port_bytes_per_s)
+        network, node = found.link, found.node or node
+        told += found.told
+        if found.node is not None:
+            told.append("node_link is as quick as tables over nodes need it at least: no table shows it alone")
     if node is not None and (value := _node_value(node, usual[0] if usual else None, inside or across)):
         cluster["node_link"] = value
     port = catalogue_device(chip.device).network if chip is not None and chip.device is not None else None
@@ -203,7 +204,7 @@ def _cluster(sweeps: Sequence[Sweep], chip: Chip | None) -> tuple[dict[str, obje
     for sweep in sweeps:
         fit = Fit(sweep=sweep, node=node or base, network=network or far, latency=True, bandwidth=True)
         told.append(f"{_name(sweep)}: {_residuals(fit)}")
-        if _inside_is_slower(fit):
+        if inside_is_slower(fit):
             told.append(f"{_name(sweep)}: links inside nodes set its pace, so the network may be faster than written")
         alpha_s = plain_fit(sweep)[0]
         if sweep.collective in EXCHANGES and alpha_s is not None:
@@ -219,14 +220,6 @@ def _per_node(sweeps: Sequence[Sweep]) -> set[int]:
     return {group_of_sweep(sweep).per_node for sweep in sweeps}
 
 
-def _inside_is_slower(fit: Fit) -> bool:
-    """A faster network would change nothing: it was taken to be as fast as it must be at least."""
-    if fit.network is None or fit.sweep.nodes == 1 or group_of_sweep(fit.sweep).per_node == 1:
-        return False
-    faster = replace(fit, network=with_rate(fit.network, 10 * fit.network.reached_bytes_per_s))
-    return all(faster.ratio(point) > 0.97 * fit.ratio(point) for point in large_points(fit.sweep)[-1:])
-
-
 def _with_switch(sweep: Sweep, base: Link, chip: Chip | None) -> Link:
     """Of a device that is not named: rates beyond rings of the fourth NVLink are taken to be added by switches."""
     fastest = max(sweep.factor * point.size_bytes / point.time_s for point in sweep.points)
@@ -234,29 +227,6 @@ def _with_switch(sweep: Sweep, base: Link, chip: Chip | None) -> Link:
     if chip is None and sweep.collective == "all_reduce" and fastest > ring:
         return replace(base, bytes_per_s=catalogue_link("nvlink4").bytes_per_s, nvls=True)
     return base
-
-
-def _fit_across(sweep: Sweep, node: Link, network: Link, *, node_is_known: bool) -> Fit:
-    if group_of_sweep(sweep).per_node == 1 or sweep.collective == "sendrecv":  # whose slowest message crosses nodes
-        return fit_one_level(sweep, network, network=True)
-    return fit_two_levels(sweep, node, network, node_is_known=node_is_known)
-
-
-def _joined(found: Sequence[tuple[Fit, Link]]) -> Link:
-    """One link of several: middle numbers of the collectives that training uses most."""
-    group = next(
-        kept for names in _FIRST if (kept := [(fit, link) for fit, link in found if fit.sweep.collective in names])
-    )
-    first = group[0][1]
-    rates = [link.reached_bytes_per_s for fit, link in group if fit.bandwidth]
-    latencies = [link.latency_s for fit, link in group if fit.latency]
-    link = replace(
-        first,
-        latency_s=median_high(latencies) if latencies else first.latency_s,
-        nvls=any(link.nvls for _, link in group),
-        pipelined=any(link.pipelined for _, link in group),
-    )
-    return with_rate(link, median_low(rates)) if rates else link
 
 
 def _node_value(link: Link, usual: str | None, sweeps: Sequence[Sweep]) -> dict[str, object]:
@@ -287,8 +257,7 @@ def _rest(link: Link, usual: str | None, sweeps: Sequence[Sweep]) -> dict[str, o
         value["latency"] = f"{link.latency_s * 1e6:.4g} us"
     if link.nvls != (usual is not None and catalogue_link(usual).nvls):
         value["nvls"] = link.nvls
-    if link.pipelined:
-        value["pipelined"] = True
+    value |= {key: True for key in ("pipelined", "rings") if getattr(link, key)}
     return value | {"source": _source(sweeps)}
 
 
