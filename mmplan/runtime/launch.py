@@ -24,6 +24,7 @@ from mmplan.planner.check import require_structure
 from mmplan.planner.plan import Plan, save_plan
 from mmplan.runtime.measurement import Measurement, OnStep, load_run
 from mmplan.runtime.requirements import DEFAULT_UNIT_S, check_local_run
+from mmplan.runtime.run_options import RunOptions, save_options
 
 _POLL_S = 0.1
 _REPORT_S = 2.0  # from the first failure, for torchrun to say which rank was killed and for other ranks to speak
@@ -67,28 +68,19 @@ def execute(
         raise InputError(f"a run needs at least 1 step, found {steps}")
     _check_job(job, weights, rehearse=rehearse)
     require_structure(plan)
+    job, weights = job and job.resolve(), weights and weights.resolve()
+    options = RunOptions(steps=steps, rehearse=rehearse, unit_s=unit_s, timeout_s=timeout_s, job=job, weights=weights)
     if local is None:
         # Imported here so that a launcher, which computes nothing, does not load torch.
         from mmplan.runtime.worker import run_worker
 
-        return run_worker(
-            plan,
-            steps=steps,
-            rehearse=rehearse,
-            unit_s=unit_s,
-            timeout_s=timeout_s,
-            on_step=on_step,
-            job=job,
-            weights=weights,
-        )
+        return run_worker(plan, options, on_step)
     check_local_run(plan, local, rehearse=rehearse)
     with _unwound_by_signals(), tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
         scratch = Path(folder)
         save_plan(plan, scratch / "plan.json")
-        options: dict[str, object] = {"steps": steps, "unit-s": unit_s, "timeout-s": timeout_s}
-        options |= {"job": job and job.resolve(), "weights": weights and weights.resolve()}
-        words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-        _run_processes(scratch, local, [*words, *(["--rehearse"] if rehearse else [])], on_step)
+        save_options(options, scratch / "options.json")
+        _run_processes(scratch, local, on_step)
         return load_run(scratch / "run.json")
 
 
@@ -123,11 +115,11 @@ def _unwound_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _run_processes(scratch: Path, count: int, options: list[str], on_step: OnStep | None) -> None:
+def _run_processes(scratch: Path, count: int, on_step: OnStep | None) -> None:
     # --standalone finds a free port itself; the loopback address spares look-ups of this machine's name.
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    worker = ["-m", "mmplan.runtime.worker", str(scratch / "plan.json"), "--out", str(scratch / "run.json")]
-    command = [sys.executable, *torchrun, "--nproc-per-node", str(count), *worker, "--scratch", str(scratch), *options]
+    worker = ["-m", "mmplan.runtime.worker", str(scratch)]
+    command = [sys.executable, *torchrun, "--nproc-per-node", str(count), *worker]
     loopback = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() else {}
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **loopback}
     with (scratch / "log").open("wb") as log:

@@ -1,7 +1,8 @@
-"""One process of a run: `torchrun --nproc-per-node N -m mmplan.runtime.worker plan.json --steps 10 --out run.json`.
+"""One process of a run that `launch.execute` started by torchrun: `python -m mmplan.runtime.worker FOLDER`.
 
-Rank and world size come from torchrun's environment. gloo on CPU; NCCL where the plan is for GPUs and every process has
-its own CUDA device. `--scratch` is where a launcher looks for progress, process ids and the error of a rank.
+The folder holds plan.json and options.json; the launcher finds progress, process ids and the error of a rank there, and
+run.json in the end. Rank and world size come from torchrun's environment. gloo on CPU; NCCL where the plan is for GPUs
+and every process has its own CUDA device.
 """
 
 import argparse
@@ -31,7 +32,8 @@ from mmplan.runtime.measurement import Measurement, OnStep, save_run
 from mmplan.runtime.probe import probe_transfers
 from mmplan.runtime.record import RankRun, fastest_step, measurement_of, require_numbers, step_measurement
 from mmplan.runtime.rehearse import time_scale
-from mmplan.runtime.requirements import DEFAULT_UNIT_S, default_timeout_s, process_count
+from mmplan.runtime.requirements import default_timeout_s, process_count
+from mmplan.runtime.run_options import RunOptions, load_options
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.train import Prepare, RankStep, prepare_rehearsal, prepare_training, run_steps
 
@@ -41,24 +43,14 @@ _SETUP_TIMEOUT_S, _SHORTEST_SETUP_TIMEOUT_S = 1800.0, 30.0
 T = TypeVar("T")
 
 
-def run_worker(
-    plan: Plan,
-    *,
-    steps: int,
-    rehearse: bool,
-    unit_s: float,
-    timeout_s: float | None,
-    on_step: OnStep | None,
-    job: Path | None = None,
-    weights: Path | None = None,
-) -> Measurement | None:
+def run_worker(plan: Plan, options: RunOptions, on_step: OnStep | None) -> Measurement | None:
     """Take part in a run; the measurement on rank 0, None elsewhere. Collective over all processes of torchrun.
 
     Raises:
         InputError: torchrun did not start this process, or its processes or devices do not fit the plan.
         RunError: an action of this rank failed, or a loss is no number.
     """
-    expected = process_count(plan, rehearse=rehearse)
+    expected = process_count(plan, rehearse=options.rehearse)
     if "RANK" not in os.environ:
         raise InputError(
             f"this process was not started by torchrun: use --local {expected}, "
@@ -67,22 +59,22 @@ def run_worker(
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != expected:
         raise InputError(f"torchrun started {world} processes, the plan needs {expected}")
-    device = run_device(plan, rehearse=rehearse)
-    scale = time_scale(plan, unit_s) if rehearse else 1.0
+    device = run_device(plan, rehearse=options.rehearse)
+    scale = time_scale(plan, options.unit_s) if options.rehearse else 1.0
     try:
-        setup_s = _SETUP_TIMEOUT_S if timeout_s is None else max(timeout_s, _SHORTEST_SETUP_TIMEOUT_S)
+        setup_s = _SETUP_TIMEOUT_S if options.timeout_s is None else max(options.timeout_s, _SHORTEST_SETUP_TIMEOUT_S)
         dist.init_process_group("gloo", timeout=timedelta(seconds=setup_s))
         # In a rehearsal one process stands for all that share a stage's layers.
-        started = replace(plan, tp=1, cp=1) if rehearse else plan
-        groups = _join(started, rank, device, timeout_s or default_timeout_s(plan, scale))
-        if rehearse:
+        started = replace(plan, tp=1, cp=1) if options.rehearse else plan
+        groups = _join(started, rank, device, options.timeout_s or default_timeout_s(plan, scale))
+        if options.rehearse:
             prepare = prepare_rehearsal(plan, rank, scale, groups.replicas)
-        elif job is not None:
-            prepare = prepare_job(plan, load_job(job), rank, device, groups.replicas, weights)
+        elif options.job is not None:
+            prepare = prepare_job(plan, load_job(options.job), rank, device, groups.replicas, options.weights)
         else:
             prepare = prepare_training(plan, rank, device, groups.tensor, groups.replicas)
         dist.barrier()  # stages differ much in size: whoever is ready waits here, not in a step
-        return _run(plan, groups, prepare, steps=steps, device=device, scale=scale, rehearse=rehearse, on_step=on_step)
+        return _run(plan, options, groups, prepare, device, scale, on_step)
     except (RuntimeError, MemoryError) as error:
         raise RunError(f"rank {rank}: {described(error)}") from error
 
@@ -124,13 +116,11 @@ def _join(plan: Plan, rank: int, device: torch.device, timeout_s: float) -> _Gro
 
 def _run(
     plan: Plan,
+    options: RunOptions,
     groups: _Groups,
     prepare: Prepare,
-    *,
-    steps: int,
     device: torch.device,
     scale: float,
-    rehearse: bool,
     on_step: OnStep | None,
 ) -> Measurement | None:
     """All steps, then the transfers alone, then what all ranks saw."""
@@ -148,7 +138,7 @@ def _run(
 
     done = run_steps(
         prepare,
-        steps=steps,
+        steps=options.steps,
         network=groups.network,
         device=device,
         ranks=groups.tensor,
@@ -167,7 +157,7 @@ def _run(
         return None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return measurement_of(
-        plan, runs, recorded, device=name, backend=_backend(device), rehearsed=rehearse, time_scale=scale
+        plan, runs, recorded, device=name, backend=_backend(device), rehearsed=options.rehearse, time_scale=scale
     )
 
 
@@ -210,40 +200,22 @@ def _usable_cores() -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Command line of one process; returns its exit code."""
     parser = argparse.ArgumentParser(prog="mmplan.runtime.worker", description="one process of a run, under torchrun")
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--out", type=Path, required=True, help="run.json, written by rank 0")
-    parser.add_argument("--rehearse", action="store_true", help="sleep instead of computing")
-    parser.add_argument("--unit-s", type=float, default=DEFAULT_UNIT_S, help="shortest sleep of a forward")
-    parser.add_argument("--timeout-s", type=float, default=None, help="of any communication")
-    parser.add_argument("--job", type=Path, default=None, help="the user's own model and data")
-    parser.add_argument("--weights", type=Path, default=None, help="folder of safetensors files for the job's model")
-    parser.add_argument("--scratch", type=Path, default=None)
-    options = parser.parse_args(arguments)
+    parser.add_argument("scratch", type=Path)
+    scratch: Path = parser.parse_args(arguments).scratch
+    options = load_options(scratch / "options.json")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     rank = int(os.environ.get("RANK", "0"))
     try:
-        if options.scratch is not None:
-            (options.scratch / f"pid-{rank}").write_text(str(os.getpid()))
-        measurement = run_worker(
-            load_plan(options.plan),
-            steps=options.steps,
-            rehearse=options.rehearse,
-            unit_s=options.unit_s,
-            timeout_s=options.timeout_s,
-            job=options.job,
-            weights=options.weights,
-            on_step=None if options.scratch is None else _progress_to(options.scratch / "progress.jsonl"),
-        )
+        (scratch / f"pid-{rank}").write_text(str(os.getpid()))
+        measurement = run_worker(load_plan(scratch / "plan.json"), options, _progress_to(scratch / "progress.jsonl"))
         if measurement is not None:
-            save_run(measurement, options.out)
+            save_run(measurement, scratch / "run.json")
     except Exception as error:
-        if options.scratch is not None:
-            message = _one_line(error) + _line_of_job(error, options.job)
-            failure = {"at_s": time.time(), "rank": rank, "message": message, "trace": traceback.format_exc()}
-            partial = options.scratch / f"partial-{rank}"
-            partial.write_text(json.dumps(failure))
-            partial.replace(options.scratch / f"failure-{rank}.json")
+        message = _one_line(error) + _line_of_job(error, options.job)
+        failure = {"at_s": time.time(), "rank": rank, "message": message, "trace": traceback.format_exc()}
+        partial = scratch / f"partial-{rank}"
+        partial.write_text(json.dumps(failure))
+        partial.replace(scratch / f"failure-{rank}.json")
         traceback.print_exc()
         return error.exit_code if isinstance(error, MmplanError) else 1
     return 0

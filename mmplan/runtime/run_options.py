@@ -1,0 +1,31 @@
+"""How a plan is run: what `execute` was asked for, as every process of the run gets it. Imports no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from mmplan.runtime.requirements import DEFAULT_UNIT_S
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOptions:
+    """Meanings are those of `launch.execute`."""
+
+    steps: int
+    rehearse: bool = False
+    unit_s: float = DEFAULT_UNIT_S
+    timeout_s: float | None = None
+    job: Path | None = None
+    weights: Path | None = None
+
+
+_OPTIONS = TypeAdapter(RunOptions)
+
+
+def save_options(options: RunOptions, path: Path) -> None:
+    path.write_bytes(_OPTIONS.dump_json(options))
+
+
+def load_options(path: Path) -> RunOptions:
+    return _OPTIONS.validate_json(path.read_bytes())
