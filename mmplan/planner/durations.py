@@ -71,11 +71,12 @@ def replicas_per_node(plan: Plan, stage: int) -> int:
     return max(nodes.values())
 
 
-def with_measured(program: Program, durations: Seconds, measured_s: Mapping[tuple[int, Action], float]) -> Seconds:
-    """`durations` with those of computes replaced where `measured_s[rank, action]` exists."""
+def with_measured(program: Program, durations: Seconds, measured_s: Mapping[tuple[int, str], float]) -> Seconds:
+    """`durations` with those of computes, reductions and updates replaced where `measured_s[rank, action's text]`
+    exists."""
     return tuple(
         tuple(
-            measured_s.get((rank.rank, action), predicted_s)
+            measured_s.get((rank.rank, str(action)), predicted_s)
             for action, predicted_s in zip(rank.actions, row, strict=True)
         )
         for rank, row in zip(program.ranks, durations, strict=True)

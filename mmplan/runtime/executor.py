@@ -26,9 +26,10 @@ _SOURCE_LINE = re.compile(r"^\[\S+\.(cc|cpp|h):\d+\] ")
 
 @dataclass(slots=True)
 class StepRecord:
-    """What one rank did in one step; marks become seconds once the step is over (see `Clock`)."""
+    """What one rank did in one step; marks (an action's inputs asked for, begun, ended) become seconds once the step is
+    over (see `Clock`)."""
 
-    marks: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
+    marks: list[tuple[Action, Mark, Mark, Mark]] = field(default_factory=list)
     wait_s: float = 0.0  # host time in which a compute waited for tensors
     activation_bytes: int = 0  # sent
     gradient_bytes: int = 0  # sent
@@ -61,12 +62,12 @@ def run_step(
         try:
             if action.kind in ("F", "B", "I", "W"):
                 stage = stages[action.stage]
-                started = time.perf_counter()
+                started, asked = time.perf_counter(), clock.mark()
                 received = _inputs(action, stage, mailbox, outputs)
                 record.wait_s += time.perf_counter() - started
                 start = clock.mark()
                 results = _compute(action, stage, received)
-                record.marks.append((action, start, clock.mark()))
+                record.marks.append((action, asked, start, clock.mark()))
                 _count_moved(action, moved_bytes, stages, record)
                 in_use = sum(stage.memory_bytes() for stage in stages.values())
                 record.peak_memory_bytes = max(record.peak_memory_bytes, in_use)
@@ -78,7 +79,7 @@ def run_step(
             else:
                 start = clock.mark()
                 _finish(action, stages)
-                record.marks.append((action, start, clock.mark()))
+                record.marks.append((action, start, start, clock.mark()))
                 _count_moved(action, moved_bytes, stages, record)
         except RunError:
             raise

@@ -1,13 +1,15 @@
 """run.json: what a run did, small enough to keep and complete enough to validate a plan against.
 
-One step, the fastest after the first, is recorded action by action; of the others step time and losses are kept.
+One step, the fastest after the first, is recorded action by action, in columns (`timeline.py`); of the others step
+time, losses and statistics by rank, stage and kind are kept. All steps go to a trace where one is asked for.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -15,8 +17,9 @@ from mmplan.errors import InputError
 from mmplan.files import write_file
 from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.prediction import TimedAction
+from mmplan.runtime.timeline import RankTimeline, rank_timelines
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 OnStep = Callable[[int, float, Mapping[str, float]], None]  # step, its seconds, losses by module
 
@@ -32,15 +35,28 @@ class StepMeasurement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionStatistics:
-    """All actions of one kind on one rank, over all steps."""
+    """All actions of one kind of one stage on one rank, over all steps."""
 
     rank: int
+    stage: int
     kind: str
     count: int
     total_s: float
     median_s: float
     min_s: float
     max_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransferMeasurement:
+    """Messages of one size from one rank to another: how many in the recorded step, and the seconds that one of them
+    took alone between these ranks after the run. Ranks count as in `RankMeasurement`."""
+
+    source: int
+    target: int
+    bytes: int
+    count: int
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +110,9 @@ class Measurement:
     bubble: float
     ranks: tuple[RankMeasurement, ...]
     actions: tuple[ActionStatistics, ...]
-    timeline: tuple[TimedAction, ...]  # computes, REDUCE and STEP of the recorded step, by rank
+    timeline: tuple[TimedAction, ...]  # computes, REDUCE and STEP of the recorded step, by rank; bare (`timeline.py`)
+    asked_s: tuple[float, ...] = ()  # of each of them, when its rank was ready for it; empty: as it started
+    transfers: tuple[TransferMeasurement, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -104,6 +122,7 @@ class Measurement:
 
 
 _MEASUREMENT = TypeAdapter(Measurement)
+_TIMELINES = TypeAdapter(tuple[RankTimeline, ...])
 
 
 def plan_hash(plan: Plan) -> str:
@@ -111,15 +130,23 @@ def plan_hash(plan: Plan) -> str:
     return hashlib.sha256(json.dumps(plan_document(plan), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def run_document(measurement: Measurement) -> dict[str, object]:
+def run_document(measurement: Measurement) -> dict[str, Any]:
     """The measurement as JSON values."""
-    document: dict[str, object] = _MEASUREMENT.dump_python(measurement, mode="json")
-    return document
+    document: dict[str, Any] = _MEASUREMENT.dump_python(measurement, mode="json", exclude={"timeline", "asked_s"})
+    rows = rank_timelines(measurement.timeline, measurement.asked_s)
+    return {**document, "timeline": _TIMELINES.dump_python(rows, mode="json")}
 
 
 def save_run(measurement: Measurement, path: Path) -> None:
-    """Write run.json; the file appears whole or not at all."""
-    write_file(path, _MEASUREMENT.dump_json(measurement, indent=1) + b"\n")
+    """Write run.json, an entry of a list on each line; the file appears whole or not at all."""
+    lines = [f"{json.dumps(key)}: {_lines(value)}" for key, value in run_document(measurement).items()]
+    write_file(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _lines(value: object) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(f" {json.dumps(item)}" for item in value) + "\n]"
+    return json.dumps(value)
 
 
 def load_run(path: Path) -> Measurement:
@@ -129,15 +156,26 @@ def load_run(path: Path) -> Measurement:
         InputError: the file is missing, is not a run, or has another schema version.
     """
     try:
-        text = path.read_text()
+        document = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the run: {error}", file=path) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not a run: {error}", file=path) from error
+    if not isinstance(document, dict):
+        raise InputError(f"not a run: expected an object, found a {type(document).__name__}", file=path)
+    version = document.get("schema_version")
+    if version != SCHEMA_VERSION:
+        known = "no schema version" if version is None else f"schema version {version}"
+        raise InputError(f"not a run: {known}, this mmplan reads {SCHEMA_VERSION}", file=path, key="schema_version")
     try:
-        run = _MEASUREMENT.validate_json(text)
+        rows = _TIMELINES.validate_python(document.get("timeline"))
+        timeline = [item for row in rows for item in row.timed()]
+        asked_s = [asked_s for row in rows for asked_s in row.asked_s]
+        values = {field.name: document[field.name] for field in fields(Measurement) if field.name in document}
+        return _MEASUREMENT.validate_python({**values, "timeline": timeline, "asked_s": asked_s})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         raise InputError(f"not a run: {first['msg']} (of {error.error_count()})", file=path, key=key) from error
-    if run.schema_version != SCHEMA_VERSION:
-        raise InputError(f"schema version {run.schema_version}, this mmplan reads {SCHEMA_VERSION}", file=path)
-    return run
+    except ValueError as error:
+        raise InputError(f"not a run: {error}", file=path, key="timeline") from error

@@ -1,7 +1,9 @@
-"""Turns what every rank saw into one measurement."""
+"""Turns what every rank saw into one measurement. Of all steps a rank keeps one, the fastest so far, and durations."""
 
 import math
 import platform
+from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -13,36 +15,83 @@ from mmplan.errors import RunError
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.runtime.groups import collapsed
-from mmplan.runtime.measurement import ActionStatistics, Measurement, RankMeasurement, StepMeasurement, plan_hash
+from mmplan.runtime.measurement import (
+    ActionStatistics,
+    Measurement,
+    RankMeasurement,
+    StepMeasurement,
+    TransferMeasurement,
+    plan_hash,
+)
 from mmplan.runtime.train import RankStep
+
+_COMPUTES = ("F", "B", "I", "W")
+
+
+class StepKeeper:
+    """What one rank keeps of its steps: the recorded one, and the seconds of all actions by stage and kind.
+
+    The first step allocates and warms up, so any other is better.
+    """
+
+    def __init__(self) -> None:
+        self.recorded: RankStep | None = None
+        self._best: tuple[bool, float] = (True, math.inf)
+        self._seconds: dict[tuple[int, str], array[float]] = {}
+        self.recorded_step = 0
+
+    def add(self, step: int, done: RankStep, step_time_s: float) -> None:
+        """Take a step that lasted `step_time_s` over all ranks, which therefore choose the same one."""
+        for item in done.timeline:
+            key = (item.action.stage, item.action.kind)
+            self._seconds.setdefault(key, array("d")).append(item.end_s - item.start_s)
+        if self.recorded is None or (step == 0, step_time_s) < self._best:
+            self.recorded, self.recorded_step, self._best = done, step, (step == 0, step_time_s)
+
+    def statistics(self, rank: int) -> tuple[ActionStatistics, ...]:
+        return tuple(
+            ActionStatistics(
+                rank=rank,
+                stage=stage,
+                kind=kind,
+                count=len(values),
+                total_s=sum(values),
+                median_s=median(values),
+                min_s=min(values),
+                max_s=max(values),
+            )
+            for (stage, kind), values in self._seconds.items()
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankRun:
-    """All steps of one rank and its probed transfers of the recorded step: (target rank, bytes) -> seconds."""
+    """The recorded step of one rank, statistics of all, and probed transfers: (target rank, bytes) -> seconds."""
 
-    steps: tuple[RankStep, ...]
+    recorded: RankStep
+    actions: tuple[ActionStatistics, ...]
     probed_s: Mapping[tuple[int, int], float]
     host: str
     host_cores: int
 
 
-def fastest_step(ends_s: Sequence[Sequence[float]]) -> int:
-    """The step to record, of ends by [rank][step]; the first one allocates and warms up, so any other is better."""
-    step_times_s = [max(step) for step in zip(*ends_s, strict=True)]
-    return min(range(len(step_times_s)), key=lambda step: (step == 0 and len(step_times_s) > 1, step_times_s[step]))
-
-
 def measurement_of(
-    plan: Plan, runs: Sequence[RankRun], recorded: int, *, device: str, backend: str, rehearsed: bool, time_scale: float
+    plan: Plan,
+    runs: Sequence[RankRun],
+    steps: Sequence[StepMeasurement],
+    recorded_step: int,
+    *,
+    device: str,
+    backend: str,
+    rehearsed: bool,
+    time_scale: float,
 ) -> Measurement:
-    """Args: runs: by rank; recorded: the step whose actions are kept. Of ranks that share layers the first is kept."""
+    """Args: runs: by rank; of ranks that share layers the first is kept."""
     hosts = [(run.host, run.host_cores) for run in runs]
     width = 1 if rehearsed else plan.width
     runs = [listed_run(runs[first : first + width]) for first in range(0, len(runs), width)]
-    steps = tuple(step_measurement(index, [run.steps[index] for run in runs]) for index in range(len(runs[0].steps)))
-    chosen = [run.steps[recorded] for run in runs]
-    computes = [item for step in chosen for item in step.timeline if item.action.kind in ("F", "B", "I", "W")]
+    chosen = [run.recorded for run in runs]
+    computes = [item for step in chosen for item in step.timeline if item.action.kind in _COMPUTES]
     pipeline_s = max(item.end_s for item in computes) - min(item.start_s for item in computes)
     busy_s = sum(item.end_s - item.start_s for item in computes)
     return Measurement(
@@ -56,14 +105,25 @@ def measurement_of(
         processes_per_core=max(sum(other == host for other, _ in hosts) / cores for host, cores in hosts),
         rehearsed=rehearsed,
         time_scale=time_scale,
-        steps=steps,
-        recorded_step=recorded,
+        steps=tuple(steps),
+        recorded_step=recorded_step,
         pipeline_s=pipeline_s,
         bubble=1.0 - busy_s / (len(runs) * pipeline_s),
         ranks=tuple(_rank(rank, chosen, runs, pipeline_s) for rank in range(len(runs))),
-        actions=tuple(entry for run in runs for entry in _statistics(run)),
+        actions=tuple(replace(entry, rank=rank) for rank, run in enumerate(runs) for entry in run.actions),
         timeline=tuple(item for step in chosen for item in step.timeline),
+        asked_s=tuple(asked_s for step in chosen for asked_s in step.asked_s),
+        transfers=tuple(transfer for run in runs for transfer in _transfers(run)),
     )
+
+
+def _transfers(run: RankRun) -> list[TransferMeasurement]:
+    program = run.recorded.program
+    counts = Counter((action.peer, action.bytes) for action in program.actions if action.kind == "SEND")
+    return [
+        TransferMeasurement(source=program.rank, target=peer, bytes=size, count=count, seconds=run.probed_s[peer, size])
+        for (peer, size), count in counts.items()
+    ]
 
 
 def listed_run(sharing: Sequence[RankRun]) -> RankRun:
@@ -75,16 +135,15 @@ def listed_run(sharing: Sequence[RankRun]) -> RankRun:
     """
     if len(sharing) == 1:
         return sharing[0]
-    steps = []
-    for same in zip(*(run.steps for run in sharing), strict=True):
-        counts = {(s.activation_bytes, s.gradient_bytes, s.reduce_bytes, s.tensor_bytes) for s in same}
-        if len(counts) > 1:
-            first = same[0].program.rank
-            told = " and ".join(str(count) for count in sorted(counts))
-            raise RunError(f"ranks {first} to {first + len(same) - 1} share layers and sent {told} bytes")
-        steps.append(_listed_step(same[0], len(same), max(s.peak_memory_bytes for s in same)))
+    same = [run.recorded for run in sharing]
+    counts = {(s.activation_bytes, s.gradient_bytes, s.reduce_bytes, s.tensor_bytes) for s in same}
+    if len(counts) > 1:
+        first = same[0].program.rank
+        told = " and ".join(str(count) for count in sorted(counts))
+        raise RunError(f"ranks {first} to {first + len(same) - 1} share layers and sent {told} bytes")
+    step = _listed_step(same[0], len(same), max(s.peak_memory_bytes for s in same))
     probed_s = {(peer // len(sharing), size): seconds for (peer, size), seconds in sharing[0].probed_s.items()}
-    return replace(sharing[0], steps=tuple(steps), probed_s=probed_s)
+    return replace(sharing[0], recorded=step, probed_s=probed_s)
 
 
 def _listed_step(step: RankStep, width: int, peak_memory_bytes: int) -> RankStep:
@@ -93,15 +152,25 @@ def _listed_step(step: RankStep, width: int, peak_memory_bytes: int) -> RankStep
     return replace(step, program=program, timeline=timeline, peak_memory_bytes=peak_memory_bytes)
 
 
-def step_measurement(index: int, ranks: Sequence[RankStep]) -> StepMeasurement:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepEnd:
+    """What all ranks are told of a step of one rank."""
+
+    end_s: float
+    losses: Mapping[str, float]
+
+
+def step_end(done: RankStep) -> StepEnd:
+    return StepEnd(end_s=max(item.end_s for item in done.timeline), losses=done.losses)
+
+
+def step_measurement(index: int, ranks: Sequence[StepEnd]) -> StepMeasurement:
     """One step over all ranks: the last end, and losses summed over the ranks that hold a part."""
     losses: dict[str, float] = {}
     for step in ranks:
         for module, loss in step.losses.items():
             losses[module] = losses.get(module, 0.0) + loss
-    return StepMeasurement(
-        index=index, step_time_s=max(item.end_s for step in ranks for item in step.timeline), losses=losses
-    )
+    return StepMeasurement(index=index, step_time_s=max(step.end_s for step in ranks), losses=losses)
 
 
 def require_numbers(step: StepMeasurement) -> None:
@@ -115,7 +184,7 @@ def require_numbers(step: StepMeasurement) -> None:
 
 def _rank(rank: int, steps: Sequence[RankStep], runs: Sequence[RankRun], pipeline_s: float) -> RankMeasurement:
     own = steps[rank]
-    busy_s = sum(item.end_s - item.start_s for item in own.timeline if item.action.kind in ("F", "B", "I", "W"))
+    busy_s = sum(item.end_s - item.start_s for item in own.timeline if item.action.kind in _COMPUTES)
     transfer_s = 0.0
     for action in own.program.actions:
         if action.kind == "SEND":
@@ -150,22 +219,3 @@ def _reduce_s(own: RankStep, steps: Sequence[RankStep]) -> float:
 
 def _reduces(step: RankStep) -> list[TimedAction]:
     return [item for item in step.timeline if item.action.kind == "REDUCE"]
-
-
-def _statistics(run: RankRun) -> list[ActionStatistics]:
-    seconds: dict[str, list[float]] = {}
-    for step in run.steps:
-        for item in step.timeline:
-            seconds.setdefault(item.action.kind, []).append(item.end_s - item.start_s)
-    return [
-        ActionStatistics(
-            rank=run.steps[0].program.rank,
-            kind=kind,
-            count=len(values),
-            total_s=sum(values),
-            median_s=median(values),
-            min_s=min(values),
-            max_s=max(values),
-        )
-        for kind, values in seconds.items()
-    ]

@@ -63,6 +63,15 @@ def _broken_numbers(run: Measurement) -> Iterator[str]:
     for item in run.timeline:
         if not 0 <= item.start_s <= item.end_s < math.inf:
             yield f"{item.action} of rank {item.rank} lasts from {item.start_s} s to {item.end_s} s"
+    if len(run.asked_s) not in (0, len(run.timeline)):
+        yield f"{len(run.asked_s)} times at which ranks asked for inputs, {len(run.timeline)} actions"
+    for asked_s, item in zip(run.asked_s, run.timeline, strict=False):
+        if not 0 <= asked_s <= item.start_s:
+            yield f"{item.action} of rank {item.rank} starts at {item.start_s} s and is asked for at {asked_s} s"
+    for transfer in run.transfers:
+        ends = min(transfer.source, transfer.target), max(transfer.source, transfer.target)
+        if ends[0] < 0 or ends[1] >= len(run.ranks) or transfer.bytes < 0 or not 0 <= transfer.seconds < math.inf:
+            yield f"a transfer from rank {transfer.source} to {transfer.target} is none: {transfer}"
     if not (run.time_scale > 0 and run.processes_per_core > 0):
         yield f"time scale {run.time_scale} and {run.processes_per_core} processes per core must be positive"
 

@@ -1,5 +1,6 @@
 """The loop of one rank: for each step lower the plan for that step's data, run the program, keep what was measured."""
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -27,16 +28,22 @@ from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.rehearse import SleepStage, collapse_shards
 from mmplan.runtime.stage import LayerStage, Stage
 from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.runtime.timeline import bare
 from mmplan.scenario.scenario import Sample
+
+_DIGITS = 7  # of seconds: CUDA's events tell half a microsecond
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankStep:
     """One step of one rank; times from the common start of the step. Of ranks that share layers the first has the
-    losses; `tensor_bytes` are what it gave to their sums."""
+    losses; `tensor_bytes` are what it gave to their sums. `asked_s`: of each action of the timeline, when the rank was
+    ready for it; `started_s`: the common start, in seconds since 1970 by this host."""
 
     program: RankProgram
+    started_s: float
     timeline: tuple[TimedAction, ...]
+    asked_s: tuple[float, ...]
     losses: dict[str, float]
     wait_s: float
     activation_bytes: int
@@ -178,27 +185,26 @@ def run_steps(
     ranks: TensorRanks | None,
     clock: Clock,
     on_step: Callable[[int, RankStep], None],
-) -> list[RankStep]:
-    """Run `steps` optimizer steps of this rank; collective. `on_step` is told of each."""
-    done = []
+) -> None:
+    """Run `steps` optimizer steps of this rank; collective. `on_step` takes each."""
     for step in range(steps):
         program, stages = prepare(step)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         before = 0 if ranks is None else ranks.total_bytes
         clock.start()
+        started_s = time.time()
         record = run_step(program, stages, network=network, device=device, clock=clock)
         losses: dict[str, float] = {}
         for stage in stages.values() if ranks is None or ranks.index == 0 else ():
             losses |= stage.losses()
         tensor_bytes = 0 if ranks is None else ranks.total_bytes - before
-        done.append(_rank_step(program, record, clock, losses, tensor_bytes, device))
-        on_step(step, done[-1])
-    return done
+        on_step(step, _rank_step(program, started_s, record, clock, losses, tensor_bytes, device))
 
 
 def _rank_step(
     program: RankProgram,
+    started_s: float,
     record: StepRecord,
     clock: Clock,
     losses: dict[str, float],
@@ -206,12 +212,15 @@ def _rank_step(
     device: torch.device,
 ) -> RankStep:
     on_cuda = device.type == "cuda"
+    times_s = [tuple(round(clock.seconds(mark), _DIGITS) for mark in marks) for _, *marks in record.marks]
     return RankStep(
         program=program,
+        started_s=started_s,
         timeline=tuple(
-            TimedAction(program.rank, action, clock.seconds(start), clock.seconds(end))
-            for action, start, end in record.marks
+            TimedAction(program.rank, bare(action), start_s, end_s)
+            for (action, *_), (_, start_s, end_s) in zip(record.marks, times_s, strict=True)
         ),
+        asked_s=tuple(asked_s for asked_s, _, _ in times_s),
         losses=losses,
         wait_s=record.wait_s,
         activation_bytes=record.activation_bytes,

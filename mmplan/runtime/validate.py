@@ -17,7 +17,7 @@ from mmplan.planner.liveness import footprint
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, RankPrediction
-from mmplan.planner.program import Action, Program
+from mmplan.planner.program import Program
 from mmplan.planner.simulate import replay
 from mmplan.planner.step_loads import drawn_step_loads
 from mmplan.planner.tensor_traffic import tensor_bytes
@@ -123,8 +123,8 @@ def predict_run(plan: Plan, run: Measurement) -> tuple[Prediction, Prediction]:
     program = lower(plan, graph, loads)
     durations = predicted_durations(plan, graph, AnalyticCostModel(scenario), program, loads)
     planned = _stretched(program, durations, run.time_scale)
-    measured_s: dict[tuple[int, Action], float] = {
-        (program.ranks[item.rank].rank, item.action): item.end_s - item.start_s
+    measured_s = {
+        (program.ranks[item.rank].rank, str(item.action)): item.end_s - item.start_s
         for item in run.timeline
         if item.action.kind != "REDUCE"
     }

@@ -28,9 +28,17 @@ from mmplan.runtime.executor import described
 from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.train import prepare_job
 from mmplan.runtime.groups import replica_group, tensor_ranks
-from mmplan.runtime.measurement import Measurement, OnStep, save_run
+from mmplan.runtime.measurement import Measurement, OnStep, StepMeasurement, save_run
 from mmplan.runtime.probe import probe_transfers
-from mmplan.runtime.record import RankRun, fastest_step, measurement_of, require_numbers, step_measurement
+from mmplan.runtime.record import (
+    RankRun,
+    StepEnd,
+    StepKeeper,
+    measurement_of,
+    require_numbers,
+    step_end,
+    step_measurement,
+)
 from mmplan.runtime.rehearse import time_scale
 from mmplan.runtime.requirements import default_timeout_s, process_count
 from mmplan.runtime.run_options import RunOptions, load_options
@@ -128,28 +136,36 @@ def _run(
     one_host = len(set(groups.hosts)) == 1
     clock: Clock = CudaClock(control) if device.type == "cuda" else WallClock(control, one_host=one_host)
 
-    def tell(step: int, done: RankStep) -> None:
-        ranks = _gathered(done, rank, world, control)
-        if ranks:
-            totals = step_measurement(step, ranks)
-            require_numbers(totals)
-            if on_step is not None:
-                on_step(step, totals.step_time_s, totals.losses)
+    kept, steps_done = StepKeeper(), list[StepMeasurement]()
 
-    done = run_steps(
+    def take(step: int, done: RankStep) -> None:
+        ends: list[StepEnd] = [step_end(done)] * world
+        dist.all_gather_object(ends, step_end(done), group=control)
+        totals = step_measurement(step, ends)
+        require_numbers(totals)
+        kept.add(step, done, totals.step_time_s)
+        steps_done.append(totals)
+        if rank == 0 and on_step is not None:
+            on_step(step, totals.step_time_s, totals.losses)
+
+    run_steps(
         prepare,
         steps=options.steps,
         network=groups.network,
         device=device,
         ranks=groups.tensor,
         clock=clock,
-        on_step=tell,
+        on_step=take,
     )
-    ends_s: list[list[float]] = [[]] * world
-    dist.all_gather_object(ends_s, [step.timeline[-1].end_s for step in done], group=control)
-    recorded = fastest_step(ends_s)
-    probed_s = probe_transfers(done[recorded].program, device, groups.network)
-    run = RankRun(steps=tuple(done), probed_s=probed_s, host=groups.hosts[rank], host_cores=_usable_cores())
+    assert kept.recorded is not None, "a run has at least one step"
+    probed_s = probe_transfers(kept.recorded.program, device, groups.network)
+    run = RankRun(
+        recorded=kept.recorded,
+        actions=kept.statistics(rank),
+        probed_s=probed_s,
+        host=groups.hosts[rank],
+        host_cores=_usable_cores(),
+    )
     runs = _gathered(run, rank, world, control)
     dist.barrier(control)
     dist.destroy_process_group()
@@ -157,7 +173,14 @@ def _run(
         return None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return measurement_of(
-        plan, runs, recorded, device=name, backend=_backend(device), rehearsed=options.rehearse, time_scale=scale
+        plan,
+        runs,
+        steps_done,
+        kept.recorded_step,
+        device=name,
+        backend=_backend(device),
+        rehearsed=options.rehearse,
+        time_scale=scale,
     )
 
 

@@ -16,7 +16,6 @@ from mmplan.planner.liveness import footprint
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction
-from mmplan.planner.program import Action
 from mmplan.planner.simulate import replay, simulate
 from mmplan.planner.step_loads import mean_step_loads
 from mmplan.planner.working import working_bytes
@@ -168,7 +167,7 @@ def test_replaying_measured_computes_changes_only_those() -> None:
     predicted = predicted_durations(made, graph, prices, program, loads)
     memory = footprint(made, graph, program, loads)
     assert replay(program, predicted, memory) == simulate(made, graph, prices)
-    slower = with_measured(program, predicted, {(3, Action("F", 3, 3)): 6.0})
+    slower = with_measured(program, predicted, {(3, "3F3"): 6.0})
     before, after = replay(program, predicted, memory), replay(program, slower, memory)
     assert after.ranks[3].busy_s == pytest.approx(before.ranks[3].busy_s + 5.0)
     assert after.ranks[0].busy_s == before.ranks[0].busy_s

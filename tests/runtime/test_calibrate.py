@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_runs import done_of
 from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 from typer.testing import CliRunner
 
@@ -216,7 +217,7 @@ def run_on(plan: Plan, device: Device) -> Measurement:
         bubble=done.bubble,
         ranks=ranks,
         actions=(),
-        timeline=tuple(item for item in done.timeline if item.action.kind not in ("SEND", "RECV")),
+        timeline=done_of(done),
     )
 
 

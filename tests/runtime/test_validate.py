@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import done_of
 from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 from typer.testing import CliRunner
 
@@ -80,7 +81,7 @@ def run(plan: Plan) -> Measurement:
         pipeline_s=planned.pipeline_s,
         bubble=planned.bubble,
         steps=(StepMeasurement(index=0, step_time_s=planned.step_time_s, losses={"llm": 6.0}),),
-        timeline=tuple(item for item in planned.timeline if item.action.kind not in ("SEND", "RECV")),
+        timeline=done_of(planned),
     )
 
 
@@ -183,9 +184,10 @@ def test_a_run_of_another_plan_is_refused(plan: Plan, run: Measurement) -> None:
 
 
 def test_runs_survive_the_file(run: Measurement, tmp_path: Path) -> None:
+    run = replace(run, asked_s=tuple(item.start_s / 2 for item in run.timeline))
     save_run(run, tmp_path / "run.json")
     assert load_run(tmp_path / "run.json") == run
-    assert run_document(run)["schema_version"] == 1
+    assert run_document(run)["schema_version"] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
