@@ -14,6 +14,7 @@ from measured import MACHINE, ROOT, write_rows
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
+from mmplan.planner.configuration import CHUNKS
 from mmplan.planner.search import optimize
 from mmplan.planner.simulate import simulate
 from mmplan.scenario.load import load_scenario
@@ -30,7 +31,7 @@ def row(name: str, chunks: tuple[int, ...]) -> dict[str, object]:
     step_s = simulate(result.plan, build_graph(scenario), AnalyticCostModel(scenario)).step_time_s
     return {
         "scenario": name,
-        "chunks": "one" if chunks else "any",
+        "chunks": "any" if chunks == CHUNKS else "one",
         "configurations": result.considered.enumerated,
         "solved": result.considered.solved,
         "plan": str(result.configuration),
@@ -46,7 +47,7 @@ def row(name: str, chunks: tuple[int, ...]) -> dict[str, object]:
 def main() -> None:
     rows = []
     for name in sys.argv[1:] or NAMES:
-        for chunks in ((1,), ()):
+        for chunks in ((1,), CHUNKS):
             rows.append(row(name, chunks))
             print(*list(rows[-1].values())[:10], sep="\t", flush=True)
     write_rows("chunks.csv", rows)

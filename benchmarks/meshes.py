@@ -35,7 +35,7 @@ FIELDS += ("shared_cpu_s", "cpu_s")
 
 
 def planned(scenario: Scenario, *, meshes: bool) -> tuple[OptimizeResult, float]:
-    rules = replace(scenario.constraints, modules=None if meshes else (), vp=(1,))
+    rules = replace(scenario.constraints, modules=None if meshes else ())
     started = time.process_time()
     result = optimize(replace(scenario, constraints=rules), gap=GAP, time_limit_s=LIMIT_S)
     return result, time.process_time() - started

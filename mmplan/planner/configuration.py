@@ -13,7 +13,8 @@ from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.technique import Sharding
 
-# Chunks per rank that are tried unless constraints name some; more save little of a bubble that is a sixth already.
+# Chunks per rank that are tried where constraints ask for interleaving without numbers; more save little of a bubble
+# that is a sixth already.
 CHUNKS = (1, 2, 3, 4, 6)
 # Forwards of one replica: 64 stages x 8,192 microbatches. A program of that size takes a minute to build and check.
 MOST_FORWARDS = 524_288

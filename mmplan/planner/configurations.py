@@ -133,13 +133,18 @@ def allowed_shardings(scenario: Scenario) -> tuple[Sharding, ...]:
 
 
 def allowed_chunks(scenario: Scenario) -> tuple[int, ...]:
-    """Chunks per rank: several where interleaved 1F1B is allowed, one where any other schedule is."""
+    """Chunks per rank: several where constraints ask for them, by number or by naming the interleaved schedule; one
+    where any other schedule is allowed.
+
+    Not unasked, because their proofs can stay open (`docs/decisions/006`).
+    """
     rules = scenario.constraints
     one, several = (
         not rules.schedule or set(rules.schedule) != {"interleaved"},
         not rules.schedule or "interleaved" in rules.schedule,
     )
-    return tuple(vp for vp in rules.vp or CHUNKS if (one if vp == 1 else several))
+    wanted = rules.vp or (CHUNKS if "interleaved" in rules.schedule else (1,))
+    return tuple(vp for vp in wanted if (one if vp == 1 else several))
 
 
 def _bases(scenario: Scenario) -> Iterator[Layout]:

@@ -136,8 +136,8 @@ def overruled(scenario: Scenario, pins: Pins) -> str:
             if allowed is not None and set(allowed) != set(wanted):
                 clauses.append(f"constraints.spread says {', '.join(allowed) or 'none'}")
         elif key == "modules":
-            if allowed is not None and {pin.module for pin in allowed} != {pin.module for pin in wanted}:
-                clauses.append(f"constraints.modules says {', '.join(pin.module for pin in allowed) or 'none'}")
+            if allowed and {pin.module for pin in allowed} != {pin.module for pin in wanted}:
+                clauses.append(f"constraints.modules says {', '.join(pin.module for pin in allowed)}")
         elif allowed and not set(allowed) & set(wanted):
             clauses.append(f"constraints.{key} allows {', '.join(map(str, allowed))}")
     return " and ".join(clauses)

@@ -240,7 +240,7 @@ _SCENARIO = TypeAdapter(Scenario)
 def scenario_hash(scenario: Scenario) -> str:
     """First 16 hex digits of the SHA-256 of the resolved scenario without its recipes, on which no plan depends."""
     # a constraint that is not there leaves hashes of older plans as they are
-    unsaid = {"modules"} if scenario.constraints.modules is None else set()
+    unsaid = {"modules"} if scenario.constraints.modules == () else set()
     kept = _SCENARIO.dump_json(scenario, exclude={"recipes": True, "constraints": unsaid})
     return hashlib.sha256(kept).hexdigest()[:16]
 

@@ -18,6 +18,7 @@ from mmplan.runtime.measurement import Measurement
 from mmplan.runtime.validate import Validation
 from mmplan.scenario.catalogue import CatalogueDevice
 from mmplan.scenario.layer_ids import shorten_ids
+from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_bytes, format_bytes_per_s, format_flops, format_seconds
 
 
@@ -157,8 +158,20 @@ def optimize_tables(
         lines = [f"[bold]given[/bold]: {format_seconds(result.plan.certificate.objective_s)} per step, not searched"]
     parts: list[Table | str] = [stage_table(result.plan), summary_table([summary]), *lines, interval_text(interval)]
     if explain:
-        parts.append(runner_up_table(result))
+        parts += [runner_up_table(result), *_unsearched(result.plan.scenario)]
     return [*parts, f"plan: {plan_file}"]
+
+
+def _unsearched(scenario: Scenario) -> list[str]:
+    """Axes of the search that have to be asked for, because their proofs may take long or stay open."""
+    rules = scenario.constraints
+    chunks = (
+        "" if rules.vp or "interleaved" in rules.schedule else "several chunks per rank (constraints.vp: [1, 2, 4])"
+    )
+    encoders = any(module.kind != "language_model" for module in scenario.model.modules)
+    meshes = "encoders on ranks of their own (constraints.modules: any)" if encoders and rules.modules == () else ""
+    told = " and ".join(filter(None, (chunks, meshes)))
+    return [f"not searched unless asked: {told}"] if told else []
 
 
 def runner_up_table(result: OptimizeResult) -> Table:

@@ -32,7 +32,7 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
         mesh = plan.meshes[0]
         raise InputError(
             f"the plan has {' and '.join(mesh.modules)} on ranks of their own ({mesh}), and this release executes "
-            "plans whose modules share one mesh: set `constraints.modules: {}` in the scenario and optimize again"
+            "plans whose modules share one mesh: take `constraints.modules` out of the scenario and optimize again"
         )
     if rehearse:
         return plan.pp * plan.dp

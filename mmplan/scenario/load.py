@@ -179,7 +179,7 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
 
 
 def _own_ranks(spec: ConstraintsSpec, model: Model, document: Document) -> tuple[OwnRanks, ...] | None:
-    if spec.modules is None:
+    if spec.modules == "any":
         return None
     others = [module.name for module in model.modules if module.kind != "language_model"]
     for name in spec.modules:

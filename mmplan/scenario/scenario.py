@@ -355,7 +355,7 @@ class Constraints:
     recompute: tuple[Recompute, ...] = ()
     offload: tuple[Offload, ...] = ("none",)  # what may lie in host memory
     spread: tuple[str, ...] | None = None  # modules that run whole on part of the samples; None leaves the choice
-    modules: tuple[OwnRanks, ...] | None = None  # modules with ranks of their own, (): none; None leaves the choice
+    modules: tuple[OwnRanks, ...] | None = ()  # modules with ranks of their own, (): none; None leaves the choice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -288,11 +288,10 @@ class ConstraintsSpec(Strict):
     pad_heads: bool = Field(
         default=False, description="tp may exceed or not divide heads: as model.pad_heads, for every module"
     )
-    modules: dict[ModuleName, OwnRanksSpec] | None = Field(
-        default=None,
-        max_length=50,
+    modules: Annotated[dict[ModuleName, OwnRanksSpec], Field(max_length=50)] | Literal["any"] = Field(
+        default={},
         description="modules on ranks of their own, with what follows them up to a language model, and their degrees; "
-        "{}: none; default: as is best",
+        "any: whichever are best on some, or none",
     )
 
 

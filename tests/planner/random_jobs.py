@@ -9,6 +9,7 @@ from pipeline_toys import DEVICE, LINK, scenario
 
 from mmplan.cost_models.build import build_graph
 from mmplan.errors import InfeasibleError
+from mmplan.planner.configuration import CHUNKS
 from mmplan.planner.configurations import list_configurations
 from mmplan.planner.cut_plan import cut_stages
 from mmplan.planner.cut_problem import CutProblem
@@ -44,7 +45,7 @@ def random_job(seed: int) -> Scenario:
         sharding=("none", str(random.choice(["optimizer", "parameters"]))),
         recompute=("none", "full") if random.random() < 0.5 else (),
         memory_headroom=0.0,
-        modules=(),
+        vp=CHUNKS,
         etp=(int(np.random.default_rng((seed, 1)).choice([1, 2])),) if seed % 10 == 3 else (),
     )
     return replace(job, cluster=_cluster(random), constraints=rules)

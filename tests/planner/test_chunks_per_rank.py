@@ -16,6 +16,7 @@ from mmplan.planner import chunk_solver as solver_module
 from mmplan.planner.check import check_plan
 from mmplan.planner.chunk_cut import each_level, evaluate_chunks
 from mmplan.planner.chunk_solver import solve_chunks
+from mmplan.planner.configuration import CHUNKS
 from mmplan.planner.configurations import list_configurations
 from mmplan.planner.cut_problem import CutProblem
 from mmplan.planner.pins import parse_pins
@@ -82,7 +83,7 @@ def test_the_moments_of_a_rank_hold_what_its_order_holds(p: int, v: int, m: int)
 
 def test_fewer_microbatches_than_ranks_are_not_interleaved() -> None:
     of = scenario(llm_layers=6, global_batch=12)
-    rules = Constraints(tp=(1,), cp=(1,), dp=(1,), microbatch=(1, 3, 6), sharding=("none",))
+    rules = Constraints(tp=(1,), cp=(1,), dp=(1,), microbatch=(1, 3, 6), sharding=("none",), vp=CHUNKS)
     found = {(one.pp, one.vp, one.microbatches) for one in list_configurations(replace(of, constraints=rules), 8)}
     chunked = {key for key in found if key[1] > 1}
     assert chunked

@@ -81,7 +81,9 @@ def test_a_branch_is_an_encoder_with_what_follows_it() -> None:
         frozenset(vision),
         frozenset(audio),
     }
-    dealt = [tuple(frozenset(one.modules) for one in apart) for apart in mesh_choices(job)]
+    assert mesh_choices(job) == ()
+    free = replace(job, constraints=replace(job.constraints, modules=None))
+    dealt = [tuple(frozenset(one.modules) for one in apart) for apart in mesh_choices(free)]
     assert len(dealt) == 4
     assert (frozenset({*vision, *audio}),) in dealt
     assert branches(scenario(llm_layers=1)) == ()
@@ -126,7 +128,8 @@ def test_modules_of_constraints_are_read_and_checked(tmp_path: Path) -> None:
 
     assert read("{vision: {tp: 1, dp: [2, 4]}}").constraints.modules == (OwnRanks(module="vision", tp=(1,), dp=(2, 4)),)
     assert read("{}").constraints.modules == ()
-    assert load_scenario(TINY).constraints.modules is None
+    assert read("any").constraints.modules is None
+    assert load_scenario(TINY).constraints.modules == ()
     for modules, message in (
         ("{llm: {tp: 1}}", "'llm' cannot have ranks of its own"),
         ("{visoin: {tp: 1}}", "'visoin' cannot have ranks of its own.*vision"),
