@@ -64,7 +64,8 @@ def titan_job(plan: Plan, target: str, *, before_0_3: bool = False) -> TitanJob:
     require_structure(plan)
     module = the_language_model(plan, target)
     _refuse(plan, target)
-    draft = _sharded(_passed_round(_ordered(Draft(plan=plan), target), target), target)
+    draft = _passed_round(_ordered(Draft(plan=plan), target), target)
+    draft = _sharded(draft, target, plan.ranks_per_expert if before_0_3 else 1)
     draft = on_a_chain(without_spread(draft, target), module, target)
     if before_0_3:
         draft = with_sequence_parallel(draft, f"{target} has tp only with sequence parallelism")
@@ -143,21 +144,21 @@ def _passed_round(draft: Draft, target: str) -> Draft:
     return draft.changed(repriced(draft.plan, scenario=other), sentence)
 
 
-def _sharded(draft: Draft, target: str) -> Draft:
-    """FSDP2 shards gradients at least, and whenever context parallelism is used."""
+def _sharded(draft: Draft, target: str, ranks_per_expert: int) -> Draft:
+    """FSDP2 shards gradients at least, and whenever context parallelism or experts beyond tp are used."""
     plan = draft.plan
     if plan.sharding == "optimizer":
         sentence = f"{target} shards gradients where it shards the optimizer's state"
         return draft.changed(repriced(plan, sharding="gradients"), sentence)
     lone = plan.sharding == "none" and plan.dp * plan.cp > 1
-    if lone and (plan.cp > 1 or plan.ep > plan.tp):
+    if lone and (plan.cp > 1 or (plan.ep > 1 and plan.ep * ranks_per_expert > plan.tp)):
         what = "context parallelism" if plan.cp > 1 else "expert parallelism beyond tp"
         return draft.changed(repriced(plan, sharding="gradients"), f"{target} shards gradients under {what}")
     return draft
 
 
 def _parallelism(plan: Plan, by_csv: bool) -> dict[str, object]:
-    """Fields of `ParallelismConfig`, names of 0.1 to 0.3 alike."""
+    """Fields of `ParallelismConfig`, names of 0.2 and 0.3 alike."""
     sharded = plan.sharding != "none"
     values: dict[str, object] = {
         "data_parallel_replicate_degree": 1 if sharded else plan.dp,

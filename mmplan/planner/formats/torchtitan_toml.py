@@ -1,4 +1,7 @@
-"""A plan as TOML of torchtitan before 0.3 (`--job.config_file plan.toml`); its output head is named `output`."""
+"""A plan as TOML of torchtitan 0.2 (`--job.config_file plan.toml`); its output head is named `output`.
+
+0.1 drops keys that it does not know without a word, the parts of a pipeline and expert parallelism among them.
+"""
 
 from collections.abc import Mapping
 
@@ -7,7 +10,7 @@ from mmplan.planner.formats.torchrun_head import title
 from mmplan.planner.formats.torchtitan_job import TitanJob, part_names, titan_job
 from mmplan.planner.plan import Plan
 
-TARGET = "torchtitan before 0.3"
+TARGET = "torchtitan 0.2"
 
 
 def export_torchtitan_toml(plan: Plan) -> Exported:
@@ -20,11 +23,12 @@ def export_torchtitan_toml(plan: Plan) -> Exported:
     files = {"plan.toml": _text(job)} | ({"orders.csv": job.csv} if job.csv else {})
     notes = [
         "name and flavor of [model] are yours to fill in, and data, tokenizer and steps",
+        "0.1 would drop the parts of a pipeline and expert parallelism without a word: take 0.2",
         *(["start in the folder of orders.csv: its path is relative"] if job.csv else []),
     ]
     return Exported(
         target="torchtitan-toml",
-        version="torchtitan 0.1, 0.2",
+        version=TARGET,
         files=files,
         losses=job.draft.losses,
         notes=tuple(notes),
