@@ -35,6 +35,9 @@ KEPT = {
     "qk_rope_head_dim",
     "no_rope_layer_interval",
     "output_dim",
+    "output_channels",
+    "output_proj_dims",
+    "output_size",
     "vision_output_dim",
     "projector_output_dim",
     "word_embed_proj_dim",
@@ -76,8 +79,8 @@ def part_of(config: type[PreTrainedConfig], name: str) -> dict[str, Any] | None:
     except REFUSALS:
         return None
     if not isinstance(absent, PreTrainedConfig):
-        spec = (getattr(config, "sub_configs_defaults", None) or {}).get(name)
-        kind = getattr(getattr(spec, "config_class", None), "model_type", "")
+        spec = (getattr(config, "sub_configs_defaults", None) or {}).get(name) or config.sub_configs[name]
+        kind = getattr(getattr(spec, "config_class", spec), "model_type", "")
         return {"type": kind, "absent": {}, "fixed": True} if kind else None
     inner = type(absent)
     differing = set_by(absent)
@@ -141,8 +144,13 @@ def models_of(kind: str) -> list[str]:
     return sorted(name for name in names if "For" in name or name.endswith("Model"))
 
 
-def row(kind: str) -> dict[str, Any]:
-    config = CONFIG_MAPPING[kind]
+def inner_classes(config: type[PreTrainedConfig]) -> dict[str, type[PreTrainedConfig]]:
+    """Classes of nested configs that are registered under no name."""
+    found = [getattr(spec, "config_class", spec) for spec in (getattr(config, "sub_configs", None) or {}).values()]
+    return {inner.model_type: inner for inner in found if inner is not AutoConfig and inner.model_type}
+
+
+def row(kind: str, config: type[PreTrainedConfig]) -> dict[str, Any]:
     inner = sorted(getattr(config, "sub_configs", None) or {})
     parts = {name: part for name in inner if (part := part_of(config, name)) is not None}
     result: dict[str, Any] = {"keys": {key: value for key, value in keys_of(config).items() if key not in inner}}
@@ -164,11 +172,14 @@ def row(kind: str) -> dict[str, Any]:
 def main() -> None:
     kinds = {*FAMILIES, *STACKS, *TOWERS, *EARS, *ENCODERS}
     wanted, done = sorted(kinds), dict[str, Any]()
+    unnamed: dict[str, type[PreTrainedConfig]] = {}
     while wanted:
         kind = wanted.pop()
-        if kind in done or kind not in CONFIG_MAPPING:
+        if kind in done or (kind not in CONFIG_MAPPING and kind not in unnamed):
             continue
-        done[kind] = row(kind)
+        config = CONFIG_MAPPING[kind] if kind in CONFIG_MAPPING else unnamed[kind]
+        unnamed |= inner_classes(config)
+        done[kind] = row(kind, config)
         wanted += [part["type"] for part in done[kind].get("parts", {}).values()]
     lines = [f'"transformers": {json.dumps(transformers.__version__)}']
     lines += [f"{json.dumps(kind)}: {json.dumps(done[kind])}" for kind in sorted(done)]

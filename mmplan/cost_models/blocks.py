@@ -43,19 +43,21 @@ def attention_ops(
     window: int | None,
     context: Value | None,
     prefix: str = "",
+    shared: bool = False,
 ) -> tuple[Op, ...]:
     """Projections, attention, output projection: normed [tokens, hidden] -> value `attn_out`. Names and values of a
-    second attention in the same block get a prefix."""
+    second attention in the same block get a prefix; `shared` keys and values are those of an earlier block."""
     trained = training.mode == "full"
     source, head = context or normed, shape.head_dim
     query_width, key_width = shape.heads * head, shape.kv_heads * head
     q = Value(f"{prefix}q", TOKENS, query_width, sharded=True, unit=head)
     k, v = (Value(f"{prefix}{name}", source.rows, key_width, sharded=True, unit=head) for name in ("k", "v"))
     ops: list[Op] = [*linear_ops(q.name, normed, q, training, bias=shape.qkv_bias, parallel="column")]
-    ops += linear_ops(k.name, source, k, training, bias=shape.qkv_bias and shape.key_bias, parallel="column")
+    if not shared:
+        ops += linear_ops(k.name, source, k, training, bias=shape.qkv_bias and shape.key_bias, parallel="column")
     if shape.keys_as_values:
         v = k
-    else:
+    elif not shared:
         ops += linear_ops(v.name, source, v, training, bias=shape.qkv_bias, parallel="column")
     gate = Value(f"{prefix}out_gate", TOKENS, query_width, sharded=True, unit=head)
     if shape.out_gate == "head":
@@ -67,10 +69,13 @@ def attention_ops(
         groups = (1, 1) if shape.qk_norm_whole else (shape.heads, shape.kv_heads)
         kind = shape.qk_norm_kind or shape.norm
         ops.append(replace(_norm(shape, f"{prefix}q_norm", plain_q, q, trained, groups[0]), kind=kind))
-        ops.append(replace(_norm(shape, f"{prefix}k_norm", plain_k, k, trained, groups[1]), kind=kind))
+        if not shared:
+            ops.append(replace(_norm(shape, f"{prefix}k_norm", plain_k, k, trained, groups[1]), kind=kind))
     if rope and context is None:
         q, k, plain_q, plain_k = replace(q, name=f"{prefix}q_rotated"), replace(k, name=f"{prefix}k_rotated"), q, k
-        ops += [Rope(x=plain_q, y=q, heads=shape.heads), Rope(x=plain_k, y=k, heads=shape.kv_heads)]
+        ops.append(Rope(x=plain_q, y=q, heads=shape.heads))
+        if not shared:
+            ops.append(Rope(x=plain_k, y=k, heads=shape.kv_heads))
     attended = Value(f"{prefix}attended", TOKENS, query_width, sharded=True, unit=head)
     attention = Attention(
         q=q,

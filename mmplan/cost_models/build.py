@@ -20,12 +20,15 @@ from mmplan.cost_models.embeddings import (
 from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer, LayerKind, Source, values_with_grad
 from mmplan.cost_models.module_order import upstream_first
-from mmplan.cost_models.ops import Op, op_inputs
+from mmplan.cost_models.ops import Embedding, Op, op_inputs
+from mmplan.cost_models.step_ops import step_ops
 from mmplan.cost_models.transformer_block import block_ops
+from mmplan.cost_models.values import CONTEXT, TOKENS, Rows, Value
 from mmplan.errors import CostModelError
 from mmplan.scenario.layer_ids import last_layer_id
 from mmplan.scenario.model_edges import merged_beside
 from mmplan.scenario.scenario import EdgeKind, Model, ModelModule, Scenario, Transformer
+from mmplan.scenario.steps import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,11 @@ def _transformer(module: ModelModule) -> Transformer:
 def _module_drafts(model: Model, module: ModelModule) -> list[_Draft]:
     if module.projector is not None:
         producer = _only(module, "input", _feeding(model, module, "input"))
-        ops = projector_ops(module.projector, module.training, producer.output_width)
+        if module.form is not None:
+            x = Value("x", CONTEXT, producer.output_width)
+            ops = step_ops(module.form.front, x, TOKENS, module.training)
+        else:
+            ops = projector_ops(module.projector, module.training, producer.output_width)
         ops += stored_ops(module, ops[-1].y)
         layer = next(edge.producer_layer for edge in model.edges if edge.consumer == module.name)
         source = Source(last_layer_id(producer) if layer is None else f"{producer.name}.{layer}", "x")
@@ -134,6 +141,14 @@ def _module_drafts(model: Model, module: ModelModule) -> list[_Draft]:
 
 def _embed_draft(model: Model, module: ModelModule) -> _Draft:
     shape, layer_id = _transformer(module), f"{module.name}.embed"
+    if module.kind == "encoder":
+        return _reading_draft(model, module, layer_id)
+    if module.form is not None and module.form.raw_width is not None:
+        width = module.form.raw_width
+        raw = Value("raw", Rows("input_elements", per=width), width)
+        ops = step_ops(module.form.front, raw, TOKENS, module.training)
+        kind: LayerKind = "patch_embed" if module.vision is not None else "audio_embed"
+        return _Draft(layer_id, module, kind, 0, (), ops + stored_ops(module, ops[-1].y))
     if module.vision is not None:
         ops = patch_embed_ops(module.vision, shape, module.training)
         return _Draft(layer_id, module, "patch_embed", 0, (), ops + stored_ops(module, ops[-1].y))
@@ -159,6 +174,22 @@ def _embed_draft(model: Model, module: ModelModule) -> _Draft:
     return _Draft(layer_id, module, "token_embed", 0, sources, ops)
 
 
+def _reading_draft(model: Model, module: ModelModule, layer_id: str) -> _Draft:
+    """First layer of a module that reads another one's tokens: its queries, or what its front makes of the tokens."""
+    producer, shape = _only(module, "input", _feeding(model, module, "input")), _transformer(module)
+    x, trained = Value("x", CONTEXT, producer.output_width), module.training.mode == "full"
+    assert module.form is not None
+    ops: tuple[Op, ...]
+    if module.form.queries:
+        y = Value("queries", TOKENS, shape.hidden)
+        ops = (Embedding(name="queries", y=y, size=module.form.queries, unit=module.form.queries, trainable=trained),)
+        ops += step_ops(module.form.front, y, TOKENS, module.training) if module.form.front else ()
+        return _Draft(layer_id, module, "token_embed", 0, (), ops + stored_ops(module, ops[-1].y))
+    ops = step_ops(module.form.front or (Kept(size=0),), x, TOKENS, module.training)
+    source = Source(last_layer_id(producer), "x")
+    return _Draft(layer_id, module, "projector", 0, (source,), ops + stored_ops(module, ops[-1].y))
+
+
 def _added(model: Model, module: ModelModule, index: int) -> tuple[str, str] | None:
     """(module whose tokens block `index` adds, module that has merged the same encoder's tokens)."""
     for edge in model.edges:
@@ -169,6 +200,8 @@ def _added(model: Model, module: ModelModule, index: int) -> tuple[str, str] | N
 
 def _block_drafts(model: Model, module: ModelModule) -> list[_Draft]:
     shape, contexts = _transformer(module), _feeding(model, module, "cross_attention")
+    if module.kind == "encoder":
+        contexts = _feeding(model, module, "input")
     rope = module.audio is None and not (module.vision is not None and module.vision.learned_positions)
     rope = rope and (module.text is None or module.text.positions == "rotary")
     drafts: list[_Draft] = []
@@ -183,7 +216,7 @@ def _block_drafts(model: Model, module: ModelModule) -> list[_Draft]:
         added = _added(model, module, index)
         if added is not None:
             sources = (*sources, Source(last_layer_id(model.module(added[0])), added[0]))
-        ops = block_ops(shape, module.training, index, rope=rope, context_width=width, added=added)
+        ops = block_ops(shape, module.training, index, rope=rope, context_width=width, added=added, form=module.form)
         if index == shape.layers - 1:
             ops += end_ops(module.vision, module.audio, shape, module.training, ops[-1].y)
         kind: LayerKind = "cross_block" if width is not None else "block"

@@ -20,6 +20,7 @@ from mmplan.cost_models.ops import (
     ClassToken,
     Conv1d,
     Conv2d,
+    Convolution,
     CrossEntropy,
     Embedding,
     Linear,
@@ -48,6 +49,9 @@ def product_flops(op: Op, load: Load, shard: int | Shard = 1) -> float:
             return 2 * op.y.local_rows(load, shard) * op.kernel * op.x.width * op.y.width
         case Conv2d():
             return 2 * op.y.local_rows(load, shard) * op.bins * 9 * op.inputs * op.outputs
+        case Convolution():
+            rows = (op.x if op.transposed else op.y).local_rows(load, shard)
+            return 2 * rows * op.inner * op.y.width
         case DeltaRule():
             rows = load.chunk_tokens * row_fraction(False, as_shard(shard))
             return rows * op.gate.local_width(shard) * op.row_flops()
@@ -102,6 +106,8 @@ def op_parameters(op: Op, shard: int | Shard = 1) -> int:
             return op.kernel * op.x.width * op.y.width + op.y.width
         case Conv2d():
             return 9 * op.inputs * op.outputs + op.outputs
+        case Convolution():
+            return op.inner * op.y.width + (op.y.width if op.bias else 0)
         case Norm():
             scale = min(op.x.width // op.groups, op.x.local_width(shard))
             return scale * (2 if op.kind == "layer" and op.bias else 1)
@@ -141,7 +147,7 @@ def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:
     match op:
         case Linear() | GroupedLinear() | Scale():
             return (op.x,) if op.trainable else ()
-        case Conv1d() | Conv2d() | Norm() | CausalConv():
+        case Conv1d() | Conv2d() | Convolution() | Norm() | CausalConv():
             return (op.x,) if op.trainable or grad else ()
         case DeltaRule():
             return (op.q, op.k, op.v, op.gate, op.step) if op.trainable or grad else ()

@@ -19,6 +19,7 @@ from mmplan.cost_models.ops import (
     Attention,
     Conv1d,
     Conv2d,
+    Convolution,
     Linear,
     Multiply,
     Op,
@@ -63,7 +64,9 @@ def op_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard, routed: boo
         launches += 1
         before = seconds.copy() if layer.imbalance > 1 and op_routed(op) else None
         match op:
-            case Linear() | GroupedLinear() | Conv1d() | Conv2d():
+            case Convolution() if op.groups == op.y.width:
+                add_pointwise(seconds, rules, layer, op, load, shard)
+            case Linear() | GroupedLinear() | Conv1d() | Conv2d() | Convolution():
                 add_product(seconds, rules, layer, op, load, shard)
             case Attention():
                 add_attention(seconds, rules, layer, op, load, shard)

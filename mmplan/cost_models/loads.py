@@ -70,10 +70,9 @@ def context_lengths(model: Model, module: ModelModule, sample: Sample) -> tuple[
     """Tokens of other modules that cross layers or a `hidden` edge read in this sample (one number), or that a
     projector reads (one number per sequence)."""
     lengths = sequence_lengths(model, sample)
-    if module.projector is None:
+    if module.kind not in ("projector", "encoder"):
         return (_incoming(model, module, ("cross_attention", "hidden"), lengths),)
-    producer = next(edge.producer for edge in model.edges if edge.consumer == module.name)
-    return output_lengths(model.module(producer), lengths[producer])
+    return _read_lengths(model, module, lengths)
 
 
 def image_tokens(vision: VisionInput, size: tuple[int, int], merge: int) -> int:
@@ -94,7 +93,7 @@ def audio_frames(audio: AudioInput, clip_s: float) -> int:
     """Mel frames of a clip after padding: at least two and even, so that the second convolution halves them exactly, or
     whole chunks."""
     seconds = audio.pad_s if audio.pad_s is not None else clip_s
-    unit = audio.chunk_frames if audio.channels else 2
+    unit = audio.chunk_frames if audio.channels else audio.stride
     return unit * max(1, math.ceil(round(audio.frames_per_s * seconds) / unit))
 
 
@@ -124,12 +123,15 @@ def _lengths(model: Model, module: ModelModule, sample: Sample, lengths: dict[st
         return tuple(sum(tokens[first : first + joined]) for first in range(0, len(tokens), joined))
     if module.audio is not None:
         return tuple(module.audio.tokens(frames) for frames in audio_clip_frames(module, sample))
-    if module.projector is not None:
-        producer = next(edge.producer for edge in model.edges if edge.consumer == module.name)
-        incoming = output_lengths(model.module(producer), lengths[producer])
-        pool, merge = module.projector.pool, module.projector.merge
-        return tuple(length // pool // merge for length in incoming)
+    if module.kind in ("projector", "encoder"):
+        return tuple(module.tokens_of(length) for length in _read_lengths(model, module, lengths))
     return (own_tokens(module, sample) + _incoming(model, module, ("merge", "hidden"), lengths),)
+
+
+def _read_lengths(model: Model, module: ModelModule, lengths: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Tokens of each sequence that a projector or an `encoder` reads."""
+    producer = next(edge.producer for edge in model.edges if edge.consumer == module.name)
+    return output_lengths(model.module(producer), lengths[producer])
 
 
 def _incoming(model: Model, module: ModelModule, kinds: tuple[str, ...], lengths: dict[str, tuple[int, ...]]) -> int:
@@ -167,13 +169,19 @@ def _one_sample(model: Model, sample: Sample) -> dict[str, Load]:
         own = lengths[module.name]
         context = _incoming(model, module, ("input", "cross_attention", "hidden"), lengths)
         is_language_model = module.kind == "language_model"
+        context_pairs = sum(own) * context if is_language_model else 0
+        if module.form is not None and module.form.queries:
+            read = _read_lengths(model, module, lengths)
+            sides = [module.form.read_by_queries(length) for length in read]
+            context = sum(read) + (sum(own) if module.form.together else 0)
+            context_pairs = sum(queries * keys for queries, keys in sides)
         loads[module.name] = Load(
             sequences=len(own),
             tokens=sum(own),
             pairs=sum(length**2 for length in own),
             window_pairs=sum(_window_pairs(length, module.transformer) for length in own),
             context_tokens=context,
-            context_pairs=sum(own) * context if is_language_model else 0,
+            context_pairs=context_pairs,
             input_elements=_input_elements(model, module, sample),
             targets=max(0, own_tokens(module, sample) - 1) if is_language_model else 0,
             outputs=sum(output_lengths(module, own)),

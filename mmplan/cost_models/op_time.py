@@ -15,6 +15,7 @@ from mmplan.cost_models.ops import (
     Attention,
     Conv1d,
     Conv2d,
+    Convolution,
     CrossEntropy,
     Embedding,
     Linear,
@@ -44,9 +45,10 @@ def has_dgrad(layer: Layer, op: Op) -> bool:
     return any(value.name in layer.grad_values for value in op_inputs(op))
 
 
-def add_product(
-    seconds: Seconds, rules: Rules, layer: Layer, op: Linear | GroupedLinear | Conv1d | Conv2d, load: Load, shard: Shard
-) -> None:
+Product = Linear | GroupedLinear | Conv1d | Conv2d | Convolution
+
+
+def add_product(seconds: Seconds, rules: Rules, layer: Layer, op: Product, load: Load, shard: Shard) -> None:
     rows, inner, outer = op.x.local_rows(load, shard), op.x.local_width(shard), op.y.local_width(shard)
     groups = 1
     if isinstance(op, GroupedLinear):
@@ -56,6 +58,9 @@ def add_product(
         rows, inner = op.y.local_rows(load, shard), op.kernel * op.x.width
     elif isinstance(op, Conv2d):
         rows, inner, outer = op.y.local_rows(load, shard) * op.bins, 9 * op.inputs, op.outputs
+    elif isinstance(op, Convolution):
+        rows, groups = (op.x if op.transposed else op.y).local_rows(load, shard), op.groups
+        inner, outer = op.inner, op.y.width // op.groups
     vocabulary = _is_vocabulary(layer)
     part = PART["vocabulary" if vocabulary else "gemm"]
     in_blocks = layer.kind in ("block", "cross_block")
@@ -76,7 +81,7 @@ def add_product(
 def _add_casts(
     seconds: Seconds,
     rules: Rules,
-    op: Linear | GroupedLinear | Conv1d | Conv2d,
+    op: Product,
     inputs: float,
     outputs: float,
     with_dgrad: bool,

@@ -61,6 +61,29 @@ class Conv2d:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Convolution:
+    """A kernel of `taps` rows over an image, a clip or a video, within each of `groups` of columns; never sharded.
+
+    The rows of y say what its strides leave; transposed, each row of x gives several. A depthwise one does a few
+    multiply-adds per number: it takes the time of its bytes.
+    """
+
+    name: str
+    x: Value
+    y: Value
+    taps: int
+    groups: int
+    bias: bool
+    trainable: bool
+    transposed: bool = False
+
+    @property
+    def inner(self) -> int:
+        """Numbers that each product of a row sums."""
+        return self.taps * self.x.width // self.groups
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Norm:
     """Layer norm (scale and shift) or RMS norm (scale) over each of `groups` equal parts of a row (heads for q and k);
     one scale [width / groups] serves all groups."""
@@ -304,6 +327,7 @@ Op = (
     Linear
     | Conv1d
     | Conv2d
+    | Convolution
     | Norm
     | Rope
     | Attention
@@ -366,7 +390,7 @@ def op_trainable(op: Op) -> bool:
     match op:
         case Linear() | GroupedLinear() | Conv1d() | Norm() | Scale() | Embedding() | ClassToken() | Positions():
             return op.trainable
-        case Conv2d() | Stored() | CausalConv() | DeltaRule():
+        case Conv2d() | Convolution() | Stored() | CausalConv() | DeltaRule():
             return op.trainable
         case SumParts():
             return op.bias and op.trainable

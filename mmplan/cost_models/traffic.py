@@ -12,6 +12,7 @@ from mmplan.cost_models.ops import (
     Attention,
     Conv1d,
     Conv2d,
+    Convolution,
     CrossEntropy,
     Embedding,
     Linear,
@@ -39,7 +40,7 @@ def forward_bytes(op: Op, load: Load, dtype_bytes: int, shard: int | Shard = 1) 
             return read * (dtype_bytes + FP32_BYTES)  # logits in, fp32 log-probabilities out
         case Embedding() | Slice():
             return 2 * written * dtype_bytes
-        case Linear() | GroupedLinear() | Conv1d() | Conv2d():
+        case Linear() | GroupedLinear() | Conv1d() | Conv2d() | Convolution():
             return (read + written + op_parameters(op, shard)) * dtype_bytes
         case _:
             return (read + written) * dtype_bytes
@@ -56,7 +57,7 @@ def backward_bytes(op: Op, load: Load, dtype_bytes: int, shard: int | Shard = 1)
             return 0.0
         case CrossEntropy():
             return read * (dtype_bytes + FP32_BYTES)
-        case Linear() | GroupedLinear() | Conv1d() | Conv2d():
+        case Linear() | GroupedLinear() | Conv1d() | Conv2d() | Convolution():
             return (read + written + op_parameters(op, shard)) * dtype_bytes
         case Attention():
             return (2 * read + 2 * written) * dtype_bytes  # q, k, v, output and its gradient in; three gradients out

@@ -3,13 +3,17 @@
 Some models put norms behind the branches instead, or let attention and MLP read one norm and add both at once.
 """
 
+from functools import partial
+
 from mmplan.cost_models.blocks import attention_ops, mlp_body, residual_ops
 from mmplan.cost_models.experts import moe_ops
 from mmplan.cost_models.latent_attention import mla_ops
 from mmplan.cost_models.linear_attention import delta_ops, short_conv_ops
 from mmplan.cost_models.ops import Add, AddRows, Norm, Op, Stored
+from mmplan.cost_models.step_ops import Around, step_ops
 from mmplan.cost_models.values import CONTEXT, TOKENS, Value
 from mmplan.scenario.scenario import Training, Transformer
+from mmplan.scenario.steps import Form, Usual, uses
 
 
 def block_ops(
@@ -20,24 +24,33 @@ def block_ops(
     rope: bool,
     context_width: int | None = None,
     added: tuple[str, str] | None = None,
+    form: Form | None = None,
 ) -> tuple[Op, ...]:
     """Block `index` of shape `shape.at(index)`: input `x` [tokens, hidden], and `context` for cross layers.
 
     Args:
         rope: rotary positions on queries and keys.
         added: (value, key) of rows that are added to the block's output where the tokens of module `key` lie.
+        form: of the module, whose steps may stand in place of the block.
     """
     shape = shape.at(index)
     is_global = shape.window_tokens is None or index in shape.global_layers
     context = Value("context", CONTEXT, context_width) if context_width is not None else None
     x, middle, y = (Value(name, TOKENS, shape.hidden) for name in ("x", "middle", "y"))
     window = None if is_global or (context is not None and not shape.cross_also) else shape.window_tokens
-    if shape.parallel:
+    steps = form.block(index) if form is not None else ()
+    if steps:
+        usual = partial(block_ops, shape, training, index, rope=rope)
+        found = step_ops(
+            steps, x, TOKENS, training, Around(shape=shape, context=context, window=window, rope=rope, usual=usual)
+        )
+        ops = list(found)
+    elif shape.parallel:
         ops = _parallel_parts(shape, training, index, x, y, rope=rope, window=window)
     else:
         attended, ops = _attention_part(shape, training, x, middle, rope=rope, window=window, context=context)
         ops += _mlp_part(shape, training, index, attended, y)
-    if shape.stored:
+    if shape.stored and not uses(steps, Usual):
         trained, last = training.mode == "full", ops[-1].y
         kept = Value("y_kept", TOKENS, shape.hidden)
         ops.append(Stored(name="stored", x=last, y=kept, size=shape.stored, trainable=trained))

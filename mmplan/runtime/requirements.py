@@ -37,6 +37,7 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     if rehearse:
         return plan.pp * plan.dp
     require_executable(plan.scenario)
+    _refuse_forms(plan)
     for name, found, executed in _choices(plan):
         if found != executed:
             raise InputError(
@@ -56,6 +57,15 @@ def _choices(plan: Plan) -> tuple[tuple[str, object, object], ...]:
         ("cp", plan.cp, 1),
         ("ep", plan.ep, 1),
     )
+
+
+def _refuse_forms(plan: Plan) -> None:
+    for module in plan.scenario.model.modules:
+        if module.form is not None:
+            raise InputError(
+                f"'{module.name}' has layers that this release prices and does not build (convolutions, queries): run "
+                "the model itself with `--job`, or rehearse the plan"
+            )
 
 
 def _refuse_split_vocabulary(plan: Plan) -> None:

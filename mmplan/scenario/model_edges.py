@@ -13,13 +13,17 @@ def merged_beside(model: Model, edge: ModelEdge) -> str:
     for other in model.edges:
         if other.kind == "merge" and other.consumer == edge.consumer and _encoder_of(model, other.producer) == encoder:
             return other.producer
+    like = [other.producer for other in model.edges if (other.kind, other.consumer) == ("merge", edge.consumer)]
+    like = [name for name in like if model.module(name).modality == model.module(edge.producer).modality]
+    if len(like) == 1:  # two towers that see the same images
+        return like[0]
     raise ValueError(
         f"'{edge.producer}' adds to tokens of '{encoder}', and no edge merges those into '{edge.consumer}'"
     )
 
 
 def _encoder_of(model: Model, name: str) -> str:
-    """The module itself, or the one that feeds it when it is a projector."""
-    if model.module(name).projector is None:
-        return name
-    return next(edge.producer for edge in model.edges if edge.consumer == name)
+    """The module itself, or the one that feeds the projectors in front of it."""
+    while model.module(name).kind in ("projector", "encoder"):
+        name = next(edge.producer for edge in model.edges if edge.consumer == name)
+    return name

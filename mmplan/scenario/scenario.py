@@ -9,9 +9,10 @@ from typing import Literal
 
 from mmplan.scenario.attention_forms import GatedDelta, Mla
 from mmplan.scenario.cluster import Cluster
+from mmplan.scenario.steps import Form, row_ratio
 from mmplan.scenario.technique import Offload, Recompute, Sharding, Technique
 
-ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "projector", "language_model"]
+ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "encoder", "projector", "language_model"]
 Modality = Literal["vision", "audio", "text", "speech"]
 EdgeKind = Literal["input", "merge", "cross_attention", "hidden", "add"]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -155,11 +156,12 @@ class AudioInput:
     positions: int = 0  # rows of a stored position table, one per token before pooling; 0: computed, no weights
     channels: tuple[int, ...] = ()
     chunk_frames: int = 0
+    stride: int = 2  # frames of a token, before pooling
 
     def tokens(self, frames: int) -> int:
         """Tokens of so many mel frames, before pooling."""
         if not self.channels:
-            return frames // 2
+            return frames // self.stride
         return frames // self.chunk_frames * halved(self.chunk_frames, self.channels)
 
 
@@ -208,7 +210,10 @@ class Projector:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelModule:
-    """One module of the model; which parts are set follows from `kind`."""
+    """One module of the model; which parts are set follows from `kind`.
+
+    An `encoder` reads another module's tokens: a further stage of a tower, or queries that attend to them.
+    """
 
     name: str
     kind: ModuleKind
@@ -224,6 +229,7 @@ class ModelModule:
     stored: int = 0  # numbers beside its products, as `Transformer.stored` but in the module's first layer
     whole: bool = False  # tensor parallelism may not split it: a zone forbids tensor_sharding
     time_factor: float = 1.0  # seconds of its layers, as a run measured them, over those of the cost model
+    form: Form | None = None  # layers that are not as `transformer` and `projector` say
 
     def __post_init__(self) -> None:
         if (self.projector is None) == (self.transformer is None):
@@ -236,6 +242,16 @@ class ModelModule:
             return self.projector.dims[-1]
         assert self.transformer is not None
         return self.transformer.hidden
+
+    def tokens_of(self, incoming: int) -> int:
+        """Tokens of a projector or an `encoder` for one sequence of so many that it reads."""
+        if self.form is not None and self.form.queries:
+            return self.form.read_by_queries(incoming)[0]
+        if self.form is not None and self.form.front:
+            return int(incoming * row_ratio(self.form.front))
+        if self.projector is not None:
+            return incoming // self.projector.pool // self.projector.merge
+        return incoming
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.ops import (
     ClassToken,
     Conv1d,
+    Convolution,
     Embedding,
     Linear,
     Norm,
@@ -101,6 +102,10 @@ def _arrays(op: Op, shard: Shard, axes: MeshAxes) -> Iterator[_Array]:
         case Conv1d():
             yield _Array(f"{op.name}.weight", (op.kernel, op.x.width, op.y.width), ((), (), ()))
             yield _Array(f"{op.name}.bias", (op.y.width,), ((),))
+        case Convolution():
+            yield _Array(f"{op.name}.weight", (op.taps, op.x.width // op.groups, op.y.width), ((), (), ()))
+            if op.bias:
+                yield _Array(f"{op.name}.bias", (op.y.width,), ((),))
         case Norm():
             width, on = (_full(op.x, shard), _on(op.x, axes)) if op.groups == 1 else (op.x.width // op.groups, ())
             for part in ("scale", "bias") if op.kind == "layer" and op.bias else ("scale",):

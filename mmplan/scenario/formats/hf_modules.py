@@ -19,6 +19,13 @@ def chain(name: str, *modules: ModelModule, last: EdgeKind = "merge") -> Model:
     return Model(name=name, modules=modules, edges=(*edges, edge(modules[-2].name, modules[-1].name, last)))
 
 
+def merged(name: str, llm: ModelModule, *ways: tuple[ModelModule, ...]) -> Model:
+    """Several ways of encoder, ..., projector into one language model."""
+    inner = [edge(a.name, b.name, "input") for way in ways for a, b in pairwise(way)]
+    ends = [edge(way[-1].name, llm.name, "merge") for way in ways]
+    return Model(name=name, modules=(*(module for way in ways for module in way), llm), edges=(*inner, *ends))
+
+
 def divided(fields: Fields, hidden: int, heads: int) -> int:
     if hidden % heads:
         raise fields.error("num_attention_heads", f"width {hidden} is not a multiple of {heads} heads")

@@ -7,6 +7,7 @@ from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, divided
 from mmplan.scenario.scenario import AudioInput, ModelModule, Transformer
 
+SAMPLES_PER_S = 16_000  # of raw sound, which all of them take
 FRAMES_PER_S = 100  # of Whisper's mel spectrogram, of which two make a token
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mmplan.scenario.formats.hf import listeners, llava_like, qwen3
+from mmplan.scenario.formats.hf import gemma_families, listeners, llava_like, querying, qwen3, sam
 from mmplan.scenario.formats.hf.encoders_alone import ENCODERS
 from mmplan.scenario.formats.hf.text import STACKS, text_module
 from mmplan.scenario.formats.hf_fields import Fields
@@ -33,14 +33,30 @@ PARTS = {
 FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     **dict.fromkeys(sorted(set(STACKS) - PARTS), plain),
     **ENCODERS,
+    "aria": querying.aria,
+    "deepseek_vl_hybrid": sam.deepseek_hybrid,
+    "got_ocr2": sam.got_ocr,
+    "idefics": querying.idefics,
+    "kosmos-2": querying.kosmos,
+    "kosmos-2.5": querying.kosmos,
+    "pp_chart2table": sam.got_ocr,
     "audioflamingo3": listeners.audio_flamingo,
+    "blip-2": querying.blip2,
+    "granite_speech": querying.granite_speech,
+    "granite_speech_plus": querying.granite_speech,
+    "idefics2": querying.idefics2,
+    "instructblip": querying.blip2,
+    "instructblipvideo": querying.blip2,
+    "phi4_multimodal": querying.phi4_multimodal,
     "aya_vision": llava_like.aya,
     "cohere2_vision": llava_like.aya,
     "cosmos3_omni": qwen3.qwen3_vl,
     "deepseek_vl": llava_like.two_linears,
     "exaone4_5": llava_like.qwen_vl,
     "gemma3": llava_like.gemma3,
-    "gemma4": llava_like.gemma4,
+    "gemma3n": gemma_families.gemma3n,
+    "gemma4": gemma_families.gemma4,
+    "gemma4_unified": gemma_families.gemma4_unified,
     "glm46v": llava_like.glm4v,
     "glm4v": llava_like.glm4v,
     "glm4v_moe": llava_like.glm4v,

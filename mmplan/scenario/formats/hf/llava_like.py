@@ -128,20 +128,6 @@ def gemma3(config: Fields, name: str) -> Model:
     return chain(name, vision, projector_module(dims, pool=patches // kept, norm="rms", bias=False), llm)
 
 
-def gemma4(config: Fields, name: str) -> Model:
-    """Tokens are averaged k x k and pass one linear. Files without vision config hold the language model alone."""
-    if config.has("audio_config"):
-        raise config.error("audio_config", "its audio encoder has convolutions inside its blocks, which are not read")
-    llm = text_module(config, "text_config")
-    if not config.has("vision_config"):
-        return Model(name=name, modules=(llm,), edges=())
-    tower = config.part("vision_config")
-    vision = tower_of(config)
-    pool = tower.count("pooling_kernel_size", most=100) ** 2
-    projector = projector_module((vision.output_width, llm.output_width), pool=pool, bias=False)
-    return chain(name, vision, projector, llm)
-
-
 def hyperclovax(config: Fields, name: str) -> Model:
     """Qwen2.5-VL's tower with its merger, and one more linear."""
     vision, tower = tower_of(config), config.part("vision_config")

@@ -71,9 +71,6 @@ def gemma3(text: Fields, shape: Transformer) -> Transformer:
 def gemma4(text: Fields, shape: Transformer) -> Transformer:
     """Full layers have heads of their own width and number, and may take keys as values. With experts a dense MLP
     stands beside them, with three more norms, a scale of the router's input and one of each expert."""
-    second = "its blocks read a second table of token embeddings"
-    text.refuse_unless("hidden_size_per_layer_input", 0, None, why=second)
-    text.refuse_unless("num_kv_shared_layers", 0, why="its last layers attend to keys of earlier ones")
     types = text.words("layer_types", shape.layers)
     full = (*full_layers(text, shape.layers, 6),) if types is None else full_layers(text, shape.layers, 6)
     full = tuple(sorted({*full, shape.layers - 1}))  # the class makes the last layer a full one

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmplan.scenario.document import listed, shown
-from mmplan.scenario.formats.hf import experts, mixers
+from mmplan.scenario.formats.hf import experts, gemma, mixers
 from mmplan.scenario.formats.hf.blocks_by_layer import each, sliding
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, divided
 from mmplan.scenario.scenario import ModelModule, TextInput, Transformer, Vocabulary
+from mmplan.scenario.steps import Form
 
 Adapt = Callable[[Fields, Transformer], Transformer]
 
@@ -26,6 +27,8 @@ class Stack:
     ffn: str = "intermediate_size"
     stored: Callable[[Fields, Transformer], int] | None = None  # numbers beside the token table
     head_bias: str | bool = False
+    form: Callable[[Fields, Transformer], Form | None] | None = None
+    turned: bool = True  # positions turn queries and keys; False: they are among the numbers `stored`
 
 
 def text_module(
@@ -80,8 +83,9 @@ def language_module(text: Fields, *, tied: bool, rows: int = 0, name: str = "llm
         transformer=shape,
         vocabulary=Vocabulary(size=size, tied=tied),
         # positions that are stored, not turned
-        text=TextInput(positions="none") if stack.stored is not None else None,
+        text=TextInput(positions="none") if stack.stored is not None and not stack.turned else None,
         stored=stored,
+        form=stack.form(text, shape) if stack.form is not None else None,
         source=SOURCE,
     )
 
@@ -99,7 +103,7 @@ def stack_shape(text: Fields, stack: Stack) -> Transformer:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=text.optional("head_dim") or (1 if latent else divided(text, hidden, heads)),
-        ffn=text.count(*("block_ff_dim",) * text.has("block_ff_dim"), stack.ffn),  # LFM2's older name
+        ffn=_ffn(text, stack),
         gated_mlp=True,
         causal=True,
         norm="rms",
@@ -110,9 +114,19 @@ def stack_shape(text: Fields, stack: Stack) -> Transformer:
     shape = replace(shape, **{key: value for key, value in stack.shape.items() if key != "mla"})
     for adapt in stack.adapt:
         shape = adapt(text, shape)
-    if shape.head_dim % 2 and shape.mla is None and not stack.stored:
+    if shape.head_dim % 2 and shape.mla is None and stack.turned:
         raise text.error("head_dim", f"rotary positions need an even width, found {shape.head_dim}")
     return shape
+
+
+def _ffn(text: Fields, stack: Stack) -> int:
+    """Width of the MLP; the first one where each block has its own."""
+    if text.has("block_ff_dim"):  # LFM2's older name
+        return text.count("block_ff_dim")
+    widths = text.get(stack.ffn)
+    if isinstance(widths, list) and widths and text.kind == "gemma3n_text":
+        return replace(text, values={**text.values, stack.ffn: widths[0]}).count(stack.ffn)
+    return text.count(stack.ffn)
 
 
 def _decided(text: Fields, by: str | bool) -> bool:
@@ -194,6 +208,12 @@ def _mllama(text: Fields, shape: Transformer) -> Transformer:
     return each(shape, lambda index, block: replace(block, qk_norm=True, stored=2) if index in cross else block)
 
 
+def _kosmos(text: Fields, shape: Transformer) -> Transformer:
+    """Further norms in front of both output projections; Kosmos-2.5 has that of the MLP alone."""
+    first = 2 * shape.hidden if text.kind == "kosmos_2_text_model" else 0
+    return replace(shape, stored=first + 2 * shape.ffn)
+
+
 def _gpt2(text: Fields, shape: Transformer) -> Transformer:
     text.refuse_unless("add_cross_attention", False, None, why="it attends to another model")
     return replace(shape, ffn=text.optional("n_inner") or 4 * shape.hidden)
@@ -230,7 +250,18 @@ QWEN3_MOE = replace(QWEN3, adapt=(experts.qwen_experts,))
 MISTRAL = Stack(adapt=(_window,))
 GEMMA = {"activation": "gelu"}
 BIASED = Stack(qkv_bias="attention_bias", out_bias="attention_bias")
+GEMMA4 = replace(BIASED, shape=GEMMA, adapt=(mixers.gemma4,), form=gemma.form_of_gemma4, stored=gemma.per_layer_norm)
 
+KOSMOS = Stack(
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    shape=LAYER_NORM_PLAIN_MLP,
+    ffn="ffn_dim",
+    adapt=(_kosmos,),
+    stored=lambda text, shape: 2 * shape.hidden if text.kind == "kosmos_2_5_text_model" else 0,
+    turned=False,
+)
 STACKS: Mapping[str, Stack] = {
     "aria_text": replace(LLAMA, adapt=(experts.aria_experts,)),
     "arcee": replace(LLAMA, shape={"gated_mlp": False}),
@@ -239,6 +270,7 @@ STACKS: Mapping[str, Stack] = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "ernie4_5": Stack(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
+    "idefics": Stack(),
     "ernie4_5_moe": Stack(
         qkv_bias="use_bias",
         out_bias="use_bias",
@@ -250,7 +282,11 @@ STACKS: Mapping[str, Stack] = {
     "gemma": replace(BIASED, shape=GEMMA),
     "gemma2": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma2,)),
     "gemma3_text": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma3,)),
-    "gemma4_text": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma4,)),
+    "gemma3n_text": replace(
+        BIASED, shape=GEMMA, adapt=(gemma.gemma3n,), form=gemma.form_of_gemma3n, stored=gemma.per_layer_norm
+    ),
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
     "glm": Stack(qkv_bias="attention_bias"),
     "glm4": Stack(qkv_bias="attention_bias", shape={"post_norms": True}),
     "glm4_moe": Stack(qkv_bias="attention_bias", adapt=(_qk_norm_if("use_qk_norm"), experts.deepseek_experts)),
@@ -265,6 +301,7 @@ STACKS: Mapping[str, Stack] = {
         ffn="hidden_size",
         adapt=(_gpt2,),
         stored=_learned_positions("max_position_embeddings"),
+        turned=False,
     ),
     "gpt_oss": replace(BIASED, adapt=(_every(2), experts.gpt_oss_experts)),
     "granite": LLAMA,
@@ -300,8 +337,18 @@ STACKS: Mapping[str, Stack] = {
         ffn="ffn_dim",
         adapt=(_opt,),
         stored=_learned_positions("max_position_embeddings", 2),
+        turned=False,
     ),
     "paddleocr_vl_text": Stack(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
+    "kosmos_2_5_text_model": KOSMOS,
+    "kosmos_2_text_model": KOSMOS,
+    "persimmon": Stack(
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        shape={"norm": "layer", "gated_mlp": False},
+        adapt=(_qk_norm_if("qk_layernorm"),),
+    ),
     "phi": Stack(
         qkv_bias=True,
         out_bias=True,
@@ -311,6 +358,7 @@ STACKS: Mapping[str, Stack] = {
         head_bias=True,
     ),
     "phi3": MISTRAL,
+    "phi4_multimodal": MISTRAL,
     "phimoe": Stack(
         qkv_bias="attention_bias",
         out_bias="attention_bias",

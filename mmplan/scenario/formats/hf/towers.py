@@ -1,11 +1,13 @@
 """Vision towers by the `model_type` of their configuration class."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mmplan.scenario.formats.hf.blocks_by_layer import each
 from mmplan.scenario.formats.hf.vit import RMS_GATED, fixed, native, vision_module, vit, whole_patches
 from mmplan.scenario.formats.hf_fields import Fields
+from mmplan.scenario.formats.hf_modules import divided
 from mmplan.scenario.scenario import ModelModule, VisionInput
 
 Tower = Callable[[Fields], ModelModule]
@@ -14,6 +16,34 @@ Tower = Callable[[Fields], ModelModule]
 def clip(tower: Fields) -> ModelModule:
     """CLIP: class token, a norm in front of the blocks and one behind them."""
     return vision_module(vit(tower, norm_first_extra=True), fixed(tower, bias=False, class_token=True))
+
+
+def clip_of_idefics(tower: Fields) -> ModelModule:
+    shape = vit(tower, hidden="embed_dim", norm_first_extra=True)
+    return vision_module(shape, replace(fixed(tower, bias=False, class_token=True), keep_class_token=True))
+
+
+def pix2struct(tower: Fields) -> ModelModule:
+    """Kosmos-2.5 and Pix2Struct: unfolded patches of any size, tables of rows and of columns, RMS norms, gated MLP."""
+    heads, head_dim = tower.count("num_attention_heads"), tower.optional("head_dim", "d_kv")
+    rows = tower.count("max_num_patches", "seq_len")
+    shape = vit(
+        tower,
+        ffn=tower.count("intermediate_size", "d_ff"),
+        norm="rms",
+        gated_mlp=True,
+        activation="gelu",
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
+        head_dim=head_dim or divided(tower, tower.count("hidden_size"), heads),
+    )
+    width = tower.count("patch_embed_hidden_size")
+    side = math.isqrt(width // 3)
+    if 3 * side**2 != width:
+        raise tower.error("patch_embed_hidden_size", f"{width} numbers are no square patch of three colours")
+    vision = VisionInput(patch=side, position_rows=rows, patch_bias=True)
+    return vision_module(shape, vision, rows * shape.hidden)
 
 
 def siglip(tower: Fields) -> ModelModule:
@@ -205,7 +235,6 @@ def _with_class(tower: Fields) -> VisionInput:
 def gemma4(tower: Fields) -> ModelModule:
     """Norms on both sides and on queries and keys, a gated MLP, two tables of positions added together. Tokens are
     averaged behind it."""
-    tower.refuse_unless("use_clipped_linears", False, None, why="its linears keep ranges beside their weights")
     bias = tower.flag("attention_bias")
     shape = vit(
         tower,
@@ -297,6 +326,7 @@ TOWERS: Mapping[str, Tower] = {
     "glm4v_vision": glm4v,
     "glm_ocr_vision": glm_ocr,
     "idefics2_vision": idefics,
+    "idefics_vision": clip_of_idefics,
     "idefics3_vision": idefics,
     "instructblip_vision_model": blip2,
     "instructblipvideo_vision_model": blip2,
@@ -304,6 +334,7 @@ TOWERS: Mapping[str, Tower] = {
     "internvl_vision": internvit,
     "janus_vision_model": janus,
     "kimi_k25_vision": kimi,
+    "kosmos_2_5_vision_model": pix2struct,
     "kosmos_2_vision_model": clip,
     "llama4_vision_model": llama4,
     "minimax_m3_vl_vision": minimax,

@@ -5,6 +5,7 @@ from typing import Any
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, divided
 from mmplan.scenario.scenario import ModelModule, Transformer, VisionInput
+from mmplan.scenario.steps import Form, Kept, Steps
 
 BIASES: dict[str, Any] = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
 RMS_GATED: dict[str, Any] = {"norm": "rms", "gated_mlp": True, "activation": "silu"}
@@ -81,3 +82,20 @@ def native(
         position_rows=rows,
         patch_bias=bias,
     )
+
+
+def bare(width: int, front: Steps, raw_width: int) -> tuple[Transformer, Form]:
+    """Of an encoder without blocks: what enters passes `front` alone."""
+    shape = Transformer(
+        layers=1,
+        hidden=width,
+        heads=1,
+        kv_heads=1,
+        head_dim=width,
+        ffn=1,
+        gated_mlp=False,
+        causal=False,
+        norm="layer",
+        final_norm=False,
+    )
+    return shape, Form(front=front, raw_width=raw_width, blocks=((1, (Kept(size=0),)),))

@@ -1,0 +1,156 @@
+"""The operators of layers that steps describe (`scenario/steps.py`): one rule per step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mmplan.cost_models.blocks import attention_ops, linear_ops, mlp_body
+from mmplan.cost_models.ops import (
+    Activation,
+    Add,
+    Convolution,
+    Embedding,
+    MergeRows,
+    Multiply,
+    Norm,
+    Op,
+    Pool,
+    Slice,
+    Stored,
+)
+from mmplan.cost_models.values import Rows, Value
+from mmplan.scenario.scenario import Training, Transformer
+from mmplan.scenario.steps import (
+    Active,
+    Attend,
+    Average,
+    Convolve,
+    Dense,
+    Fork,
+    Halve,
+    Join,
+    Kept,
+    Look,
+    Mlp,
+    Normed,
+    Step,
+    Steps,
+    Usual,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Around:
+    """What the steps of a block find there: its `shape`, the rows that `Attend` reads `across`, the window of its
+    attention to own rows, whether that turns queries and keys, and the operators of the usual block on `x`."""
+
+    shape: Transformer
+    context: Value | None
+    window: int | None
+    rope: bool
+    usual: Callable[[], tuple[Op, ...]]
+
+
+class _Writer:
+    """Operators in order, with a name of its own for each value and weight."""
+
+    def __init__(self, training: Training, around: Around | None) -> None:
+        self.ops: list[Op] = []
+        self.training, self.given = training, around
+        self.count = 0
+
+    def name(self) -> str:
+        self.count += 1
+        return f"s{self.count}"
+
+    @property
+    def around(self) -> Around:
+        if self.given is None:
+            raise ValueError("only the steps of a block attend or have an MLP")
+        return self.given
+
+    def run(self, steps: Steps, x: Value) -> Value:
+        for step in steps:
+            x = self._one(step, x)
+        return x
+
+    def _one(self, step: Step, x: Value) -> Value:
+        name, trained = self.name(), self.training.mode == "full"
+        y = Value(name, x.rows, x.width)
+        match step:
+            case Dense():
+                y = replace(y, width=step.width)
+                self.ops += linear_ops(name, x, y, self.training, bias=step.bias)
+                return y
+            case Convolve():
+                y = Value(name, _scaled(x.rows, step.spreads, step.joins), step.width)
+                convolution = Convolution(
+                    name=name,
+                    x=x,
+                    y=y,
+                    taps=step.taps,
+                    groups=step.groups,
+                    bias=step.bias,
+                    transposed=step.transposed,
+                    trainable=trained,
+                )
+                self.ops.append(convolution)
+            case Normed():
+                self.ops.append(Norm(name=name, x=x, y=y, kind=step.kind, trainable=trained, bias=step.bias))
+            case Active():
+                self.ops.append(Activation(kind=step.function, x=x, y=y))
+            case Halve():
+                a, b, opened = (Value(f"{name}_{part}", x.rows, x.width // 2) for part in ("a", "b", "open"))
+                y = replace(y, width=x.width // 2)
+                self.ops += [Slice(x=x, y=a, start=0), Slice(x=x, y=b, start=x.width // 2)]
+                self.ops += [Activation(kind=step.function, x=b, y=opened), Multiply(a=a, b=opened, y=y)]
+            case Join():
+                y = Value(name, _scaled(x.rows, 1, step.rows), x.width * step.rows)
+                self.ops.append(MergeRows(x=x, y=y, merge=step.rows))
+            case Average():
+                y = replace(y, rows=_scaled(x.rows, 1, step.rows))
+                self.ops.append(Pool(x=x, y=y, size=step.rows))
+            case Kept():
+                self.ops.append(Stored(name=name, x=x, y=y, size=step.size, trainable=trained))
+            case Look():
+                y = replace(y, width=step.width)
+                self.ops.append(Embedding(name=name, y=y, size=step.size, trainable=trained))
+            case Attend():
+                return self._attend(step, x, f"{name}_")
+            case Usual():
+                self.ops += self.around.usual()
+                return self.ops[-1].y
+            case Mlp():
+                shape = self.around.shape
+                self.ops += mlp_body(shape, self.training, x, y, step.ffn or shape.ffn, prefix=f"{name}_")
+            case Fork():
+                left, right = self.run(step.left, x), self.run(step.right, x)
+                y = replace(left, name=name, sharded=False)
+                self.ops.append(Multiply(a=left, b=right, y=y) if step.product else Add(a=left, b=right, y=y))
+        return y
+
+    def _attend(self, step: Attend, x: Value, prefix: str) -> Value:
+        around = self.around
+        context, window = (around.context, None) if step.across else (None, around.window)
+        self.ops += attention_ops(
+            around.shape,
+            self.training,
+            x,
+            rope=around.rope,
+            window=window,
+            context=context,
+            prefix=prefix,
+            shared=step.shared,
+        )
+        return self.ops[-1].y
+
+
+def step_ops(steps: Steps, x: Value, y_rows: Rows, training: Training, around: Around | None = None) -> tuple[Op, ...]:
+    """Operators of the steps on x; the last one's value has rows `y_rows`, another name for as many."""
+    writer = _Writer(training, around)
+    writer.run(steps, x)
+    last = writer.ops[-1]
+    return (*writer.ops[:-1], replace(last, y=replace(last.y, rows=y_rows)))
+
+
+def _scaled(rows: Rows, times: int, per: int) -> Rows:
+    return replace(rows, times=rows.times * times, per=rows.per * per)

@@ -1,0 +1,216 @@
+"""Layers that are no usual transformer block, as steps: each reads what the last one gave.
+
+Convolutional towers, conformers, query transformers, necks and resamplers are lists of these few steps. Operators, and
+with them FLOPs, parameters and bytes, follow in `cost_models/step_ops.py` (docs/decisions/010).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, TypeAlias
+
+Function = Literal["gelu", "silu", "sigmoid"]
+NormKind = Literal["layer", "rms"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dense:
+    """One linear to `width`."""
+
+    what: Literal["dense"] = "dense"
+    width: int
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Convolve:
+    """A convolution whose kernel has `taps` positions, over `groups` of channels. Strides make one row of `joins` rows;
+    scaling before it, or a `transposed` stride, makes `spreads` rows of one."""
+
+    what: Literal["convolve"] = "convolve"
+    width: int
+    taps: int
+    groups: int = 1
+    bias: bool = True
+    joins: int = 1
+    spreads: int = 1
+    transposed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Normed:
+    """A norm over each row; a batch or group norm with weights counts as `layer`."""
+
+    what: Literal["normed"] = "normed"
+    kind: NormKind = "layer"
+    bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Active:
+    what: Literal["active"] = "active"
+    function: Function = "gelu"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Halve:
+    """The first half of each row times a function of the second (GLU)."""
+
+    what: Literal["halve"] = "halve"
+    function: Function = "sigmoid"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Join:
+    """`rows` neighbouring rows become one, side by side."""
+
+    what: Literal["join"] = "join"
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Average:
+    """`rows` neighbouring rows become their mean or maximum."""
+
+    what: Literal["average"] = "average"
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """Numbers whose arithmetic is not counted."""
+
+    what: Literal["kept"] = "kept"
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attend:
+    """Attention as the module's `transformer` has it, to its own rows or, `across`, to those that the module reads.
+    `shared`: keys and values are those of an earlier block; their bytes count again."""
+
+    what: Literal["attend"] = "attend"
+    across: bool = False
+    shared: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mlp:
+    """The MLP of the module's `transformer`, or one of another width."""
+
+    what: Literal["mlp"] = "mlp"
+    ffn: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usual:
+    """The whole block as the module's `transformer` has it."""
+
+    what: Literal["usual"] = "usual"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """A row of a table for each token id, in place of what went before."""
+
+    what: Literal["look"] = "look"
+    size: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fork:
+    """Two lists of steps read the same rows; their results are added or multiplied."""
+
+    what: Literal["fork"] = "fork"
+    left: "tuple[Step, ...]"
+    right: "tuple[Step, ...]"
+    product: bool = False
+
+
+Step: TypeAlias = (
+    Dense | Convolve | Normed | Active | Halve | Join | Average | Kept | Attend | Mlp | Usual | Look | Fork
+)
+Steps: TypeAlias = tuple[Step, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """Layers of a module that steps describe.
+
+    Attributes:
+        front: in place of the usual first layer (patches, frames), of a projector, or of nothing (an `encoder`).
+        raw_width: numbers of a row at its start, where raw data enter: channels of a pixel, bins of a frame.
+        blocks: in place of the usual blocks, the steps of `times` blocks after another; the last serve all that follow.
+        queries: learned rows that stand for each sequence which an `encoder` reads, or each `window` rows of one.
+        together: keys of queries are those of what they read and their own (a perceiver, arXiv 2103.03206).
+    """
+
+    front: Steps = ()
+    raw_width: int | None = None
+    blocks: tuple[tuple[int, Steps], ...] = ()
+    queries: int = 0
+    window: int | None = None
+    together: bool = False
+
+    def read_by_queries(self, rows: int) -> tuple[int, int]:
+        """Query rows of a sequence of so many rows, and key rows that each of them attends to."""
+        window = rows if self.window is None else min(self.window, rows)
+        count = 1 if self.window is None else -(-rows // self.window)
+        return count * self.queries, window + (self.queries if self.together else 0)
+
+    def block(self, index: int) -> Steps:
+        """Steps of block `index`, () where it is a usual one."""
+        last: Steps = ()
+        for times, last in self.blocks:
+            if index < times:
+                return last
+            index -= times
+        return last
+
+
+def residual(*steps: Step) -> Fork:
+    """Rows plus what the steps make of them."""
+    return Fork(left=(), right=steps)
+
+
+def conv(width: int, side: int, *, stride: int = 1, groups: int = 1, bias: bool = True) -> Convolve:
+    """A convolution with a square kernel and stride over images."""
+    return Convolve(width=width, taps=side**2, groups=groups, bias=bias, joins=stride**2)
+
+
+def row_ratio(steps: Iterable[Step]) -> Fraction:
+    """Rows that steps give of one row."""
+    ratio = Fraction(1)
+    for step in steps:
+        match step:
+            case Convolve():
+                ratio *= Fraction(step.spreads, step.joins)
+            case Join() | Average():
+                ratio /= step.rows
+            case Fork():
+                ratio *= row_ratio(step.left)
+    return ratio
+
+
+def width_after(steps: Iterable[Step], width: int) -> int:
+    """Width of the rows that steps give of rows so wide; `Attend`, `Mlp` and `Usual` keep it."""
+    for step in steps:
+        match step:
+            case Dense() | Convolve() | Look():
+                width = step.width
+            case Halve():
+                width //= 2
+            case Join():
+                width *= step.rows
+            case Fork():
+                width = width_after(step.left, width)
+    return width
+
+
+def uses(steps: Iterable[Step], *kinds: type) -> bool:
+    """Whether one of the steps, inner ones included, is of these kinds."""
+    return any(
+        isinstance(step, kinds) or (isinstance(step, Fork) and uses((*step.left, *step.right), *kinds))
+        for step in steps
+    )
