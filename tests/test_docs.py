@@ -14,11 +14,14 @@ from mmplan.planner.prediction import RankPrediction
 from mmplan.planner.replan import ModuleChange, Replan
 from mmplan.planner.result import Considered, RunnerUp
 from mmplan.planner.shadow_price import ZonePrice
+from mmplan.planner.step_parts import RankParts
 from mmplan.planner.switch_cost import SwitchCost
 from mmplan.planner.why_not import Alternative
 from mmplan.report.summary import PlanSummary
 from mmplan.report.sweep import SweepRow
-from mmplan.runtime.measurement import Measurement, RankMeasurement
+from mmplan.runtime.decompose import Decomposition
+from mmplan.runtime.explain import ComputePrice
+from mmplan.runtime.measurement import Measurement, RankMeasurement, TransferMeasurement
 from mmplan.runtime.validate import Validation, ValidationRow
 from mmplan.scenario.load import load_scenario
 
@@ -58,7 +61,8 @@ def test_every_command_is_in_the_readme_the_documents_and_the_changelog(command:
     "record",
     [
         *(PlanSummary, StagePlan, RankPrediction, Considered, RunnerUp),
-        *(Measurement, RankMeasurement, Validation, ValidationRow),
+        *(Measurement, RankMeasurement, TransferMeasurement, Validation, ValidationRow),
+        *(Decomposition, RankParts, ComputePrice),
         *(SweepRow, Alternative, ZonePrice, Replan, ModuleChange, SwitchCost),
     ],
 )

@@ -83,8 +83,8 @@ def validate(
     from mmplan.planner.plan import load_plan
     from mmplan.report.console import emit
     from mmplan.report.documents import validate_document
-    from mmplan.report.tables import validation_table
     from mmplan.report.validation import validation_page
+    from mmplan.report.validation_tables import validation_tables
     from mmplan.runtime.measurement import load_run
     from mmplan.runtime.run_check import require_consistent
     from mmplan.runtime.validate import validate
@@ -102,7 +102,7 @@ def validate(
     validation = validate(plan, run, limits)
     if html is not None:
         validation_page(plan, run, validation, html)
-    emit(json_file, validate_document(validation), validation_table(validation))
+    emit(json_file, validate_document(validation), *validation_tables(plan, validation))
     raise typer.Exit(0 if validation.passed else 1)
 
 

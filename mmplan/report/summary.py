@@ -8,10 +8,9 @@ from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import InputError
 from mmplan.planner.interval import StepInterval, plan_interval
 from mmplan.planner.mesh import Mesh
+from mmplan.planner.overlap import overlap_rate
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, TimedAction
-
-Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,31 +153,3 @@ def _mesh_texts(plan: Plan) -> tuple[str, ...]:
 def received_gradients(prediction: Prediction) -> list[TimedAction]:
     """Gradients that the listed ranks get from other stages in one step."""
     return [t for t in prediction.timeline if t.action.kind == "RECV" and "<" in t.action.tensor]
-
-
-def overlap_rate(timeline: Sequence[TimedAction]) -> float:
-    """Seconds in which ranks compute and communicate at once / seconds in which they communicate."""
-    ranks = {item.rank for item in timeline}
-    both_s = communicating_s = 0.0
-    for rank in ranks:
-        own = [item for item in timeline if item.rank == rank]
-        compute = merged([(t.start_s, t.end_s) for t in own if t.action.kind in "FBIW"])
-        communicate = merged([(t.start_s, t.end_s) for t in own if t.action.kind in ("SEND", "RECV", "REDUCE")])
-        communicating_s += total_s(communicate)
-        both_s += total_s(compute) + total_s(communicate) - total_s(merged([*compute, *communicate]))
-    return both_s / communicating_s if communicating_s > 0 else 1.0
-
-
-def merged(intervals: Sequence[Interval]) -> list[Interval]:
-    """Union of intervals as disjoint ones in order."""
-    union: list[Interval] = []
-    for start_s, end_s in sorted(intervals):
-        if union and start_s <= union[-1][1]:
-            union[-1] = (union[-1][0], max(union[-1][1], end_s))
-        else:
-            union.append((start_s, end_s))
-    return union
-
-
-def total_s(intervals: Sequence[Interval]) -> float:
-    return sum(end_s - start_s for start_s, end_s in intervals)

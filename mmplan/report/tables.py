@@ -15,7 +15,6 @@ from mmplan.planner.result import OptimizeResult
 from mmplan.report.interval import interval_text
 from mmplan.report.summary import PlanSummary
 from mmplan.runtime.measurement import Measurement
-from mmplan.runtime.validate import Validation
 from mmplan.scenario.catalogue import CatalogueDevice
 from mmplan.scenario.layer_ids import shorten_ids
 from mmplan.scenario.scenario import Scenario
@@ -234,47 +233,3 @@ def loss_text(run: Measurement) -> str:
     first, last = run.steps[0].losses, run.steps[-1].losses
     parts = [f"{module}: {loss:.4f} -> {last[module]:.4f}" for module, loss in first.items()]
     return f"loss over {len(run.steps)} steps  " + ", ".join(parts) if parts else "no loss in a rehearsal"
-
-
-_QUANTITY: dict[str, tuple[str, Callable[[float], str]]] = {
-    "bubble": ("bubble", lambda v: f"{v:.1%}"),
-    "sent_bytes": ("sent", format_bytes),
-    "reduce_bytes": ("reduced", format_bytes),
-    "tensor_bytes": ("summed over tp", format_bytes),
-    "communication_s": ("communication", format_seconds),
-    "step_time_s": ("step time", format_seconds),
-    "peak_memory_bytes": ("peak memory", format_bytes),
-}
-
-
-def validation_table(validation: Validation) -> Table:
-    """Predicted beside measured; `ok` and `missed` where a threshold stands, empty where none does."""
-    numbers = ("planned", "replayed", "measured", "difference", "allowed")
-    title = "Measured against predicted: " + ("ok" if validation.passed else "missed")
-    result = table(title, "quantity", "rank", *numbers, "verdict", right=numbers)
-    for row in validation.rows:
-        name, text = _QUANTITY[row.quantity]
-        exact = row.quantity in ("sent_bytes", "reduce_bytes", "tensor_bytes")
-        points = row.quantity == "bubble"
-        difference = (
-            f"{row.difference:+.0f} B"
-            if exact
-            else f"{100 * row.difference:+.1f} points"
-            if points
-            else f"{row.difference:+.1%}"
-        )
-        allowed = (
-            ""
-            if row.threshold is None
-            else "exact"
-            if exact
-            else f"{100 * row.threshold:.0f} points"
-            if points
-            else f"{row.threshold:.0%}"
-        )
-        verdict = {True: "ok", False: "missed", None: ""}[row.passed]
-        rank = "all" if row.rank is None else str(row.rank)
-        result.add_row(
-            name, rank, text(row.planned), text(row.replayed), text(row.measured), difference, allowed, verdict
-        )
-    return result

@@ -1,16 +1,28 @@
-"""The page of `mmplan validate`: verdicts, and the measured step under the predicted one."""
+"""The page of `mmplan validate`: verdicts, the way from the predicted to the measured step, and both steps."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mmplan.planner.plan import Plan
-from mmplan.planner.prediction import Prediction, RankPrediction
 from mmplan.report.gantt import plot_gantt
 from mmplan.report.page import heading, html_table, paragraph, picture, write_page
-from mmplan.report.tables import loss_text, run_table, stage_table, validation_table
+from mmplan.report.tables import loss_text, run_table, stage_table
+from mmplan.report.validation_charts import plot_overlay, plot_waterfall
+from mmplan.report.validation_tables import (
+    advice,
+    decomposition_table,
+    parts_table,
+    prices_table,
+    validation_table,
+)
 from mmplan.runtime.measurement import Measurement
-from mmplan.runtime.validate import Validation, predict_run
+from mmplan.runtime.recorded_steps import recorded_steps
+from mmplan.runtime.validate import Validation
 from mmplan.units import format_seconds
+
+Draw = Callable[[Path], None]
 
 
 def validation_page(plan: Plan, run: Measurement, validation: Validation, path: Path) -> None:
@@ -19,48 +31,38 @@ def validation_page(plan: Plan, run: Measurement, validation: Validation, path: 
     Raises:
         InputError: the page cannot be written.
     """
-    planned, replayed = predict_run(plan, run)
+    steps = recorded_steps(plan, run)
+    over_each_other = "Predicted and measured over each other"
     charts = (
-        ("Predicted with the plan's cost model", planned),
-        ("Replayed with the measured compute times", replayed),
-        ("Measured", measured_step(run)),
+        ("Predicted with the plan's cost model", steps.planned),
+        ("Replayed with the measured compute times", steps.replayed),
+        ("Measured", steps.measured),
     )
-    parts = [paragraph(_sentence(run, validation)), html_table(validation_table(validation)), heading("The step")]
-    with TemporaryDirectory() as folder:
-        for index, (title, prediction) in enumerate(charts):
-            png = Path(folder) / f"{index}.png"
-            plot_gantt(plan, prediction, png, title=title)
-            parts.append(picture(png, title))
+    parts = [
+        paragraph(_sentence(run, validation)),
+        *_pictures([("From the predicted to the measured step", partial(plot_waterfall, validation))]),
+        html_table(decomposition_table(validation.decomposition)),
+        paragraph(advice(plan, validation)),
+        heading(over_each_other),
+        *_pictures([(over_each_other, partial(plot_overlay, plan, steps.planned, steps.measured))]),
+        html_table(parts_table(validation)),
+        html_table(prices_table(plan, validation.prices)),
+        heading("Verdicts"),
+        html_table(validation_table(validation)),
+        heading("The step, three times"),
+        *_pictures([(title, partial(plot_gantt, plan, step, title=title)) for title, step in charts]),
+    ]
     parts += [heading("The run"), paragraph(loss_text(run)), html_table(run_table(run)), html_table(stage_table(plan))]
     write_page(path, f"{plan.scenario.name}: measured against predicted", parts)
 
 
-def measured_step(run: Measurement) -> Prediction:
-    """The recorded step in the form of a prediction, without transfers and memory over time."""
-    return Prediction(
-        step_time_s=run.step_time_s,
-        pipeline_s=run.pipeline_s,
-        bubble=run.bubble,
-        ranks=tuple(
-            RankPrediction(
-                rank=rank.rank,
-                stage=rank.stage,
-                replica=rank.replica,
-                busy_s=rank.busy_s,
-                bubble=rank.bubble,
-                sent_bytes=rank.sent_bytes,
-                received_bytes=0,
-                reduce_bytes=rank.reduce_bytes,
-                transfer_s=rank.transfer_s,
-                reduce_s=rank.reduce_s,
-                peak_memory_bytes=rank.peak_memory_bytes,
-                peak_buffer_bytes=0,
-                memory_steps=(),
-            )
-            for rank in run.ranks
-        ),
-        timeline=run.timeline,
-    )
+def _pictures(charts: Sequence[tuple[str, Draw]]) -> list[str]:
+    with TemporaryDirectory() as folder:
+        png, made = Path(folder) / "chart.png", []
+        for title, draw in charts:
+            draw(png)
+            made.append(picture(png, title))
+        return made
 
 
 def _sentence(run: Measurement, validation: Validation) -> str:

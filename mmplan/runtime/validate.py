@@ -2,34 +2,39 @@
 
 Two predictions stand beside each measured value, both for the very data of the recorded step. `planned` takes compute
 times from the cost model. `replayed` takes them from the run and everything else from the simulator: what then still
-differs is the schedule or the communication, not the price of a layer.
+differs is the schedule or the communication, not the price of a layer. Beside the verdicts stand where the step of each
+rank went (`step_parts.py`), what made the step longer or shorter (`decompose.py`), and each stage's prices.
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.errors import InputError
-from mmplan.planner.durations import predicted_durations, with_measured
-from mmplan.planner.liveness import footprint
-from mmplan.planner.lower import lower
+from mmplan.planner.overlap import overlap_rate
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, RankPrediction
-from mmplan.planner.program import Program
-from mmplan.planner.simulate import replay
 from mmplan.planner.step_loads import drawn_step_loads
 from mmplan.planner.tensor_traffic import tensor_bytes
-from mmplan.planner.timing import Seconds
 from mmplan.planner.working import working_bytes
+from mmplan.runtime.decompose import Decomposition, decompose
+from mmplan.runtime.explain import ComputePrice, RankStepParts, compute_prices, rank_step_parts
 from mmplan.runtime.measurement import Measurement, plan_hash
-from mmplan.runtime.run_check import require_computes
+from mmplan.runtime.recorded_steps import recorded_steps
 from mmplan.runtime.thresholds import Thresholds
 
 Quantity = Literal[
-    "bubble", "sent_bytes", "reduce_bytes", "tensor_bytes", "communication_s", "step_time_s", "peak_memory_bytes"
+    "bubble",
+    "sent_bytes",
+    "reduce_bytes",
+    "tensor_bytes",
+    "communication_s",
+    "overlap",
+    "step_time_s",
+    "peak_memory_bytes",
 ]
+_POINTS = ("bubble", "overlap", "sent_bytes", "reduce_bytes", "tensor_bytes")  # differences, not fractions
 
 # Of the limit for the whole run: what one rank gains others may lose. Ranks came within 0.4 points of the plan in
 # rehearsals of 8 ranks on two busy cores; sleeps of one rank 20 % too long moved its own bubble by 10 points and that
@@ -57,9 +62,14 @@ class ValidationRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
+    """The verdicts, and what explains them."""
+
     rehearsed: bool
     recorded_step: int
     rows: tuple[ValidationRow, ...]
+    decomposition: Decomposition
+    parts: tuple[RankStepParts, ...]
+    prices: tuple[ComputePrice, ...]
 
     @property
     def passed(self) -> bool:
@@ -77,10 +87,9 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
         raise InputError(f"the run is of plan {run.plan_hash}, this plan is {plan_hash(plan)}")
     graph = build_graph(plan.scenario)
     loads = drawn_step_loads(plan, run.recorded_step)
-    program = lower(plan, graph, loads)
-    require_computes(run, program)
+    steps = recorded_steps(plan, run)
     limits = thresholds or Thresholds()
-    planned, replayed = predict_run(plan, run)
+    planned, replayed = steps.planned, steps.replayed
     rows = _time_rows(planned, replayed, run, limits)
     for index, measured in enumerate(run.ranks):
         plan_rank, replay_rank = planned.ranks[index], replayed.ranks[index]
@@ -102,9 +111,17 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
             memory = measured.peak_memory_bytes
             rows.append(_row("peak_memory_bytes", index, expected, expected, memory, limits.memory))
     if plan.width > 1 and not run.rehearsed:
-        for index, size in enumerate(tensor_bytes(plan, graph, program, loads)):
+        for index, size in enumerate(tensor_bytes(plan, graph, steps.program, loads)):
             rows.append(_row("tensor_bytes", index, size, size, run.ranks[index].tensor_bytes, 0.0))
-    return Validation(rehearsed=run.rehearsed, recorded_step=run.recorded_step, rows=(*_totals(rows, limits), *rows))
+    overlap = [overlap_rate(step.timeline) for step in (planned, replayed, steps.measured)]
+    return Validation(
+        rehearsed=run.rehearsed,
+        recorded_step=run.recorded_step,
+        rows=(*_totals(rows, limits), _row("overlap", None, overlap[0], overlap[1], overlap[2], None), *rows),
+        decomposition=decompose(steps.program, steps.durations, run),
+        parts=rank_step_parts(plan, graph, steps, run),
+        prices=compute_prices(planned.timeline, run.timeline),
+    )
 
 
 def _unseen_bytes(plan: Plan, graph: ComputationGraph, rank: RankPrediction, run: Measurement) -> int:
@@ -113,34 +130,6 @@ def _unseen_bytes(plan: Plan, graph: ComputationGraph, rank: RankPrediction, run
     if run.device != "cpu":
         return reserved_bytes
     return reserved_bytes + working_bytes(plan, graph)[plan.row(rank.stage)]
-
-
-def predict_run(plan: Plan, run: Measurement) -> tuple[Prediction, Prediction]:
-    """(planned, replayed) predictions of the recorded step; in a rehearsal the plan's computes are stretched alike."""
-    scenario = plan.scenario
-    graph = build_graph(scenario)
-    loads = drawn_step_loads(plan, run.recorded_step)
-    program = lower(plan, graph, loads)
-    durations = predicted_durations(plan, graph, AnalyticCostModel(scenario), program, loads)
-    planned = _stretched(program, durations, run.time_scale)
-    measured_s = {
-        (program.ranks[item.rank].rank, str(item.action)): item.end_s - item.start_s
-        for item in run.timeline
-        if item.action.kind != "REDUCE"
-    }
-    memory = footprint(plan, graph, program, loads)
-    return replay(program, planned, memory), replay(program, with_measured(program, planned, measured_s), memory)
-
-
-def _stretched(program: Program, durations: Seconds, factor: float) -> Seconds:
-    """Computes and updates `factor` times as long; communication as it is."""
-    return tuple(
-        tuple(
-            seconds if action.kind in ("SEND", "RECV", "REDUCE") else seconds * factor
-            for action, seconds in zip(rank.actions, row, strict=True)
-        )
-        for rank, row in zip(program.ranks, durations, strict=True)
-    )
 
 
 def _time_rows(planned: Prediction, replayed: Prediction, run: Measurement, limits: Thresholds) -> list[ValidationRow]:
@@ -194,7 +183,7 @@ def _row(
 ) -> ValidationRow:
     """Compared with the replay; relative except for bubbles and bytes on the network."""
     difference = measured - replayed
-    if quantity not in ("bubble", "sent_bytes", "reduce_bytes", "tensor_bytes"):
+    if quantity not in _POINTS:
         difference = difference / replayed if replayed > 0 else float(measured > 0)
     return ValidationRow(
         quantity=quantity,

@@ -24,9 +24,10 @@ from mmplan.runtime.measurement import (
     run_document,
     save_run,
 )
+from mmplan.runtime.recorded_steps import predict, recorded_steps
 from mmplan.runtime.run_check import require_consistent
 from mmplan.runtime.thresholds import Thresholds
-from mmplan.runtime.validate import predict_run, validate
+from mmplan.runtime.validate import validate
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ def run(plan: Plan) -> Measurement:
         actions=(),
         timeline=(),
     )
-    planned, _ = predict_run(plan, empty)
+    planned = predict(plan, 0)
     at_work = working_bytes(plan, build_graph(plan.scenario))
     ranks = tuple(
         RankMeasurement(
@@ -95,6 +96,7 @@ def test_a_run_that_did_as_predicted_passes_with_no_difference(plan: Plan, run: 
         "sent_bytes",
         "reduce_bytes",
         "communication_s",
+        "overlap",
     }
 
 
@@ -131,7 +133,7 @@ def test_communication_time_has_a_verdict_when_one_is_asked_for(plan: Plan, run:
 def test_slow_computes_spoil_the_plan_but_not_the_replay(plan: Plan, run: Measurement) -> None:
     """All computes and updates twice as long: the replay explains the longer step."""
     timeline = tuple(replace(item, end_s=item.start_s + 2 * (item.end_s - item.start_s)) for item in run.timeline)
-    _, replayed = predict_run(plan, replace(run, timeline=timeline))
+    replayed = recorded_steps(plan, replace(run, timeline=timeline)).replayed
     slow = replace(
         run,
         timeline=timeline,
@@ -158,7 +160,7 @@ def test_no_verdict_on_times_where_cpu_processes_have_less_than_two_cores_each(p
 
 def test_a_rehearsal_is_held_to_the_stretched_plan_and_has_no_memory(plan: Plan, run: Measurement) -> None:
     stretched = replace(run, rehearsed=True, time_scale=50.0)
-    planned, _ = predict_run(plan, stretched)
+    planned = predict(plan, 0, 50.0)
     steps = (replace(run.steps[0], step_time_s=planned.step_time_s),)
     faithful = replace(stretched, bubble=planned.bubble + 0.019, steps=steps)
     assert validate(plan, faithful).passed
