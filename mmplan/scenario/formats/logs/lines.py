@@ -1,7 +1,8 @@
 """Single lines of training logs: iterations, memory, parallel degrees, parameters. Times in seconds, sizes in bytes.
 
-Formats: Megatron-LM since 2019, Megatron-DeepSpeed (BigScience), Megatron-Bridge, NeMo and Lightning progress bars,
-DeepSpeed's own timer. Lines may carry a label of their rank (`3: `, `[default3]:`) or a time, be glued together or cut.
+Formats: Megatron-LM since 2019, Megatron-DeepSpeed (BigScience), Megatron-Bridge, NeMo's progress bars, DeepSpeed's
+pipeline; memory of torchtitan and ms-swift too (their steps: `other_steps.py`). Lines may carry a label of their rank
+(`3: `, `[default3]:`) or a time, be glued together or cut.
 """
 
 import re
@@ -13,7 +14,7 @@ from mmplan.units import parse_bytes, seconds_of_milliseconds
 MAX_FIELDS = 100
 KEPT = ("global batch size", "number of skipped iterations", "number of nan iterations", "lm loss")
 MOST_S = 1e7  # of one step: 115 days
-_LABEL = re.compile(r"^\s*(?:\[(?:default|rank|Rank )?(\d{1,6})\]:?|(\d{1,6}):)\s")
+_LABEL = re.compile(r"^\s*(?:\[(?:default|rank|Rank )?(\d{1,6})\]:?|(\d{1,6}):)(?:\s|(?=\[|20\d\d-))")
 _ITERATION = re.compile(r"\biteration\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?")
 _TIMING = re.compile(r"train_step_timing in s[:=]\s*([\d.]{1,20})")
@@ -21,12 +22,18 @@ _PROGRESS = re.compile(r"\b(\d{1,9})/(\d{1,9})\s*\[[^\]\n]{0,400}?\btrain_step_t
 _STEP_TIME = re.compile(
     r"\bStep Time\s*:\s*([\d.]{1,20})\s*s\b(?:[^|\n]{0,40}?GPU utilization:\s*([\d.]{1,20})\s*MODEL_TFLOP)?"
 )
-_DEEPSPEED = re.compile(r"\bsteps:\s*(\d{1,12})\s+loss:\s*(\S{1,30})\s+iter time \(s\):\s*([\d.]{1,20})")
+_DEEPSPEED = re.compile(
+    r"\bsteps:\s*(\d{1,12})\s+loss:\s*(\S{1,30})\s+iter time \(s\):\s*([\d.]{1,20})"
+    r"(?:\s+samples/sec:\s*([\d.]{1,20})(?=\s|$))?"
+)
 _MEMORY_START = re.compile(r"memory \((MB|GB|MiB|GiB)\)\s*\|")
 _MEMORY_FIELD = re.compile(
     r"\|?\s*(?:mem-)?((?:max[ -])?(?:allocated|reserved))(?:-gigabytes)?:\s*([\d.]{1,30})(?=\s*(?:\||$))"
 )
 _ZERO_MEMORY = re.compile(r"\bMax_MA ([\d.]{1,20}) GB\s+CA ([\d.]{1,20}) GB\s+Max_CA ([\d.]{1,20}) GB")
+_TIMER_MEMORY = re.compile(r"\bMemAllocated=([\d.]{1,20})GB, MaxMemAllocated=([\d.]{1,20})GB")
+_TITAN_MEMORY = re.compile(r"\bmemory:\s*([\d.]{1,20})GiB\([\d.]{1,8}%\)")  # max_reserved_gib
+_SWIFT_MEMORY = re.compile(r"['\"]memory\(GiB\)['\"]:\s*['\"]?([\d.]{1,20})")
 _RANK = re.compile(r"\[[^\]]{0,60}?[Rr]ank (\d{1,7})\]")
 _PARAMETERS = re.compile(
     r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d{1,5}), (\d{1,5})\): (\d{1,18})\b"
@@ -44,6 +51,7 @@ class Iteration:
         seconds: of a step; None where the line does not say it whole.
         fields: of its other numbers those of `KEPT` and TFLOP/s, by their words in lower case.
         label: of the rank that printed it, None without one.
+        at_s: when it was printed, by a clock that lines of one run share; None where it does not say.
     """
 
     line: int
@@ -52,6 +60,7 @@ class Iteration:
     seconds: float | None
     fields: dict[str, float] = field(default_factory=dict)
     label: int | None = None
+    at_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +79,7 @@ def iterations_in(text: str, line: int) -> Iterator[Iteration]:
     if "iter" not in text and "train_step_timing" not in text:
         return
     starts = list(_ITERATION.finditer(text))
-    label = _label(text)
+    label = label_of(text)
     for index, match in enumerate(starts[:MAX_FIELDS]):
         end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
         yield _megatron(match, text[match.end() : end], line, label)
@@ -80,7 +89,9 @@ def iterations_in(text: str, line: int) -> Iterator[Iteration]:
         step, steps, seconds = int(progress[1]), int(progress[2]), _seconds(progress[3])
         yield Iteration(line=line, step=step, steps=steps, seconds=seconds, label=label)
     elif (own := _DEEPSPEED.search(text)) is not None:
-        yield Iteration(line=line, step=int(own[1]), steps=None, seconds=_seconds(own[3]), label=label)
+        seconds, rate = _seconds(own[3]), _seconds(own[4] or "")
+        fields = {"samples per second": rate} if rate is not None else {}
+        yield Iteration(line=line, step=int(own[1]), steps=None, seconds=seconds, fields=fields, label=label)
 
 
 def _megatron(match: re.Match[str], rest: str, line: int, label: int | None) -> Iteration:
@@ -117,7 +128,8 @@ def _seconds(text: str) -> float | None:
     return value if 0 < value <= MOST_S else None
 
 
-def _label(text: str) -> int | None:
+def label_of(text: str) -> int | None:
+    """The rank that a line is labelled with."""
     match = _LABEL.match(text)
     return None if match is None else int(match[1] or match[2])
 
@@ -134,10 +146,10 @@ def step_time_in(text: str) -> tuple[float | None, float | None] | None:
 def memory_in(text: str) -> Memory | None:
     """What an allocator line says. Megatron's MB are MiB (bytes / 1024 / 1024); `-gigabytes` are 10^9 bytes."""
     if "memory (" not in text and "Max_MA" not in text:
-        return None
+        return _other_memory(text) if "emAllocated=" in text or "GiB" in text else None
     start = _MEMORY_START.search(text)
     rank = _RANK.search(text)
-    whose = int(rank[1]) if rank is not None else _label(text)
+    whose = int(rank[1]) if rank is not None else label_of(text)
     if start is None:
         zero = _ZERO_MEMORY.search(text)
         if zero is None:
@@ -158,6 +170,17 @@ def memory_in(text: str) -> Memory | None:
         reserved_bytes=found.get("reserved", 0),
         max_reserved_bytes=found.get("max reserved", 0),
     )
+
+
+def _other_memory(text: str) -> Memory | None:
+    """Of DeepSpeed's throughput timer (bytes / 1024^3), torchtitan and ms-swift."""
+    rank = _RANK.search(text)
+    whose = int(rank[1]) if rank is not None else label_of(text)
+    if (timer := _TIMER_MEMORY.search(text)) is not None:
+        sizes = [_size(value, "GiB") for value in timer.groups()]
+        return Memory(rank=whose, allocated_bytes=sizes[0], max_allocated_bytes=sizes[1])
+    reserved = _TITAN_MEMORY.search(text) or _SWIFT_MEMORY.search(text)
+    return None if reserved is None else Memory(rank=whose, max_reserved_bytes=_size(reserved[1], "GiB"))
 
 
 def _size(text: str, unit: str) -> int:

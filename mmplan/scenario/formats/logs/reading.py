@@ -1,7 +1,8 @@
 """A training log for `mmplan import`: the record of a measured run, and the row of it that `mmplan backtest` reads."""
 
 import re
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from mmplan.scenario.formats.launch.comments import hinted_devices
 from mmplan.scenario.formats.launch.facts import Fact, SetUp, whole
 from mmplan.scenario.formats.launch.megatron import megatron_set_up
 from mmplan.scenario.formats.launch.shell_text import Word
-from mmplan.scenario.formats.logs.row import missing_for_a_row, row_of
+from mmplan.scenario.formats.logs.other_steps import SAMPLES, from_rates
+from mmplan.scenario.formats.logs.row import count_of, missing_for_a_row, row_of
 from mmplan.scenario.formats.logs.run import Run, runs_of
 from mmplan.scenario.formats.logs.steps import Steps, typical_steps
 from mmplan.scenario.formats.logs.text import read_log_lines
@@ -24,8 +26,12 @@ from mmplan.units import format_bytes, format_seconds
 _MARKS = re.compile(
     r"\biteration\s+\d+\s*/\s*\d+\s*\||train_step_timing in s|using world size: \d+|-{5,} arguments -{5,}"
     r"|number of parameters on (?:\(tensor, pipeline\) )?model parallel rank|\bStep Time\s*:\s*[\d.]+\s*s\b"
-    r"|iter time \(s\): \d"
+    r"|iter time \(s\): \d|(?:\b|Curr|RunningAvg)SamplesPerSec=\d|\bstep:\s*\d+\s+loss:.{0,200}\b(?:tps|wps):\s*\d"
+    r"|[{,] ?'loss': ?['\d].{0,200}'epoch': ?['\d]|['\"]train_runtime['\"]: ?['\"\d]|\btrain_runtime\s+=\s+\d"
+    r"|\"current_steps\": ?\d+, ?\"total_steps\": ?\d|\*{3,} Running training \*{3,}"
+    r"|\bEpoch \d+:\s+\d{1,3}%\|[^|\n]{0,300}\| \d+/\d+ \["
 )
+_OF_A_MAPPING = re.compile(r"\{'|\{\"current_steps\"|\{[^{}]{0,4000}\"train_runtime\"")  # logs whose lines are such
 _BATCH = "global batch size"
 _ESTIMATE = re.compile(r"_est_(\d{1,9})(?!\d)")
 _FACTS = (
@@ -37,7 +43,10 @@ _FACTS = (
 
 def looks_like_megatron_log(head: Head) -> bool:
     """A line of an iteration, of the degrees at the start, or of a dump of arguments."""
-    return head.text.lstrip()[:1] not in ("{", "[{") and _MARKS.search(head.text) is not None
+    text = head.text.lstrip()
+    if text.startswith("{") and _OF_A_MAPPING.match(text) is None:
+        return False
+    return _MARKS.search(text) is not None
 
 
 def read_megatron_logs(paths: Sequence[Path]) -> Reading:
@@ -57,7 +66,7 @@ def read_megatron_logs(paths: Sequence[Path]) -> Reading:
         )
     warnings: list[str] = []
     setup = _settings(chosen, path, warnings)
-    steps = typical_steps(chosen)
+    steps = typical_steps(chosen) or _steps_of_rates(chosen, setup)
     read: list[str] = []
     record: dict[str, Any] = {"source": path.name}
     if len(runs) > 1:
@@ -69,10 +78,23 @@ def read_megatron_logs(paths: Sequence[Path]) -> Reading:
         record["step"] = _step_values(steps, chosen)
         read.append(_step_sentence(steps))
         warnings += _step_warnings(steps, chosen)
+        warnings += [f"times of steps are of {chosen.timed_by}"] if chosen.timed_by else []
+        whole_s = chosen.summary.step_s
+        if whole_s is not None and len(steps.seconds) > 1:
+            read.append(
+                f"the whole training took {format_seconds(whole_s)} a step, evaluations and checkpoints included"
+            )
         record |= throughput_of(chosen, steps, setup, warnings)
         losses = [loss for iteration in chosen.iterations if (loss := iteration.fields.get("lm loss")) is not None]
+        losses = losses or chosen.losses
         if losses:
             record["loss"] = {"first": losses[0], "last": losses[-1]}
+    elif chosen.summary.samples_per_s:
+        record["printed_samples_per_s"] = chosen.summary.samples_per_s
+        read.append(f"{chosen.summary.samples_per_s:g} samples/s over the whole training")
+        warnings.append("no line says how many steps there were: the time of a step is not known")
+    elif chosen.iterations:
+        warnings.append("lines of steps say no time, and no clock or batch gives it")
     memory = _memory_values(chosen)
     if memory:
         record["memory"] = memory
@@ -133,13 +155,22 @@ def log_set_up(path: Path) -> SetUp:
 
 def _longest(runs: Sequence[Run]) -> Run | None:
     """The run with the most timed iterations; of equals the one that says most of itself, and the last."""
-    useful = [run for run in runs if run.iterations or run.step_times or run.memory or run.arguments]
-    if not useful or not any(run.iterations or run.step_times or run.memory for run in useful):
+    if not any(run.iterations or run.memory or run.summary.samples_per_s for run in runs):
         return None
     return max(
-        enumerate(useful),
+        enumerate(runs),
         key=lambda each: (len(each[1].iterations), bool(each[1].arguments), len(each[1].memory), each[0]),
     )[1]
+
+
+def _steps_of_rates(run: Run, setup: SetUp) -> Steps | None:
+    """Steps whose lines say samples or tokens per second alone."""
+    numbers = (count_of(setup, name) for name in ("global_batch", "sequence", "world"))
+    batch, sequence, world = numbers
+    run.iterations = from_rates(run.iterations, batch, sequence, world)
+    steps = typical_steps(run)
+    run.timed_by = "the printed rate and the batch" if steps is not None else ""
+    return steps
 
 
 def _settings(run: Run, path: Path, warnings: list[str]) -> SetUp:
@@ -159,7 +190,24 @@ def _settings(run: Run, path: Path, warnings: list[str]) -> SetUp:
     sizes = [iteration.fields[_BATCH] for iteration in run.iterations if _BATCH in iteration.fields]
     if sizes:
         hints["global_batch"] = Fact(value=int(sizes[-1]), file=path, key=_BATCH)
+    elif (batch := _batch_of_rates(run)) is not None:
+        hints["global_batch"] = Fact(value=batch, file=path, key="samples/sec x iter time")
+    if "local_batch_size" in arguments and whole(arguments["local_batch_size"].values[0]):
+        hints |= _titan_microbatch(arguments["local_batch_size"].fact(arguments["local_batch_size"].values[0]), facts)
     return SetUp(kind="megatron-log", files=(path,), facts=hints | facts, warnings=told)
+
+
+def _batch_of_rates(run: Run) -> int | None:
+    """Samples of a step where lines say both its seconds and samples per second."""
+    said = [i for i in run.iterations if i.at_s is None and i.seconds is not None and SAMPLES in i.fields]
+    batches = [i.seconds * i.fields[SAMPLES] for i in said[1:] or said if i.seconds is not None]
+    batch = round(statistics.median(batches)) if batches else 0
+    return batch if batch > 0 and abs(statistics.median(batches) / batch - 1) < 0.01 else None
+
+
+def _titan_microbatch(local: Fact, facts: Mapping[str, Fact]) -> dict[str, Fact]:
+    """torchtitan's local batch is a microbatch unless a pipeline splits it."""
+    return {} if "pp" in facts and str(facts["pp"].value) != "1" else {"microbatch": local}
 
 
 def _named_degrees(path: Path) -> dict[str, Fact]:

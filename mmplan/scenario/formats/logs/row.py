@@ -28,7 +28,7 @@ def row_of(setup: SetUp, steps: Steps | None, memory: Mapping[str, int], path: P
     """Columns with a value; unreadable ones are left blank."""
     row: dict[str, Any] = {"id": path.name.split(".")[0][:80], "source": path.name}
     for column, fact in _COLUMNS.items():
-        if (value := _count(setup, fact)) is not None:
+        if (value := count_of(setup, fact)) is not None:
             row[column] = value
     if (gpus := _gpus(setup)) is not None:
         row["gpus"] = gpus
@@ -44,9 +44,9 @@ def row_of(setup: SetUp, steps: Steps | None, memory: Mapping[str, int], path: P
     for word in _WORDS:
         if setup.has(word):
             row[word] = str(setup.facts[word].value)
-    if (layers := _count(setup, "recompute_layers")) is not None and row.get("recompute") == "full":
+    if (layers := count_of(setup, "recompute_layers")) is not None and row.get("recompute") == "full":
         row["recompute"] = f"{layers} layers"
-    if "vp" not in row and (each := _count(setup, "layers_per_chunk")) and row.get("layers") and row.get("pp", 1) > 1:
+    if "vp" not in row and (each := count_of(setup, "layers_per_chunk")) and row.get("layers") and row.get("pp", 1) > 1:
         row["vp"] = max(1, row["layers"] // (row["pp"] * each))
     if steps is not None:
         row["step_s"] = round(steps.median_s, 6)
@@ -63,7 +63,8 @@ def missing_for_a_row(row: Mapping[str, Any]) -> list[str]:
     return [what for column, what in _NEEDED.items() if column not in row]
 
 
-def _count(setup: SetUp, name: str) -> int | None:
+def count_of(setup: SetUp, name: str) -> int | None:
+    """A whole number that the files say, None where they do not or say something else."""
     try:
         return setup.count(name, most=1_000_000_000)
     except InputError:  # a dump that holds lists or words there (forks): the cell stays blank
@@ -71,5 +72,5 @@ def _count(setup: SetUp, name: str) -> int | None:
 
 
 def _gpus(setup: SetUp) -> int | None:
-    world, nodes, each = (_count(setup, name) for name in ("world", "nodes", "per_node"))
+    world, nodes, each = (count_of(setup, name) for name in ("world", "nodes", "per_node"))
     return world if world is not None else nodes * each if nodes is not None and each is not None else None

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from mmplan.scenario.formats.launch.arguments import Argument
@@ -15,7 +16,10 @@ from mmplan.scenario.formats.logs.lines import (
     step_time_in,
     total_parameters_in,
 )
+from mmplan.scenario.formats.logs.other_steps import loss_in, other_steps_in, with_seconds
+from mmplan.scenario.formats.logs.progress_bars import Bars
 from mmplan.scenario.formats.logs.settings import MOST_ARGUMENTS, arguments_in, starts_dump
+from mmplan.scenario.formats.logs.trainer_lines import Summary, titan_parameters_in, trainer_arguments_in
 
 MOST_ITERATIONS = 500_000
 MOST_RANKS = 100_000
@@ -52,6 +56,10 @@ class Run:
     device: str = ""
     seen: set[int] = field(default_factory=set)
     stages: int = 0  # of lines that name theirs
+    bars: Bars = field(default_factory=Bars)
+    summary: Summary = field(default_factory=Summary)
+    losses: list[float] = field(default_factory=list)  # of lines without a step
+    timed_by: str = ""  # what the seconds are made of, where lines do not say them
 
 
 def runs_of(lines: Iterable[str], file: Path) -> list[Run]:
@@ -62,7 +70,7 @@ def runs_of(lines: Iterable[str], file: Path) -> list[Run]:
         if starts_dump(text) and runs[-1].iterations:
             runs.append(Run())
         run = runs[-1]
-        for iteration in iterations_in(text, number):
+        for iteration in chain(iterations_in(text, number), other_steps_in(text, number)):
             if _starts_again(run, iteration):
                 runs.append(_continued(run))
                 run = runs[-1]
@@ -75,12 +83,28 @@ def runs_of(lines: Iterable[str], file: Path) -> list[Run]:
                 pending = what
         _add_rest(run, text, number, file)
     for run in runs:
-        if not run.iterations:  # Megatron-Bridge may print its own step times alone
-            run.iterations = [
-                Iteration(line=0, step=index, steps=None, seconds=seconds)
-                for index, (seconds, _) in enumerate(run.step_times, 1)
-            ]
-    return [run for run in runs if run.iterations or run.arguments or run.step_times or run.memory]
+        _finish(run)
+    return [run for run in runs if run.iterations or run.arguments or run.memory or run.summary.samples_per_s]
+
+
+def _finish(run: Run) -> None:
+    """Seconds of steps whose lines do not say them."""
+    if any(iteration.at_s is not None for iteration in run.iterations):
+        run.iterations = with_seconds(run.iterations)
+        run.timed_by = "the clock between lines"
+    if any(iteration.seconds is not None for iteration in run.iterations):
+        return
+    if run.step_times:  # Megatron-Bridge may print its own step times alone
+        run.iterations = [
+            Iteration(line=0, step=index, steps=None, seconds=seconds)
+            for index, (seconds, _) in enumerate(run.step_times, 1)
+        ]
+    elif states := run.bars.of_training(run.summary.steps or None):
+        run.iterations, run.timed_by = states, "a progress bar, which is a mean over the last steps"
+    elif (step_s := run.summary.step_s) is not None and not run.iterations:
+        last = max(2, run.summary.steps)
+        run.iterations = [Iteration(line=0, step=last, steps=None, seconds=step_s)]
+        run.timed_by = "the whole training: its start, evaluations and checkpoints are in it"
 
 
 def _starts_again(run: Run, iteration: Iteration) -> bool:
@@ -110,7 +134,7 @@ def _add(run: Run, iteration: Iteration) -> None:
 
 def _add_rest(run: Run, text: str, number: int, file: Path) -> None:
     """Everything of a line besides iterations."""
-    for name, argument in arguments_in(text, number, file):
+    for name, argument in chain(arguments_in(text, number, file), trainer_arguments_in(text, number, file)):
         if len(run.arguments) < MOST_ARGUMENTS:
             run.arguments[name] = argument
     if (memory := memory_in(text)) is not None and len(run.memory) < MOST_RANKS:
@@ -118,7 +142,13 @@ def _add_rest(run: Run, text: str, number: int, file: Path) -> None:
     for where, count in parameters_in(text):
         if len(run.parameters) < MOST_RANKS:
             run.parameters[where] = count
-    run.total_parameters = total_parameters_in(text) or run.total_parameters
+    run.total_parameters = total_parameters_in(text) or titan_parameters_in(text) or run.total_parameters
+    run.summary.add(text)
+    run.bars.add(text, number)
+    if "loss" in text and "epoch" in text and (loss := loss_in(text).get("lm loss")) is not None:
+        run.losses.append(loss)
+        if run.bars.last is not None:
+            run.bars.beside[run.bars.last] += 1
     if (step_time := step_time_in(text)) is not None and len(run.step_times) < MOST_ITERATIONS:
         run.step_times.append(step_time)
     if _TIMERS in text and "[stage" not in text:

@@ -28,6 +28,7 @@ _NAMES = {
     "expert-model-parallel": "expert_model_parallel_size",
     "expert-tensor-parallel": "expert_tensor_parallel_size",
 }
+_OF_DEEPSPEED = {"zero_optimization_stage": "zero_stage"}  # of its dump: as Megatron-DeepSpeed calls it
 _WORDS = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 
 
@@ -43,7 +44,8 @@ def arguments_in(text: str, line: int, file: Path) -> Iterator[tuple[str, Argume
         return name, Argument(written=written, values=(value.strip(),), line=line, file=file)
 
     if " ..." in text and (dumped := _DUMPED.search(text)) is not None:
-        yield argument(dumped[1].replace("-", "_").lower(), dumped[2], dumped[1])
+        name = dumped[1].replace("-", "_").lower()
+        yield argument(_OF_DEEPSPEED.get(name, name), dumped[2], dumped[1])
         return
     if (world := _WORLD.search(text)) is not None:
         yield argument("world_size", world[1], "using world size")

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from mmplan.scenario.formats.logs.lines import Iteration
+from mmplan.scenario.formats.logs.other_steps import RATES
 from mmplan.scenario.formats.logs.run import Run
 
 MOST_WARM_UP = 10
@@ -74,7 +75,7 @@ def typical_steps(run: Run) -> Steps | None:
         skipped=skipped,
         other_batch=len(timed) - len(same),
         outliers=outliers,
-        without_time=len(run.iterations) - len(timed),
+        without_time=sum(i.seconds is None and i.at_s is None and not i.fields.keys() & RATES for i in run.iterations),
         batch=None if batch is None else int(batch),
         doubt="; ".join(doubts),
     )

@@ -9,10 +9,12 @@ from typing import Any
 
 from mmplan.errors import InputError
 from mmplan.scenario.formats.launch.facts import SetUp
+from mmplan.scenario.formats.logs.other_steps import SAMPLES, TOKENS_PER_GPU
 from mmplan.scenario.formats.logs.run import Run
 from mmplan.scenario.formats.logs.steps import Steps
 
 MOST_TFLOPS = 20_000  # dense FP8 or FP4 of any device sold by 2026 stays below
+NEAR = 1.25  # printed rates are means over other steps
 LOW, HIGH = 0.5, 2.5  # printed over 6 N tokens: recomputation gives 4 / 3, attention of long sequences up to 2
 TERA = 1e12
 
@@ -27,6 +29,21 @@ def throughput_of(run: Run, steps: Steps, setup: SetUp, warnings: list[str]) -> 
         values["samples_per_s"] = round(batch / steps.median_s, 6)
     if batch and sequence:
         values["tokens_per_s"] = round(batch * sequence / steps.median_s, 3)
+    tokens = batch * sequence / steps.median_s / gpus if batch and sequence and gpus else None
+    for words, key, expected in (
+        (SAMPLES, "printed_samples_per_s", values.get("samples_per_s")),
+        (TOKENS_PER_GPU, "printed_tokens_per_s_per_gpu", tokens),
+    ):
+        rate = _median_of(words, steps)
+        if rate is None and words == SAMPLES:
+            rate = run.summary.samples_per_s or None
+        if rate is None:
+            continue
+        values[key] = round(rate, 6)
+        if expected is not None and not 1 / NEAR <= rate / expected <= NEAR:
+            warnings.append(
+                f"{words}: {rate:g} is printed, batch and step time give {expected:.4g}: one of them counts otherwise"
+            )
     printed = _printed(run, steps)
     if printed is None:
         return values
@@ -51,6 +68,11 @@ def throughput_of(run: Run, steps: Steps, setup: SetUp, warnings: list[str]) -> 
         warnings.append(f"'{words}' {rate:g} TFLOP/s per GPU is more than any device does")
     values["printed_tflops_per_gpu"] = round(each, 4)
     return values
+
+
+def _median_of(words: str, steps: Steps) -> float | None:
+    rates = [iteration.fields[words] for iteration in steps.iterations if words in iteration.fields]
+    return statistics.median(rates) if rates else None
 
 
 def _printed(run: Run, steps: Steps) -> tuple[str, float] | None:

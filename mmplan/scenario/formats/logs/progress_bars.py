@@ -1,0 +1,73 @@
+"""Progress bars of a training: `10%|#   | 10/100 [00:30<04:30, 3.00s/it]` of the Hugging Face Trainer and of Lightning.
+
+A log holds many bars: of weights that are loaded, data that are mapped, evaluations. Those with a description are none
+of a training (Lightning's `Epoch 3:` is). Of the others it is the one whose total the log names, else the one beside
+which losses are printed, else the one with the most states. Its seconds are a mean over the last steps (tqdm, smoothing
+0.3).
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from mmplan.scenario.formats.logs.lines import MOST_S, Iteration
+
+MOST_STATES = 500_000
+MOST_BARS = 1_000
+_BAR = re.compile(
+    r"(\d{1,3})%\|[^|\n]{0,300}\|\s*(\d{1,9})/(\d{1,9})\s*\[[\d:]{4,12}<[\d:?]{1,12},\s*([\d.]{1,12})(s/it|it/s)"
+)
+_EPOCH = re.compile(r"\bEpoch (\d{1,6}):\s*$")
+_DESCRIBED = re.compile(r"[A-Za-z][\w ()\[\]./#-]{0,80}:\s*$")
+
+
+@dataclass(slots=True)
+class Bars:
+    """States of each bar by its total, filled line by line; `beside`: how often a loss stood beside it."""
+
+    states: dict[int, list[Iteration]] = field(default_factory=dict)
+    beside: Counter[int] = field(default_factory=Counter)
+    last: int | None = None
+    count: int = 0
+
+    def add(self, text: str, line: int) -> None:
+        """The states that a line holds."""
+        if "%|" not in text:
+            return
+        for match in _BAR.finditer(text):
+            before = text[: match.start()]
+            epoch = _EPOCH.search(before)
+            if epoch is None and _DESCRIBED.search(before):
+                continue
+            step, total, rate = int(match[2]), int(match[3]), _number(match[4])
+            if not 0 < step <= total or rate is None or self.count >= MOST_STATES:
+                continue
+            if total not in self.states and len(self.states) >= MOST_BARS:
+                continue
+            seconds = rate if match[5] == "s/it" else 1 / rate
+            number = step + (int(epoch[1]) * total if epoch is not None else 0)
+            known = self.states.setdefault(total, [])
+            if known and number < known[-1].step and epoch is None:
+                if len(known) > step:  # the same bar started anew, and has not come as far
+                    continue
+                known.clear()
+            if 0 < seconds <= MOST_S and not (known and known[-1].step >= number):
+                known.append(Iteration(line=line, step=number, steps=None, seconds=seconds))
+                self.count += 1
+            self.last = total
+
+    def of_training(self, named_total: int | None) -> list[Iteration]:
+        """The states of the training's bar; empty without one."""
+        if named_total in self.states:
+            return self.states[named_total]
+        if self.beside:
+            return self.states[self.beside.most_common(1)[0][0]]
+        return max(self.states.values(), key=len, default=[])
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if value > 0 else None

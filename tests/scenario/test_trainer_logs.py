@@ -1,0 +1,207 @@
+"""Logs of Hugging Face Trainer, torchtitan, DeepSpeed, ms-swift, LLaMA-Factory, Lightning: what they say of a step."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmplan.commands.import_kinds import read_files
+from mmplan.errors import InputError
+from mmplan.scenario.formats.reading import Reading
+
+HEADER = """***** Running training *****
+  Num examples = 4,000
+  Num Epochs = 1
+  Instantaneous batch size per device = 2
+  Total train batch size (w. parallel, distributed & accumulation) = 64
+  Gradient Accumulation steps = 4
+  Total optimization steps = 60
+  Number of trainable parameters = 7,615,616,512
+"""
+LOSS = "{'loss': 1.2%02d, 'grad_norm': 0.9, 'learning_rate': 1e-05, 'epoch': 0.%02d}"
+END = (
+    "{'train_runtime': 240.0, 'train_samples_per_second': 16.0, 'train_steps_per_second': 0.25, 'train_loss': 1.1,"
+    " 'epoch': 1.0}"
+)
+
+
+def read(folder: Path, text: str, name: str = "train.log") -> Reading:
+    (folder / name).write_text(text)
+    return read_files([str(folder / name)])
+
+
+def step_of(reading: Reading) -> dict[str, Any]:
+    step = reading.fragment["step"]
+    assert isinstance(step, dict)
+    return step
+
+
+def told(reading: Reading) -> str:
+    return "\n".join((*reading.read, *reading.ignored, *reading.warnings))
+
+
+def bar(step: int, total: int, rate: str, before: str = " ") -> str:
+    return f"{before}{100 * step // total:2d}%|###      | {step}/{total} [00:{step:02d}<04:30,  {rate}]"
+
+
+def bars(total: int = 60) -> str:
+    states = "\r".join(bar(step, total, f"{3.5 if step == 1 else 3.0}s/it") for step in range(1, total + 1))
+    return "\r".join(f"{state}{LOSS % (i, i)}" if i % 10 == 0 else state for i, state in enumerate(states.split("\r")))
+
+
+def test_the_trainers_bar_and_summary_give_step_batch_and_samples(tmp_path: Path) -> None:
+    other = "\r".join(bar(step, 200, "90.0it/s") for step in range(1, 200))
+    loading = "\r".join(bar(step, 400, "9.0s/it", "Loading checkpoint shards: ") for step in range(1, 300))
+    reading = read(tmp_path, f"{loading}\n{HEADER}{bars()}\n{other}\n{END}\n")
+    assert step_of(reading)["median_s"] == 3.0 and step_of(reading)["steps"] == 59
+    assert reading.fragment["configuration"] == {"global_batch": 64, "microbatch": 2}
+    assert reading.fragment["samples_per_s"] == pytest.approx(64 / 3)
+    assert reading.fragment["printed_samples_per_s"] == 16.0
+    assert "a progress bar" in told(reading) and "took 4 s a step, evaluations and checkpoints" in told(reading)
+    assert "samples per second: 16 is printed, batch and step time give 21.33" in told(reading)
+
+
+def test_the_bar_of_a_training_is_the_one_beside_the_losses(tmp_path: Path) -> None:
+    other = "\r".join(bar(step, 200, "90.0it/s") for step in range(1, 200))
+    assert step_of(read(tmp_path, f"{bars()}\n{other}\n{END}\n"))["median_s"] == 3.0
+
+
+def test_a_summary_alone_gives_the_mean_of_the_whole_training_or_its_samples(tmp_path: Path) -> None:
+    losses = "\n".join(LOSS % (i, i) for i in range(9))
+    reading = read(tmp_path, f"{HEADER}{losses}\n{END}\n")
+    assert step_of(reading)["median_s"] == 4.0
+    assert "of the whole training: its start, evaluations and checkpoints are in it" in told(reading)
+    assert reading.fragment["loss"] == {"first": 1.2, "last": 1.208}
+    alone = read(tmp_path, END.replace("0.25", "0.02") + "\n")
+    assert "step" not in alone.fragment and alone.fragment["printed_samples_per_s"] == 16.0
+    assert "no line says how many steps there were" in told(alone)
+    metrics = "***** train metrics *****\n  train_runtime            = 0:04:00.00\n  train_samples_per_second = 16.0\n"
+    assert step_of(read(tmp_path, f"{HEADER}{metrics}"))["median_s"] == 4.0
+
+
+@pytest.mark.parametrize("losses", ["'1.2'", "1.2"])
+def test_losses_of_evaluations_are_no_training(tmp_path: Path, losses: str) -> None:
+    with pytest.raises(InputError, match=r"not a kind of file|no line of an iteration"):
+        read(
+            tmp_path, f"{{'eval_loss': {losses}, 'eval_runtime': 3.2, 'eval_samples_per_second': 9, 'epoch': 1}}\n" * 4
+        )
+
+
+def test_code_that_prints_losses_is_no_log(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        read(tmp_path, "log = {'loss': loss.item(), 'epoch': epoch}\nprint(log)\n" * 3)
+
+
+TITAN = (
+    "[rank0]:[titan] 2025-03-01 12:{minute:02d}:{second:06.3f} - root - INFO - \x1b[31mstep: {step:2d}  "
+    "\x1b[32mloss:  4.1234  \x1b[38;5;208mgrad_norm: 1.2  \x1b[33mmemory: 30.00GiB(31.70%)  "
+    "\x1b[34mtps: {tps:,}  \x1b[36mtflops: 300.12  \x1b[35mmfu: 30.35%\x1b[39m\n"
+)
+TITAN_START = (
+    "[rank0]:[titan] 2025-03-01 12:00:00,000 - root - INFO - Building device mesh with parallelism: pp=1, "
+    "dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=1, etp=1\n"
+    "[rank0]:[titan] 2025-03-01 12:00:01,000 - root - INFO - CUDA capacity: NVIDIA H100 (0) with 94.99GiB memory\n"
+    "[rank0]:[titan] 2025-03-01 12:00:02,000 - root - INFO - Model llama3 8B size: 8,030,261,248 total parameters\n"
+    "[rank0]:[titan] 2025-03-01 12:00:03,000 - root - INFO - Training starts at step 1, with local batch size 1, "
+    "global batch size 8, sequence length 8192, total steps 1000 (warmup 200)\n"
+)
+
+
+def titan(tps: int = 2048) -> str:
+    """Ten steps of 2 s between two lines; 8 x 8,192 tokens over 16 devices in 2 s are 2,048 a device and second."""
+    lines = [
+        TITAN.format(minute=index // 3, second=20.0 * (index % 3), step=10 * index, tps=tps) for index in range(1, 9)
+    ]
+    return TITAN_START + "".join(lines)
+
+
+def test_torchtitan_says_its_step_by_the_clock_and_its_mesh(tmp_path: Path) -> None:
+    reading = read(tmp_path, titan())
+    assert step_of(reading)["median_s"] == 2.0
+    assert reading.fragment["memory"] == {"max_reserved_bytes": 30 * 2**30}
+    assert reading.fragment["parameters"] == 8030261248
+    configuration = reading.fragment["configuration"]
+    assert isinstance(configuration, dict)
+    wanted = {"world": 16, "tp": 2, "global_batch": 8, "sequence": 8192, "microbatch": 1}
+    assert configuration.items() >= wanted.items()
+    assert reading.fragment["printed_tokens_per_s_per_gpu"] == 2048
+    assert reading.fragment["printed_tflops_per_gpu"] == 300.12
+    assert "counts otherwise" not in told(reading)
+
+
+def test_a_printed_rate_that_the_clock_contradicts_is_told(tmp_path: Path) -> None:
+    assert "tokens per second per gpu: 9000 is printed, batch and step time give 2048" in told(
+        read(tmp_path, titan(9000))
+    )
+
+
+def test_without_a_clock_the_rate_and_the_batch_give_the_step(tmp_path: Path) -> None:
+    plain = re.sub(r"2025-03-01 12:\d\d:[\d.,]+ - ", "", titan(4096))
+    reading = read(tmp_path, plain)
+    assert step_of(reading)["median_s"] == 1.0
+    assert "times of steps are of the printed rate and the batch" in told(reading)
+    unknown = "".join(line + "\n" for line in plain.splitlines() if "Training starts" not in line)
+    assert "no clock or batch gives it" in told(read(tmp_path, unknown))
+
+
+def test_validation_of_torchtitan_is_no_step(tmp_path: Path) -> None:
+    checks = TITAN.format(minute=3, second=1, step=80, tps=9).replace("step:", "validate step:")
+    assert step_of(read(tmp_path, titan() + checks * 4)) == step_of(read(tmp_path, titan()))
+
+
+def test_deepspeeds_timer_gives_samples_memory_and_steps_by_the_clock(tmp_path: Path) -> None:
+    line = (
+        "[2025-03-01 12:00:{second:02d},500] [INFO] [timer.py:264:stop] epoch=0/micro_step={micro}/global_step={step}, "
+        "RunningAvgSamplesPerSec=30.0, CurrSamplesPerSec=32.0, MemAllocated=10.00GB, MaxMemAllocated=20.00GB\n"
+    )
+    text = "  train_batch_size ............. 64\n  train_micro_batch_size_per_gpu  4\n" + "".join(
+        line.format(second=2 * step, micro=4 * step, step=step) for step in range(1, 12)
+    )
+    reading = read(tmp_path, text)
+    assert step_of(reading)["median_s"] == 2.0
+    assert reading.fragment["memory"] == {"allocated_bytes": 10 * 2**30, "max_allocated_bytes": 20 * 2**30}
+    assert reading.fragment["printed_samples_per_s"] == 32.0
+    assert reading.fragment["samples_per_s"] == 32.0
+    assert reading.fragment["configuration"] == {"global_batch": 64, "microbatch": 4}
+    older = "".join(f"[INFO] [timer.py:154:stop] 0/{step}, SamplesPerSec=32.0\n" for step in range(10, 60, 10))
+    by_rate = read(tmp_path, "  train_batch_size ............. 64\n" + older)
+    assert step_of(by_rate)["median_s"] == 2.0
+
+
+def test_the_pipelines_samples_give_the_batch(tmp_path: Path) -> None:
+    lines = "".join(f"steps: {n} loss: 7.1 iter time (s): 2.000 samples/sec: 32.000\n" for n in range(2, 9))
+    assert read(tmp_path, lines).fragment["configuration"] == {"global_batch": 64}
+
+
+def test_ms_swift_and_llama_factory_count_their_steps(tmp_path: Path) -> None:
+    swift = (
+        "{{'loss': 1.2, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'memory(GiB)': 61.5, 'train_speed(iter/s)': 0.25, "
+        "'epoch': 0.1, 'global_step/max_steps': '{}/100', 'elapsed_time': '1m 2s'}}\n"
+    )
+    reading = read(tmp_path, "".join(swift.format(step) for step in range(5, 50, 5)))
+    assert step_of(reading)["median_s"] == 4.0
+    assert reading.fragment["memory"] == {"max_reserved_bytes": int(61.5 * 2**30)}
+    factory = '{{"current_steps": {}, "total_steps": 90, "loss": 1.2, "lr": 1e-5, "elapsed_time": "0:0{}:{:02d}"}}\n'
+    lines = "".join(factory.format(10 * n, n // 2, 30 * (n % 2)) for n in range(1, 9))
+    assert step_of(read(tmp_path, lines, "trainer_log.jsonl"))["median_s"] == 3.0
+
+
+def test_lightnings_bar_goes_on_over_epochs(tmp_path: Path) -> None:
+    text = "\r".join(
+        bar(step, 50, "0.50it/s, v_num=0, train_loss=2.3", f"Epoch {epoch}: ")
+        for epoch in (0, 1)
+        for step in range(1, 51)
+    )
+    checks = "\r".join(bar(step, 20, "9.0it/s", "Validation DataLoader 0: ") for step in range(1, 21))
+    reading = read(tmp_path, f"{text}\n{checks}\n")
+    assert (step_of(reading)["median_s"], step_of(reading)["last_step"]) == (2.0, 100)
+
+
+@pytest.mark.parametrize("text", [HEADER + bars() + "\n" + END + "\n", titan()])
+def test_windows_line_ends_colours_and_labels_change_nothing(tmp_path: Path, text: str) -> None:
+    plain = read(tmp_path, text).fragment
+    lines = text.split("\n")
+    for changed in ("\r\n".join(lines), "\n".join(f"\x1b[36m{line}\x1b[0m" for line in lines)):
+        (tmp_path / "train.log").write_bytes(changed.encode())
+        assert read_files([str(tmp_path / "train.log")]).fragment == plain
