@@ -30,6 +30,7 @@ from mmplan.scenario.formats.logs.reading import log_set_up, looks_like_megatron
 from mmplan.scenario.formats.nvidia_topo import looks_like_nvidia_topo, read_nvidia_topo
 from mmplan.scenario.formats.reading import Head, Reading, read_head
 from mmplan.scenario.formats.rocm_topo import looks_like_rocm_topo, read_rocm_topo
+from mmplan.scenario.text_bytes import refuse_pipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +122,7 @@ def read_files(words: Sequence[str]) -> Reading:
     """The reading of `KIND FILE...` or `FILE...`.
 
     Raises:
-        InputError: no files, an unknown kind, files of several kinds or of none, or a file that its reader refuses.
+        InputError: no files, a pipe, an unknown kind, files of several kinds or of none, or one its reader refuses.
     """
     named = words[0] if words[0] in KINDS else None
     if named is not None and Path(named).exists() and len(words) == 1:
@@ -129,6 +130,8 @@ def read_files(words: Sequence[str]) -> Reading:
     paths = [Path(word) for word in (words[1:] if named else words)]
     if not paths:
         raise InputError(f"expected files after '{named}'")
+    for path in paths:
+        refuse_pipe(path)
     if named is not None:
         return KINDS[named].read(paths)
     kinds = _guess(paths)

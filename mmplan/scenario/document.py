@@ -5,6 +5,7 @@ Limits keep a hostile file harmless: 1 MB, nesting of 50, 100,000 nodes after al
 
 import difflib
 import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import yaml
 
 from mmplan.errors import InputError
+from mmplan.scenario.text_bytes import open_text
 
 MAX_FILE_BYTES = 1_000_000
 MAX_DEPTH = 50
@@ -84,11 +86,11 @@ def shown(value: object) -> str:
 
 
 def read_text(path: Path, what: str = "scenario", most_bytes: int = MAX_FILE_BYTES) -> str:
-    """The text of a UTF-8 file of at most `most_bytes`; InputError otherwise."""
+    """The text of a file of at most `most_bytes`: UTF-8, UTF-16 or a gzip of these; InputError otherwise."""
     try:
         if path.is_dir():
             raise InputError(f"expected a {what} file, found a directory", file=path)
-        with path.open("rb") as file:
+        with open_text(path) as file:
             content = file.read(most_bytes + 1)
         if len(content) > most_bytes:
             raise InputError(f"a {what} has at most {most_bytes:,} bytes, this file has more", file=path)
@@ -99,7 +101,7 @@ def read_text(path: Path, what: str = "scenario", most_bytes: int = MAX_FILE_BYT
         ) from error
     except FileNotFoundError as error:
         raise InputError(f"no such file{_nearby(path)}", file=path) from error
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         raise InputError(f"cannot read the {what}: {error}", file=path) from error
 
 

@@ -67,6 +67,8 @@ def _node(message: bytes, path: Path) -> Node:
             number_value = next((inner[field] for field in (*_INTEGERS, _BOOL) if field in inner), None)
             if isinstance(key, bytes) and isinstance(number_value, int):
                 attributes[key.decode("utf-8", errors="replace")] = number_value
+    if not name:
+        raise InputError("no Chakra protobuf: a node without a name", file=path)
     size = integer(attributes.get("comm_size"))
     return Node(
         name=with_collective(name, attributes.get("comm_type")),

@@ -5,7 +5,6 @@ Profilers write one array of millions of small objects. It never is in memory as
 ends early (a killed job, an array that its writer never closed) gives its whole items and then a `Cut`.
 """
 
-import gzip
 import json
 import re
 import zlib
@@ -14,9 +13,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import cast
 
 from mmplan.errors import InputError
+from mmplan.scenario.text_bytes import open_text
 
 MOST_FILE_BYTES = 16_000_000_000  # unpacked: an hour of reading
 MOST_ITEM_CHARACTERS = 16_000_000
@@ -62,19 +61,13 @@ def json_items(path: Path, arrays: Collection[str]) -> Iterator[tuple[str, objec
             unpacks to more than 16 GB or to more than 200 times its size.
     """
     try:
-        with _opened(path) as file:
+        with open_text(path) as file:
             yield from _Reader(path, file).items(arrays)
     except FileNotFoundError as error:
         raise InputError("no such file", file=path) from error
     except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot be read: {reason}", file=path) from error
-
-
-def _opened(path: Path) -> BufferedReader:
-    with path.open("rb") as plain:
-        packed = plain.read(2) == b"\x1f\x8b"
-    return cast(BufferedReader, gzip.open(path, "rb")) if packed else path.open("rb")
 
 
 class _Reader:

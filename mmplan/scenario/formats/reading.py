@@ -4,7 +4,6 @@ Importers are functions of paths: they give a `Reading`, or one sentence with fi
 it looks like. Nothing in a file is executed, followed or expanded.
 """
 
-import gzip
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmplan.errors import InputError
+from mmplan.scenario.text_bytes import encoding_of, open_text, refuse_packed
 
 HEAD_BYTES = 65_536
 MAX_TEXT_BYTES = 64_000_000
@@ -57,7 +57,7 @@ def read_head(path: Path) -> Head:
     """The first 64 KB of a file, unpacked where it is gzip; bytes that are no text become replacement characters.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: the file cannot be read, or is an archive.
     """
     try:
         with path.open("rb") as file:
@@ -67,6 +67,7 @@ def read_head(path: Path) -> Head:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot be read: {reason}", file=path) from error
+    refuse_packed(path, content)
     whole = len(content) < HEAD_BYTES
     if content[:2] == b"\x1f\x8b":
         unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -75,7 +76,8 @@ def read_head(path: Path) -> Head:
         except zlib.error as error:
             raise InputError(f"a damaged gzip file: {error}", file=path) from error
         whole = whole and unpack.eof
-    return Head(path=path, text=without_terminal_codes(content.decode("utf-8-sig", errors="replace")), whole=whole)
+    text = content.decode(encoding_of(content), errors="replace")
+    return Head(path=path, text=without_terminal_codes(text), whole=whole)
 
 
 def read_lines(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> Iterator[str]:
@@ -87,9 +89,7 @@ def read_lines(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> Iterator[str]:
     """
     read = 0
     try:
-        with path.open("rb") as plain:
-            packed = plain.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if packed else path.open("rb") as file:
+        with open_text(path) as file:
             number = 0
             while raw := file.readline(MAX_LINE_CHARACTERS + 1):
                 number += 1

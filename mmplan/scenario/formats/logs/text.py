@@ -3,11 +3,12 @@
 import gzip
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from mmplan.errors import InputError
 from mmplan.scenario.formats.reading import without_terminal_codes
+from mmplan.scenario.text_bytes import open_text
 
 MAX_BYTES = 1_000_000_000
 MAX_CHARACTERS = 10_000  # of a line: what stands behind is dropped
@@ -20,10 +21,8 @@ def read_log_lines(path: Path) -> Iterator[str]:
         InputError: the file cannot be read or has more than 1 GB.
     """
     try:
-        with path.open("rb") as plain:
-            packed = plain.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if packed else path.open("rb") as file:
-            for raw in _pieces(file, path):  # type: ignore[arg-type]
+        with open_text(path) as file:
+            for raw in _pieces(file, path):
                 for text in raw.decode("utf-8-sig", errors="replace").split("\r"):
                     yield without_terminal_codes(text)
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -35,7 +34,7 @@ def read_log_lines(path: Path) -> Iterator[str]:
         raise InputError(f"cannot be read: {reason}", file=path) from error
 
 
-def _pieces(file: BinaryIO, path: Path) -> Iterator[bytes]:
+def _pieces(file: BufferedReader, path: Path) -> Iterator[bytes]:
     """Lines without their ends, long ones cut."""
     read = 0
     whole = True
