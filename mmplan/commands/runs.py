@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from mmplan.commands.options import ALLOWED, JsonFile, PlanFile, json_path, seconds
+from mmplan.errors import InputError
 from mmplan.files import require_folder
+from mmplan.runtime.checkpoint.options import DEFAULT_KEEP, Checkpoints
 from mmplan.runtime.thresholds import Thresholds
 from mmplan.runtime.torchrun import is_main_process
 
@@ -35,6 +37,17 @@ def execute(
         Path | None,
         typer.Option(metavar="FOLDER", help="safetensors files with the weights of the job's model; default: drawn."),
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write checkpoints there; one at the end in any case.")
+    ] = None,
+    every: Annotated[int | None, typer.Option(min=1, help="Steps between two checkpoints.")] = None,
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest checkpoints stay.")] = DEFAULT_KEEP,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest whole checkpoint of --checkpoint, if there is one.")
+    ] = False,
+    resume_from: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on from the newest whole checkpoint there.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Run a plan: under torchrun (torchrun ... -m mmplan execute PLAN), or here with --local N."""
@@ -42,14 +55,23 @@ def execute(
     from mmplan.report.console import emit
     from mmplan.report.documents import execute_document
     from mmplan.report.progress import run_progress
-    from mmplan.report.tables import loss_text, run_table
+    from mmplan.report.tables import checkpoint_text, loss_text, run_table
     from mmplan.runtime.launch import execute
-    from mmplan.runtime.measurement import save_run
+    from mmplan.runtime.measurement import require_last_checkpoint, save_run
 
+    if resume and checkpoint is None:
+        raise InputError("--resume goes on from the checkpoints of --checkpoint FOLDER, which is not given")
     if is_main_process():  # other hosts need no such folder
         require_folder(output, json_path(json_file))
     plan = load_plan(plan_file)
-    with run_progress(plan.scenario.name, steps, shown=is_main_process()) as progress:
+    checkpoints = Checkpoints(
+        folder=checkpoint,
+        every=every,
+        keep=keep,
+        resume=resume_from or (checkpoint if resume else None),
+        required=resume_from is not None,
+    )
+    with run_progress(plan.scenario.name, steps, shown=is_main_process()) as (on_step, on_note):
         run = execute(
             plan,
             local=local,
@@ -59,11 +81,15 @@ def execute(
             timeout_s=timeout,
             job=job,
             weights=weights,
-            on_step=progress,
+            checkpoints=checkpoints,
+            on_step=on_step,
+            on_note=on_note,
         )
     if run is not None:  # on rank 0 alone
         save_run(run, output)
-        emit(json_file, execute_document(run), run_table(run), loss_text(run), f"run: {output}")
+        saved = checkpoint_text(run)
+        emit(json_file, execute_document(run), run_table(run), loss_text(run), *saved, f"run: {output}")
+        require_last_checkpoint(run)
 
 
 def validate(

@@ -50,8 +50,9 @@ def points_progress(name: str) -> Iterator[tuple[Callable[[Progress], None], Cal
 @contextmanager
 def run_progress(
     name: str, steps: int, *, shown: bool = True
-) -> Iterator[Callable[[int, float, Mapping[str, float]], None]]:
-    """Yields what `execute` reports each finished step to; where stderr is no terminal, lines now and then.
+) -> Iterator[tuple[Callable[[int, float, Mapping[str, float]], None], Callable[[str], None]]]:
+    """Yields what `execute` reports each finished step to; where stderr is no terminal, lines now and then. And what
+    hears notes, each of which is a line.
 
     Args:
         shown: False for all processes of a run but one, which would write over each other.
@@ -70,7 +71,7 @@ def run_progress(
                 told_s = time.monotonic()
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-        yield show
+        yield show, lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

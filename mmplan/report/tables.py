@@ -16,6 +16,7 @@ from mmplan.report.interval import interval_text
 from mmplan.report.summary import PlanSummary
 from mmplan.runtime.measurement import Measurement
 from mmplan.scenario.catalogue import CatalogueDevice
+from mmplan.scenario.document import counted
 from mmplan.scenario.layer_ids import shorten_ids
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_bytes, format_bytes_per_s, format_flops, format_seconds
@@ -226,6 +227,21 @@ def run_table(run: Measurement) -> Table:
             format_bytes(rank.peak_memory_bytes),
         )
     return result
+
+
+def checkpoint_text(run: Measurement) -> tuple[str, ...]:
+    """How many checkpoints there are, and how long training stood still; nothing where there were to be none."""
+    there = [saved for saved in run.checkpoints if saved.problem is None]
+    if not run.checkpoints:
+        return ()
+    missing = len(run.checkpoints) - len(there)
+    text = f"{counted(len(there), 'checkpoint')} written" + (f", {missing} left out" if missing else "")
+    if there:
+        text += f", the last behind step {there[-1].step:,} ({format_bytes(there[-1].bytes)})"
+    while_training = [saved.stall_s for saved in run.checkpoints[:-1]]  # the end waits for the last one
+    if while_training:
+        text += f"; training stood still {format_seconds(sum(while_training) / len(while_training))} for each before it"
+    return (text,)
 
 
 def loss_text(run: Measurement) -> str:

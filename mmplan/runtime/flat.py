@@ -1,13 +1,15 @@
 """Tensors of many shapes in one flat buffer, which ranks share equally; its memory may be given back between uses."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
+
+from mmplan.runtime.checkpoint.boxes import Box, boxes_of_range
 
 # Renamed in torch 2.13, which warns of the old names.
 gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -40,6 +42,18 @@ class FlatBuffer:
         """This rank's share."""
         size = self.whole.numel() // replicas.size()
         return self.whole[size * replicas.rank() :][:size].detach()
+
+    def shared(self, replicas: dist.ProcessGroup) -> Iterator[tuple[int, Box, slice]]:
+        """What is in this rank's share, by box: index of the parameter, a box of it, and its elements in the share."""
+        size = self.whole.numel() // replicas.size()
+        first, start = size * replicas.rank(), 0
+        for index, view in enumerate(self.views):
+            inside = max(0, first - start)
+            place = start + inside - first
+            for box in boxes_of_range(view.shape, inside, min(view.numel(), first + size - start)):
+                yield index, box, slice(place, place + box.count)
+                place += box.count
+            start += view.numel()
 
     def sum(self, replicas: dist.ProcessGroup) -> int:
         """Sum over the ranks; returns the bytes. Collective."""

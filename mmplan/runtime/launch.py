@@ -22,9 +22,12 @@ from typing import NoReturn
 from mmplan.errors import InputError, RunError
 from mmplan.planner.check import require_structure
 from mmplan.planner.plan import Plan, save_plan
-from mmplan.runtime.measurement import Measurement, OnStep, load_run
+from mmplan.runtime.checkpoint.before_run import check_checkpoints
+from mmplan.runtime.checkpoint.options import Checkpoints
+from mmplan.runtime.measurement import Measurement, OnNote, OnStep, load_run
 from mmplan.runtime.requirements import DEFAULT_UNIT_S, check_local_run
 from mmplan.runtime.run_options import RunOptions, save_options
+from mmplan.runtime.torchrun import is_main_process
 
 _POLL_S = 0.1
 _REPORT_S = 2.0  # from the first failure, for torchrun to say which rank was killed and for other ranks to speak
@@ -44,7 +47,9 @@ def execute(
     timeout_s: float | None = None,
     job: Path | None = None,
     weights: Path | None = None,
+    checkpoints: Checkpoints | None = None,
     on_step: OnStep | None = None,
+    on_note: OnNote | None = None,
 ) -> Measurement | None:
     """Run the plan for `steps` optimizer steps, on synthetic data or on a job's own.
 
@@ -54,6 +59,8 @@ def execute(
         timeout_s: of any communication; a rank that hangs ends the run after it. None: see `default_timeout_s`.
         job: a file with the user's own model and data (see `ghost/job.py`); None: the scenario's model, built here.
         weights: a folder of safetensors files with the weights of the job's model; None: they are drawn.
+        checkpoints: what is saved while the run goes on, and what it goes on from; None: nothing.
+        on_note: hears what a user has to know meanwhile, as `on_step` does.
         on_step: is told each finished step while the run goes on; under torchrun on rank 0 only.
 
     Returns:
@@ -69,18 +76,28 @@ def execute(
     _check_job(job, weights, rehearse=rehearse)
     require_structure(plan)
     job, weights = job and job.resolve(), weights and weights.resolve()
-    options = RunOptions(steps=steps, rehearse=rehearse, unit_s=unit_s, timeout_s=timeout_s, job=job, weights=weights)
+    options = RunOptions(
+        steps=steps,
+        rehearse=rehearse,
+        unit_s=unit_s,
+        timeout_s=timeout_s,
+        job=job,
+        weights=weights,
+        checkpoints=checkpoints.resolved() if checkpoints is not None else Checkpoints(),
+    )
+    if is_main_process():
+        check_checkpoints(plan, options)
     if local is None:
         # Imported here so that a launcher, which computes nothing, does not load torch.
         from mmplan.runtime.worker import run_worker
 
-        return run_worker(plan, options, on_step)
+        return run_worker(plan, options, on_step, on_note)
     check_local_run(plan, local, rehearse=rehearse)
     with _unwound_by_signals(), tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
         scratch = Path(folder)
         save_plan(plan, scratch / "plan.json")
         save_options(options, scratch / "options.json")
-        _run_processes(scratch, local, on_step)
+        _run_processes(scratch, local, on_step, on_note)
         return load_run(scratch / "run.json")
 
 
@@ -115,7 +132,7 @@ def _unwound_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _run_processes(scratch: Path, count: int, on_step: OnStep | None) -> None:
+def _run_processes(scratch: Path, count: int, on_step: OnStep | None, on_note: OnNote | None) -> None:
     # --standalone finds a free port itself; the loopback address spares look-ups of this machine's name.
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     worker = ["-m", "mmplan.runtime.worker", str(scratch)]
@@ -129,29 +146,32 @@ def _run_processes(scratch: Path, count: int, on_step: OnStep | None) -> None:
         try:
             told = 0
             while process.poll() is None and not list(scratch.glob("failure-*.json")):
-                told = _tell(scratch, told, on_step)
+                told = _tell(scratch, told, on_step, on_note)
                 time.sleep(_POLL_S)
             failed = process.poll() != 0
             if failed:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_REPORT_S)
             else:
-                _tell(scratch, told, on_step)
+                _tell(scratch, told, on_step, on_note)
         finally:
             _end(process, scratch)
     if failed:
         raise RunError(_cause(scratch, process.returncode))
 
 
-def _tell(scratch: Path, told: int, on_step: OnStep | None) -> int:
-    """Report the steps that rank 0 has written since `told`."""
+def _tell(scratch: Path, told: int, on_step: OnStep | None, on_note: OnNote | None) -> int:
+    """Report the steps and notes that rank 0 has written since `told`."""
     path = scratch / "progress.jsonl"
-    if on_step is None or not path.exists():
+    if not path.exists():
         return told
     lines = path.read_text().split("\n")[:-1]
     for line in lines[told:]:
         row = json.loads(line)
-        on_step(row["step"], row["step_time_s"], row["losses"])
+        if "note" in row and on_note is not None:
+            on_note(row["note"])
+        elif "step" in row and on_step is not None:
+            on_step(row["step"], row["step_time_s"], row["losses"])
     return len(lines)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from mmplan.errors import InputError
+from mmplan.errors import InputError, RunError
 from mmplan.files import write_file
 from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.prediction import TimedAction
@@ -22,6 +22,7 @@ from mmplan.runtime.timeline import RankTimeline, rank_timelines
 SCHEMA_VERSION = 2
 
 OnStep = Callable[[int, float, Mapping[str, float]], None]  # step, its seconds, losses by module
+OnNote = Callable[[str], None]  # what a user has to know while the run goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +92,37 @@ class RankMeasurement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SavedCheckpoint:
+    """A checkpoint behind `step` steps. `stall_s`: training stood still for it, first for the copy, then where it came
+    to the next one or to its end before this one was written; `write_s`: of the slowest rank. `problem`: why it was
+    left out, None where it is there.
+    """
+
+    step: int
+    bytes: int
+    stall_s: float
+    write_s: float
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resumed:
+    """What a run went on from. `damaged`: newer checkpoints that could not be used, and why; `read_bytes`: of weights
+    and moments, by all ranks."""
+
+    checkpoint: str
+    step: int
+    plan_hash: str
+    damaged: tuple[str, ...]
+    read_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """A run of a plan. In a rehearsal computes were sleeps of the predicted times `time_scale`; else that is 1."""
+    """A run of a plan. In a rehearsal computes were sleeps of the predicted times `time_scale`; else that is 1.
+
+    `steps` begin with those before the checkpoint that the run went on from.
+    """
 
     plan_hash: str
     mmplan_version: str
@@ -113,6 +143,8 @@ class Measurement:
     timeline: tuple[TimedAction, ...]  # computes, REDUCE and STEP of the recorded step, by rank; bare (`timeline.py`)
     asked_s: tuple[float, ...] = ()  # of each of them, when its rank was ready for it; empty: as it started
     transfers: tuple[TransferMeasurement, ...] = ()
+    resumed: Resumed | None = None
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -123,6 +155,12 @@ class Measurement:
 
 _MEASUREMENT = TypeAdapter(Measurement)
 _TIMELINES = TypeAdapter(tuple[RankTimeline, ...])
+
+
+def require_last_checkpoint(run: Measurement) -> None:
+    """Raise RunError where the checkpoint at the end of the run is missing."""
+    if run.checkpoints and run.checkpoints[-1].problem is not None:
+        raise RunError(f"the checkpoint at the end of the run is missing: {run.checkpoints[-1].problem}")
 
 
 def plan_hash(plan: Plan) -> str:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from mmplan.scenario.scenario import Optimizer
 
+WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
+
 
 class StageOptimizer:
     """Updates `weights` by `gradients`, tensors of the same shapes; without any, a step does nothing."""
@@ -20,10 +22,11 @@ class StageOptimizer:
         self._master_bytes = sum(master.nbytes for master, weight in pairs if master is not weight)
         self._moment_bytes = 0
         self._optimizer: torch.optim.Optimizer | None = None
+        self._adaptive: torch.optim.AdamW | None = None  # the same, where it has moments
         if self._masters and settings.name == "adamw":
             # On CUDA torch's own choice would hold one more fp32 copy of all weights during the step.
             fused = all(master.is_cuda for master in self._masters)
-            self._optimizer = torch.optim.AdamW(self._masters, lr=settings.learning_rate, fused=fused)
+            self._optimizer = self._adaptive = torch.optim.AdamW(self._masters, lr=settings.learning_rate, fused=fused)
         elif self._masters:
             self._optimizer = torch.optim.SGD(self._masters, lr=settings.learning_rate)
 
@@ -33,12 +36,48 @@ class StageOptimizer:
         for master, gradient in zip(self._masters, self._gradients, strict=True):
             master.grad = gradient.to(master.dtype)
         self._optimizer.step()
-        for master, weight in zip(self._masters, self._weights, strict=True):
+        for master in self._masters:
             master.grad = None
-            if master is not weight:
-                weight.data.copy_(master.data)
+        self.publish()
         if self._moment_bytes == 0:
             self._moment_bytes = self._count_moments()
+
+    def publish(self) -> None:
+        """Give the weights the values of their master copies."""
+        for master, weight in zip(self._masters, self._weights, strict=True):
+            if master is not weight:
+                weight.data.copy_(master.data)
+
+    def state(self) -> list[dict[str, Tensor]]:
+        """What a step reads and changes, live, by weight: the weight in fp32, and its moments."""
+        self._make_moments()
+        moments: list[dict[str, Tensor]] = [{} for _ in self._masters]
+        if self._adaptive is not None:
+            moments = [{name: self._adaptive.state[m][name] for name in MOMENTS} for m in self._masters]
+        pairs = zip(self._masters, moments, strict=True)
+        return [{WEIGHT: master.detach(), **own} for master, own in pairs]
+
+    @property
+    def updates(self) -> int | None:
+        """Steps that the moments have seen; None where there are no moments."""
+        if self._adaptive is None:
+            return None
+        return max((int(state["step"]) for state in self._adaptive.state.values()), default=0)
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        self._make_moments()
+        for state in self._adaptive.state.values() if self._adaptive is not None else ():
+            state["step"].fill_(count)
+
+    def _make_moments(self) -> None:
+        """Zeros, as AdamW's first step makes them (torch/optim/adam.py, `_init_group`)."""
+        if self._adaptive is None or self._moment_bytes:
+            return
+        for master in self._masters:
+            step = torch.zeros((), device=master.device if master.is_cuda else None)
+            self._adaptive.state[master] = {"step": step, **{name: torch.zeros_like(master) for name in MOMENTS}}
+        self._moment_bytes = self._count_moments()
 
     def memory_bytes(self) -> int:
         """Master copies and moments that exist now (moments appear in the first step)."""

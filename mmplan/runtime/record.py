@@ -14,6 +14,7 @@ import mmplan
 from mmplan.errors import RunError
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
+from mmplan.runtime.checkpoint.save import WrittenPart
 from mmplan.runtime.groups import collapsed
 from mmplan.runtime.measurement import (
     ActionStatistics,
@@ -31,7 +32,7 @@ _COMPUTES = ("F", "B", "I", "W")
 class StepKeeper:
     """What one rank keeps of its steps: the recorded one, and the seconds of all actions by stage and kind.
 
-    The first step allocates and warms up, so any other is better.
+    The first step taken allocates and warms up, so any other is better.
     """
 
     def __init__(self) -> None:
@@ -45,8 +46,9 @@ class StepKeeper:
         for item in done.timeline:
             key = (item.action.stage, item.action.kind)
             self._seconds.setdefault(key, array("d")).append(item.end_s - item.start_s)
-        if self.recorded is None or (step == 0, step_time_s) < self._best:
-            self.recorded, self.recorded_step, self._best = done, step, (step == 0, step_time_s)
+        ranking = (self.recorded is None, step_time_s)
+        if self.recorded is None or ranking < self._best:
+            self.recorded, self.recorded_step, self._best = done, step, ranking
 
     def statistics(self, rank: int) -> tuple[ActionStatistics, ...]:
         return tuple(
@@ -154,14 +156,15 @@ def _listed_step(step: RankStep, width: int, peak_memory_bytes: int) -> RankStep
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEnd:
-    """What all ranks are told of a step of one rank."""
+    """What all ranks are told of a step of one rank; `written`: what it has written of a checkpoint meanwhile."""
 
     end_s: float
     losses: Mapping[str, float]
+    written: WrittenPart | None = None
 
 
-def step_end(done: RankStep) -> StepEnd:
-    return StepEnd(end_s=max(item.end_s for item in done.timeline), losses=done.losses)
+def step_end(done: RankStep, written: WrittenPart | None = None) -> StepEnd:
+    return StepEnd(end_s=max(item.end_s for item in done.timeline), losses=done.losses, written=written)
 
 
 def step_measurement(index: int, ranks: Sequence[StepEnd]) -> StepMeasurement:

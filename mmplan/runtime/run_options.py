@@ -1,10 +1,11 @@
 """How a plan is run: what `execute` was asked for, as every process of the run gets it. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.requirements import DEFAULT_UNIT_S
 
 
@@ -18,6 +19,7 @@ class RunOptions:
     timeout_s: float | None = None
     job: Path | None = None
     weights: Path | None = None
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
 
 _OPTIONS = TypeAdapter(RunOptions)

@@ -15,8 +15,9 @@ from torch.nn import Parameter
 
 from mmplan.runtime.flat import FlatBuffer
 from mmplan.runtime.gradients import FlatGradients
+from mmplan.runtime.held import Held, shared_parameters, whole_parameter
 from mmplan.runtime.model import TORCH_DTYPES
-from mmplan.runtime.optimizer import StageOptimizer
+from mmplan.runtime.optimizer import WEIGHT, StageOptimizer
 from mmplan.scenario.scenario import Optimizer
 
 
@@ -31,7 +32,7 @@ class OptimizerShards:
         trained = self._gradients.parameters
         self._weights = [_flattened(trained, replicas.size())] if trained else []  # nothing where all is frozen
         own_gradients = [self._gradients.buffer.share(replicas)] if trained else []
-        self._optimizer = StageOptimizer([buffer.share(replicas) for buffer in self._weights], own_gradients, optimizer)
+        self.optimizer = StageOptimizer([buffer.share(replicas) for buffer in self._weights], own_gradients, optimizer)
 
     def enter(self, layer: str, *, backward: bool) -> None:
         pass
@@ -44,7 +45,7 @@ class OptimizerShards:
             self.moved_bytes += self._gradients.buffer.scatter_sum(self._replicas)
 
     def step(self) -> None:
-        self._optimizer.step()
+        self.optimizer.step()
         for buffer in self._weights:
             self.moved_bytes += buffer.gather(buffer.share(self._replicas), self._replicas)
         self._gradients.zero()
@@ -57,7 +58,21 @@ class OptimizerShards:
 
     def memory_bytes(self) -> int:
         weights = sum(_storages(self._parameters).values())
-        return weights + self._gradients.buffer.held_bytes + self._optimizer.memory_bytes()
+        return weights + self._gradients.buffer.held_bytes + self.optimizer.memory_bytes()
+
+    def held(self) -> list[Held]:
+        frozen = [whole_parameter(p) for p in self._parameters if not p.requires_grad]
+        trained = zip(self._weights, self.optimizer.state(), strict=True)
+        return frozen + [
+            held
+            for buffer, own in trained
+            for held in shared_parameters(self._gradients.parameters, buffer, own, self._replicas)
+        ]
+
+    def refresh(self) -> None:
+        self.optimizer.publish()
+        for buffer in self._weights:
+            buffer.gather(buffer.share(self._replicas), self._replicas)
 
 
 class LayerShards:
@@ -81,7 +96,7 @@ class LayerShards:
             layer: tuple(units[one] for one in dict.fromkeys(owner[p] for p in module.parameters()))
             for layer, module in layers.items()
         }
-        self._optimizer = StageOptimizer(
+        self.optimizer = StageOptimizer(
             [own for unit in self._units for own in unit.own_weights],
             [own for unit in self._units for own in unit.own_gradients],
             optimizer,
@@ -99,7 +114,7 @@ class LayerShards:
         """Done behind every backward."""
 
     def step(self) -> None:
-        self._optimizer.step()
+        self.optimizer.step()
         for unit in self._units:
             self.moved_bytes += unit.updated()
 
@@ -110,7 +125,16 @@ class LayerShards:
         return {address for unit in self._units for address in _storages(unit.parameters)}
 
     def memory_bytes(self) -> int:
-        return sum(unit.memory_bytes() for unit in self._units) + self._optimizer.memory_bytes()
+        return sum(unit.memory_bytes() for unit in self._units) + self.optimizer.memory_bytes()
+
+    def held(self) -> list[Held]:
+        states = iter(self.optimizer.state())
+        return [held for unit in self._units for held in unit.held(next(states) if unit.own_weights else {})]
+
+    def refresh(self) -> None:
+        self.optimizer.publish()
+        for unit in self._units:
+            unit.refresh()
 
 
 class _Unit:
@@ -160,7 +184,21 @@ class _Unit:
         """Behind an update of the own weights: gather them where weights are whole; returns the bytes."""
         for own in self.own_gradients:
             own.zero_()
+        return self.refresh()
+
+    def refresh(self) -> int:
+        """Whole weights follow the own ones; returns the bytes."""
         return 0 if self._split else self._gather()
+
+    def held(self, trained: Mapping[str, Tensor]) -> list[Held]:
+        """See `StageState`; `trained`: the optimizer's state of the own weights."""
+        parts = [tuple(p for p in self.parameters if p.requires_grad == wanted) for wanted in (True, False)]
+        flat = [part for part in (parts if self._split else parts[:1]) if part]
+        held = [] if self._split else [whole_parameter(p) for p in parts[1]]
+        for part, buffer, share in zip(flat, self._weights, self._shares, strict=True):
+            tensors = trained if part is parts[0] else {WEIGHT: share}
+            held += shared_parameters(part, buffer, tensors, self._replicas)
+        return held
 
     def memory_bytes(self) -> int:
         held_bytes = sum(_storages(self.parameters).values()) + self.gradients.buffer.held_bytes

@@ -11,16 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.nn import Parameter
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.held import Place
 from mmplan.runtime.in_flight import Computed, InFlight, cut_off
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.recompute import recomputed
 from mmplan.runtime.state import stage_state
+from mmplan.runtime.tensor_parallel import places_of
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
 from mmplan.runtime.weighted_stage import WeightedStage
 from mmplan.scenario.scenario import Optimizer
@@ -107,7 +110,11 @@ class LayerStage(WeightedStage):
         store = WeightStore()
         if split_backward:
             postpone_linears(model, store)
-        super().__init__(stage_state(modules, optimizer, layout.sharding, replicas), store, count_kept=count_kept)
+        places: dict[Parameter, Place] = {}
+        for layer in layers:
+            places = places_of(modules[layer.id], layer) | places  # a tied matrix is the first layer's
+        state = stage_state(modules, optimizer, layout.sharding, replicas)
+        super().__init__(state, store, places, count_kept=count_kept)
         self._microbatches: Sequence[Microbatch] = ()
         self._in_flight: dict[int, InFlight] = {}
         self._losses: dict[str, Tensor] = {}

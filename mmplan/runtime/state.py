@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mmplan.runtime.gradients import FlatGradients
+from mmplan.runtime.held import Held, whole_parameter
 from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.optimizer import StageOptimizer
 from mmplan.runtime.shards import LayerShards, OptimizerShards
@@ -15,13 +16,16 @@ from mmplan.scenario.technique import Sharding
 
 
 class StageState(Protocol):
-    """All methods but the last three are collective over the replicas where state is sharded.
+    """All methods but `accumulate`, `addresses`, `memory_bytes` and `held` are collective over the replicas where state
+    is sharded.
 
     Attributes:
         moved_bytes: handed to collectives among the replicas so far.
+        optimizer: what updates this rank's part of the weights.
     """
 
     moved_bytes: int
+    optimizer: StageOptimizer
 
     def enter(self, layer: str, *, backward: bool) -> None:
         """Before the forward or backward of a layer: its weights are whole from here on."""
@@ -43,6 +47,12 @@ class StageState(Protocol):
 
     def memory_bytes(self) -> int:
         """Weights, gradients and optimizer state in memory now."""
+
+    def held(self) -> list[Held]:
+        """All that training goes on from, between two steps."""
+
+    def refresh(self) -> None:
+        """What was written into the held tensors reaches the weights that layers compute with."""
 
 
 def stage_state(
@@ -67,7 +77,8 @@ class WholeState:
         parameters = tuple(nn.ModuleList(layers.values()).parameters())
         self._weights = {p.untyped_storage().data_ptr(): p.nbytes for p in parameters}
         self._gradients = FlatGradients(parameters, TORCH_DTYPES[optimizer.gradient_dtype])
-        self._optimizer = StageOptimizer(self._gradients.parameters, self._gradients.views, optimizer)
+        self._parameters = parameters
+        self.optimizer = StageOptimizer(self._gradients.parameters, self._gradients.views, optimizer)
 
     def enter(self, layer: str, *, backward: bool) -> None:
         pass
@@ -80,7 +91,7 @@ class WholeState:
             self.moved_bytes += self._gradients.buffer.sum(self._replicas)
 
     def step(self) -> None:
-        self._optimizer.step()
+        self.optimizer.step()
         self._gradients.zero()
 
     def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
@@ -91,4 +102,11 @@ class WholeState:
 
     def memory_bytes(self) -> int:
         weights = sum(self._weights.values())
-        return weights + self._gradients.buffer.held_bytes + self._optimizer.memory_bytes()
+        return weights + self._gradients.buffer.held_bytes + self.optimizer.memory_bytes()
+
+    def held(self) -> list[Held]:
+        trained = dict(zip(self._gradients.parameters, self.optimizer.state(), strict=True))
+        return [whole_parameter(parameter, trained.get(parameter)) for parameter in self._parameters]
+
+    def refresh(self) -> None:
+        self.optimizer.publish()

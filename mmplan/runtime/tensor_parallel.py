@@ -6,13 +6,15 @@ Weights are slices of those that one process would have, so every degree starts 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import Parameter
 
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.local_layer import local_layer, norm_of_heads, norms_over_heads
 from mmplan.cost_models.ops import CrossEntropy, Embedding, Op, SumGradients, SumParts
 from mmplan.runtime.batch import Microbatch
-from mmplan.runtime.layers import Blocks, LayerModule, joined
+from mmplan.runtime.held import Place, whole_place
+from mmplan.runtime.layers import Blocks, LayerModule, build_layer, joined
 from mmplan.runtime.split_norm import split_rms_norm
 from mmplan.runtime.tensor_sums import TensorRanks, look_up, split_cross_entropy, sum_gradients, sum_parts
 
@@ -23,6 +25,11 @@ class SplitLayer(LayerModule):
     def __init__(self, layer: Layer, ranks: TensorRanks) -> None:
         super().__init__(local_layer(layer, ranks.degree))
         self._whole, self._ranks = layer, ranks
+
+    @property
+    def index(self) -> int:
+        """This rank's place among those that share the layer."""
+        return self._ranks.index
 
     def _run(self, op: Op, inputs: Sequence[Tensor | Blocks], batch: Microbatch) -> Tensor | Blocks:
         match op:
@@ -75,6 +82,22 @@ def split_layer(whole: LayerModule, ranks: TensorRanks) -> SplitLayer:
 def name_in_whole(name: str) -> str:
     """A parameter's name in the whole layer: what is added behind a sum there is the bias of the product before it."""
     return f"{name.removesuffix('_sum.weight')}.bias" if name.endswith("_sum.weight") else name
+
+
+def places_of(module: nn.Module, layer: Layer) -> dict[Parameter, Place]:
+    """Where the parameters of a layer's module lie in those of the whole layer, named `layer id/name`."""
+    own = list(module.named_parameters())
+    if not isinstance(module, SplitLayer):
+        return {parameter: whole_place(f"{layer.id}/{name}", parameter) for name, parameter in own}
+    with torch.device("meta"):
+        whole = dict(build_layer(layer).named_parameters())
+    places = {}
+    for name, parameter in own:
+        shape = tuple(whole[name_in_whole(name)].shape)
+        parts = zip(shape, parameter.shape, strict=True)
+        offset = tuple(0 if size == part else part * module.index for size, part in parts)
+        places[parameter] = Place(name=f"{layer.id}/{name_in_whole(name)}", shape=shape, offset=offset)
+    return places
 
 
 def slice_of(whole: Tensor, shape: torch.Size, index: int) -> Tensor:

@@ -29,6 +29,7 @@ from mmplan.runtime.rehearse import SleepStage, collapse_shards
 from mmplan.runtime.stage import LayerStage, Stage
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.timeline import bare
+from mmplan.runtime.weighted_stage import WeightedStage
 from mmplan.scenario.scenario import Sample
 
 _DIGITS = 7  # of seconds: CUDA's events tell half a microsecond
@@ -140,9 +141,17 @@ def _build_stage(
 Prepare = Callable[[int], tuple[RankProgram, Mapping[int, Stage]]]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prepared:
+    """A rank's training: each step, and the stages that hold its state; a rehearsal has none."""
+
+    step: Prepare
+    stages: tuple[WeightedStage, ...] = ()
+
+
 def prepare_training(
     plan: Plan, rank: int, device: torch.device, ranks: TensorRanks | None, replicas: dist.ProcessGroup | None
-) -> Prepare:
+) -> Prepared:
     """Real computes on synthetic data."""
     graph = build_graph(plan.scenario)
     place = place_of(plan, rank)
@@ -155,10 +164,10 @@ def prepare_training(
             stage.load(step_microbatches(plan, data, place.replica, stage.raw_modules, device))
         return program_of_shard(listed, place.shard), stages
 
-    return prepare
+    return Prepared(step=prepare, stages=tuple(stages.values()))
 
 
-def prepare_rehearsal(plan: Plan, rank: int, scale: float, replicas: dist.ProcessGroup | None) -> Prepare:
+def prepare_rehearsal(plan: Plan, rank: int, scale: float, replicas: dist.ProcessGroup | None) -> Prepared:
     """Sleeps of the predicted durations times `scale`; one process stands for each tensor-parallel group."""
     graph = build_graph(plan.scenario)
     costs = AnalyticCostModel(plan.scenario)
@@ -173,21 +182,21 @@ def prepare_rehearsal(plan: Plan, rank: int, scale: float, replicas: dist.Proces
             stage.load(own, [seconds * scale for seconds in durations_s])
         return own, stages
 
-    return prepare
+    return Prepared(step=prepare)
 
 
 def run_steps(
     prepare: Prepare,
     *,
-    steps: int,
+    steps: range,
     network: dist.ProcessGroup,
     device: torch.device,
     ranks: TensorRanks | None,
     clock: Clock,
     on_step: Callable[[int, RankStep], None],
 ) -> None:
-    """Run `steps` optimizer steps of this rank; collective. `on_step` takes each."""
-    for step in range(steps):
+    """Run these optimizer steps of this rank; collective. `on_step` takes each."""
+    for step in steps:
         program, stages = prepare(step)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

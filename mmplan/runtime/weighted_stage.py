@@ -7,7 +7,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import Parameter
 
+from mmplan.runtime.held import Place
 from mmplan.runtime.state import StageState
 from mmplan.runtime.weight_store import WeightStore
 
@@ -16,12 +18,15 @@ class WeightedStage(ABC):
     """The part of a `Stage` that does not depend on how its forward is made.
 
     Args:
+        places: where the stage's parameters lie in the whole model.
         count_kept: count the bytes autograd keeps, by hooks on saved tensors (for devices without an allocator that
             counts). Parameters and the raw batch are left out, a storage that several operators keep counts once.
     """
 
-    def __init__(self, state: StageState, store: WeightStore, *, count_kept: bool) -> None:
-        self.state = state
+    def __init__(
+        self, state: StageState, store: WeightStore, places: Mapping[Parameter, Place], *, count_kept: bool
+    ) -> None:
+        self.state, self.places = state, places
         self._store, self._count_kept = store, count_kept
 
     @abstractmethod

@@ -23,12 +23,14 @@ import torch.distributed as dist
 
 from mmplan.errors import InputError, MmplanError, RunError
 from mmplan.planner.plan import Plan, load_plan
+from mmplan.runtime.checkpoint.resume import find_start
+from mmplan.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
 from mmplan.runtime.executor import described
 from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.train import prepare_job
 from mmplan.runtime.groups import replica_group, tensor_ranks
-from mmplan.runtime.measurement import Measurement, OnStep, StepMeasurement, save_run
+from mmplan.runtime.measurement import Measurement, OnNote, OnStep, StepMeasurement, save_run
 from mmplan.runtime.probe import probe_transfers
 from mmplan.runtime.record import (
     RankRun,
@@ -51,11 +53,12 @@ _SETUP_TIMEOUT_S, _SHORTEST_SETUP_TIMEOUT_S = 1800.0, 30.0
 T = TypeVar("T")
 
 
-def run_worker(plan: Plan, options: RunOptions, on_step: OnStep | None) -> Measurement | None:
+def run_worker(plan: Plan, options: RunOptions, on_step: OnStep | None, on_note: OnNote | None) -> Measurement | None:
     """Take part in a run; the measurement on rank 0, None elsewhere. Collective over all processes of torchrun.
 
     Raises:
-        InputError: torchrun did not start this process, or its processes or devices do not fit the plan.
+        InputError: torchrun did not start this process, its processes or devices do not fit the plan, or the run cannot
+            go on from its checkpoints.
         RunError: an action of this rank failed, or a loss is no number.
     """
     expected = process_count(plan, rehearse=options.rehearse)
@@ -75,14 +78,22 @@ def run_worker(plan: Plan, options: RunOptions, on_step: OnStep | None) -> Measu
         # In a rehearsal one process stands for all that share a stage's layers.
         started = replace(plan, tp=1, cp=1) if options.rehearse else plan
         groups = _join(started, rank, device, options.timeout_s or default_timeout_s(plan, scale))
+        note = on_note if on_note is not None and rank == 0 else _nobody
+        start = find_start(plan, options)
         if options.rehearse:
-            prepare = prepare_rehearsal(plan, rank, scale, groups.replicas)
+            prepared = prepare_rehearsal(plan, rank, scale, groups.replicas)
         elif options.job is not None:
-            prepare = prepare_job(plan, load_job(options.job), rank, device, groups.replicas, options.weights)
+            job = load_job(options.job)
+            prepared = prepare_job(plan, job, rank, device, groups.replicas, options.weights, start.samples)
         else:
-            prepare = prepare_training(plan, rank, device, groups.tensor, groups.replicas)
+            prepared = prepare_training(plan, rank, device, groups.tensor, groups.replicas)
+        resumed = start.load(plan, prepared.stages, note)
+        checkpoints = None
+        if options.checkpoints.folder is not None:
+            checkpoints = RunCheckpoints(plan, options, prepared.stages, timeout_s=setup_s, note=note)
         dist.barrier()  # stages differ much in size: whoever is ready waits here, not in a step
-        return _run(plan, options, groups, prepare, device, scale, on_step)
+        run = _run(plan, options, groups, prepared.step, device, scale, on_step, start.steps, checkpoints)
+        return run and replace(run, resumed=resumed)
     except (RuntimeError, MemoryError) as error:
         raise RunError(f"rank {rank}: {described(error)}") from error
 
@@ -130,33 +141,40 @@ def _run(
     device: torch.device,
     scale: float,
     on_step: OnStep | None,
+    before: tuple[StepMeasurement, ...],
+    checkpoints: RunCheckpoints | None,
 ) -> Measurement | None:
-    """All steps, then the transfers alone, then what all ranks saw."""
+    """All steps behind those `before`, then the transfers alone, then what all ranks saw."""
     rank, world, control = dist.get_rank(), dist.get_world_size(), groups.control
     one_host = len(set(groups.hosts)) == 1
     clock: Clock = CudaClock(control) if device.type == "cuda" else WallClock(control, one_host=one_host)
 
-    kept, steps_done = StepKeeper(), list[StepMeasurement]()
+    kept, steps_done = StepKeeper(), list(before)
 
     def take(step: int, done: RankStep) -> None:
-        ends: list[StepEnd] = [step_end(done)] * world
-        dist.all_gather_object(ends, step_end(done), group=control)
+        end = step_end(done, None if checkpoints is None else checkpoints.report())
+        ends: list[StepEnd] = [end] * world
+        dist.all_gather_object(ends, end, group=control)
         totals = step_measurement(step, ends)
         require_numbers(totals)
         kept.add(step, done, totals.step_time_s)
         steps_done.append(totals)
         if rank == 0 and on_step is not None:
             on_step(step, totals.step_time_s, totals.losses)
+        if checkpoints is not None:
+            checkpoints.take([end.written for end in ends])
+            checkpoints.save_if_due(step + 1, steps_done)
 
     run_steps(
         prepare,
-        steps=options.steps,
+        steps=range(len(before), options.steps),
         network=groups.network,
         device=device,
         ranks=groups.tensor,
         clock=clock,
         on_step=take,
     )
+    saved = () if checkpoints is None else checkpoints.finish()
     assert kept.recorded is not None, "a run has at least one step"
     probed_s = probe_transfers(kept.recorded.program, device, groups.network)
     run = RankRun(
@@ -172,7 +190,7 @@ def _run(
     if not runs:
         return None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return measurement_of(
+    measured = measurement_of(
         plan,
         runs,
         steps_done,
@@ -182,6 +200,7 @@ def _run(
         rehearsed=options.rehearse,
         time_scale=scale,
     )
+    return replace(measured, checkpoints=saved)
 
 
 def _gathered(value: T, rank: int, world: int, control: dist.ProcessGroup) -> list[T]:
@@ -230,7 +249,8 @@ def main(arguments: list[str] | None = None) -> int:
     rank = int(os.environ.get("RANK", "0"))
     try:
         (scratch / f"pid-{rank}").write_text(str(os.getpid()))
-        measurement = run_worker(load_plan(scratch / "plan.json"), options, _progress_to(scratch / "progress.jsonl"))
+        told = scratch / "progress.jsonl"
+        measurement = run_worker(load_plan(scratch / "plan.json"), options, _steps_to(told), _notes_to(told))
         if measurement is not None:
             save_run(measurement, scratch / "run.json")
     except Exception as error:
@@ -244,12 +264,24 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _progress_to(path: Path) -> OnStep:
+def _steps_to(path: Path) -> OnStep:
     def on_step(step: int, step_time_s: float, losses: Mapping[str, float]) -> None:
         with path.open("a") as file:
             file.write(json.dumps({"step": step, "step_time_s": step_time_s, "losses": losses}) + "\n")
 
     return on_step
+
+
+def _notes_to(path: Path) -> OnNote:
+    def on_note(text: str) -> None:
+        with path.open("a") as file:
+            file.write(json.dumps({"note": text}) + "\n")
+
+    return on_note
+
+
+def _nobody(text: str) -> None:
+    """Hears the notes of ranks that are not to speak."""
 
 
 def _one_line(error: Exception) -> str:

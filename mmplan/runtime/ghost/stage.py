@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.ghost.model import GhostModel, Pass
 from mmplan.runtime.ghost.recording import Batch, Recording, Source
 from mmplan.runtime.ghost.traffic import Owners, payload
+from mmplan.runtime.held import Place
 from mmplan.runtime.state import StageState
 from mmplan.runtime.weight_store import WeightStore
 from mmplan.runtime.weighted_stage import WeightedStage
@@ -42,6 +44,7 @@ class GhostStage(WeightedStage):
         own: units that this stage computes.
         recomputed: those of them that are run once more for the backward.
         state: weights, gradients and optimizer of the stage's pieces.
+        places: their parameters by the names of the model.
     """
 
     def __init__(
@@ -54,10 +57,11 @@ class GhostStage(WeightedStage):
         owners: Owners,
         model: GhostModel,
         state: StageState,
+        places: Mapping[Parameter, Place],
         store: WeightStore,
         count_kept: bool,
     ) -> None:
-        super().__init__(state, store, count_kept=count_kept)
+        super().__init__(state, store, places, count_kept=count_kept)
         self._stage, self._layers = stage, frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
         self._model = model

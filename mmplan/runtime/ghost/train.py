@@ -29,10 +29,11 @@ from mmplan.runtime.ghost.traffic import Owners, payload, payload_bytes, recorde
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
 from mmplan.runtime.groups import place_of
+from mmplan.runtime.held import Place, whole_place
 from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.stage import Stage
 from mmplan.runtime.state import stage_state
-from mmplan.runtime.train import Prepare
+from mmplan.runtime.train import Prepared
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
 from mmplan.scenario.scenario import DTYPE_BYTES
 
@@ -58,11 +59,13 @@ def prepare_job(
     device: torch.device,
     replicas: dist.ProcessGroup | None,
     weights: Path | None = None,
-) -> Prepare:
+    samples: int = 0,
+) -> Prepared:
     """The steps of one rank.
 
     Args:
         weights: a folder of safetensors files; None: weights are drawn (`weightless.py`).
+        samples: how many the data has given to steps before.
 
     Raises:
         InputError: the model does not fit the plan's layers, or the plan asks of it what is not executed.
@@ -79,7 +82,7 @@ def prepare_job(
     laid, recordings = _laid(plan, job, graph, first)
     stages = _stages(plan, graph, laid, at.row, device, replicas, weights)
     seen: dict[tuple[str, str], Recording] = {}  # edges of layers: what once passed keeps its place
-    stream = chain(first, stream)
+    stream = _behind(chain(first, stream), job, plan, samples)
 
     def notice(recording: Recording) -> None:
         for layer, call in laid.owners.readers(recording):
@@ -100,7 +103,19 @@ def prepare_job(
             stage.load(examples, cut.cuts, [part.layers for part in plan.stages])
         return program, stages
 
-    return prepare
+    return Prepared(step=prepare, stages=tuple(stages.values()))
+
+
+def _behind(stream: Iterator[Batch], job: Job, plan: Plan, samples: int) -> Iterator[Batch]:
+    """What the data gives behind so many samples; batches before them are drawn and left, so that whatever the job's
+    generators have drawn is drawn again."""
+    batches, rest = divmod(samples, plan.microbatch_size)
+    if rest:
+        raise InputError(f"{samples:,} samples are no whole batches of {plan.microbatch_size}", file=job.file)
+    skipped = sum(1 for _ in islice(stream, batches))
+    if skipped < batches:
+        raise InputError(f"`batches` ended after {skipped:,}; {batches:,} had been trained on before", file=job.file)
+    return stream
 
 
 def _laid(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -> tuple[_Laid, tuple[Recording, ...]]:
@@ -172,6 +187,7 @@ def _stages(
             owners=laid.owners,
             model=model,
             state=state,
+            places=_places(laid, index),
             store=store,
             count_kept=device.type == "cpu",
         )
@@ -187,6 +203,13 @@ def _held(laid: _Laid, stage: int) -> dict[str, nn.Module]:
         held[piece] = nn.ParameterList([parameter for parameter in own if id(parameter) not in seen])
         seen |= {id(parameter) for parameter in own}
     return held
+
+
+def _places(laid: _Laid, stage: int) -> dict[nn.Parameter, Place]:
+    """Of tied parameters the first name counts."""
+    names = {id(parameter): name for name, parameter in laid.model.named_parameters()}
+    held = nn.ModuleList(_held(laid, stage).values()).parameters()
+    return {parameter: whole_place(names[id(parameter)], parameter) for parameter in held}
 
 
 def _examples(plan: Plan, job: Job, stream: Iterator[Batch], replica: int, recorder: Recorder) -> list[Example]:

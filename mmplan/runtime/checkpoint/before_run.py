@@ -1,0 +1,101 @@
+"""What can be said of a run's checkpoints before any process starts. Imports no torch."""
+
+import math
+import shutil
+from pathlib import Path
+
+from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.counts import FP32_BYTES
+from mmplan.cost_models.memory_states import layer_counts
+from mmplan.cost_models.shard import Shard
+from mmplan.errors import InputError
+from mmplan.files import make_folder
+from mmplan.planner.plan import Plan, load_plan
+from mmplan.runtime.checkpoint.folder import Damaged, committed, lock, read_manifest
+from mmplan.runtime.checkpoint.identity import difference
+from mmplan.runtime.checkpoint.manifest import PLAN, Manifest
+from mmplan.runtime.run_options import RunOptions
+from mmplan.scenario.scenario import DTYPE_BYTES
+from mmplan.units import format_bytes
+
+_MOMENTS = {"adamw": 2, "sgd": 0}
+
+
+def check_checkpoints(plan: Plan, options: RunOptions) -> None:
+    """Make the folder, if there is to be one.
+
+    Raises:
+        InputError: it cannot be written to, has too little room or checkpoints of another run; or the run cannot go on
+            from what it is told to.
+    """
+    asked = options.checkpoints
+    if asked.folder is None and asked.resume is None:
+        if asked.every is not None:
+            raise InputError(f"a checkpoint every {asked.every} steps needs a folder: --checkpoint FOLDER")
+        return
+    if options.rehearse:
+        raise InputError("a rehearsal sleeps instead of computing: it has no checkpoints")
+    if asked.resume is not None:
+        _check_resume(asked.resume, plan, options)
+    if asked.folder is not None:
+        make_folder(asked.folder)
+        lock(asked.folder).close()
+        there = committed(asked.folder)
+        if there and asked.resume != asked.folder:
+            raise InputError(
+                f"there are checkpoints already (up to {there[0].name}): go on from them with --resume, or name a new "
+                "folder",
+                file=asked.folder,
+            )
+        _require_room(asked.folder, plan, options, len(there))
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """Of the tensors in one checkpoint: trained weights and their moments in fp32, frozen weights as they are."""
+    scenario = plan.scenario
+    layers = build_graph(scenario).layers()
+    counts = [layer_counts(layer, Shard(), tied_here=True) for layer in layers]
+    trained = sum(count.trained for count in counts)
+    frozen = sum(count.total for count in counts) - trained
+    per_trained = FP32_BYTES * (1 + _MOMENTS[scenario.optimizer.name])
+    return trained * per_trained + frozen * DTYPE_BYTES[scenario.precision]
+
+
+def require_same_training(path: Path, manifest: Manifest, plan: Plan, *, job: bool) -> None:
+    """Raise InputError, with what differs, unless the plan trains what the checkpoint has trained."""
+    if manifest.job != job:
+        models = {True: "a model of the user's own (--job)", False: "the scenario's model, built here"}
+        raise InputError(f"the checkpoint is of {models[manifest.job]}, this run trains {models[job]}", file=path)
+    different = difference(load_plan(path / PLAN), plan)
+    if different is not None:
+        raise InputError(f"the checkpoint is of another training: {different}", file=path)
+
+
+def _check_resume(folder: Path, plan: Plan, options: RunOptions) -> None:
+    """Of the newest checkpoint that can be read; whether it is whole the ranks find out together."""
+    there = committed(folder)
+    if not there and options.checkpoints.required:
+        raise InputError("there is no checkpoint to go on from", file=folder)
+    for path in there:
+        try:
+            manifest = read_manifest(path)
+            require_same_training(path, manifest, plan, job=options.job is not None)
+        except Damaged:
+            continue
+        if manifest.step >= options.steps:
+            raise InputError(f"{manifest.step:,} steps are done, and --steps {options.steps:,} leaves none", file=path)
+        return
+
+
+def _require_room(folder: Path, plan: Plan, options: RunOptions, there: int) -> None:
+    """The newest `keep` stay while one more is written."""
+    asked = options.checkpoints
+    saves = 1 if asked.every is None else math.ceil(options.steps / asked.every)
+    count = max(1, min(there + saves, asked.keep + 1) - there)
+    size, free = checkpoint_bytes(plan), shutil.disk_usage(folder).free
+    if count * size > free:
+        total = f"{count} x {format_bytes(size)} = {format_bytes(count * size)}"
+        raise InputError(
+            f"checkpoints need {total} (--keep {asked.keep}, and one being written), {format_bytes(free)} are free",
+            file=folder,
+        )

@@ -1,0 +1,79 @@
+"""manifest.json: what a checkpoint holds, and which part of which tensor lies in which file.
+
+A checkpoint is a folder `step-00000010` with `manifest.json`, `plan.json`, `steps.json` (losses so far), a
+`rank-00000.safetensors` of each rank, and `checksums.sha256` over all of them, which `sha256sum -c` reads.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+SCHEMA_VERSION = 1
+MANIFEST, CHECKSUMS, PLAN, STEPS = "manifest.json", "checksums.sha256", "plan.json", "steps.json"
+
+
+class SavedPiece(NamedTuple):
+    """A box of a tensor in the file of a rank."""
+
+    rank: int
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedTensor:
+    """A parameter of the whole model. `kinds`: its weight and, where it is trained, its moments."""
+
+    shape: tuple[int, ...]
+    kinds: tuple[str, ...]
+    pieces: tuple[SavedPiece, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """`step`: optimizer steps done, and so the number of the next one; `samples`: how many the data had given by then.
+
+    `updates`: steps that the moments have seen, None without moments. `job`: the model is the user's own. `files`:
+    bytes by name, without this file and the checksums.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    mmplan_version: str
+    saved_at: str
+    step: int
+    samples: int
+    updates: int | None
+    ranks: int
+    plan_hash: str
+    job: bool
+    files: dict[str, int]
+    tensors: dict[str, SavedTensor]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.files.values())
+
+
+_MANIFEST = TypeAdapter(Manifest)
+
+
+def part_name(rank: int) -> str:
+    return f"rank-{rank:05}.safetensors"
+
+
+def manifest_json(manifest: Manifest) -> bytes:
+    return _MANIFEST.dump_json(manifest) + b"\n"
+
+
+def manifest_of(text: bytes) -> Manifest:
+    """Read a manifest; ValueError says what is wrong with it."""
+    try:
+        manifest = _MANIFEST.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{MANIFEST} is no manifest: {key}: {first['msg']}") from error
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise ValueError(f"{MANIFEST} has version {manifest.schema_version}, this mmplan reads {SCHEMA_VERSION}")
+    return manifest

@@ -1,0 +1,68 @@
+"""The state of a rank as pieces of the whole model's parameters, and which rank writes which of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmplan.planner.plan import Plan
+from mmplan.runtime.checkpoint.boxes import Box, whole
+from mmplan.runtime.groups import Place
+from mmplan.runtime.weighted_stage import WeightedStage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Piece:
+    """A box of the parameter `name`, which has `shape` in the whole model: live tensors of the box's shape, by kind.
+
+    `copied`: all replicas keep the same; `everywhere`: so do all ranks that share the layer.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    box: Box
+    tensors: Mapping[str, Tensor]
+    copied: bool
+    everywhere: bool
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def pieces_of(stages: Iterable[WeightedStage]) -> list[Piece]:
+    """What the stages hold between two steps, without padding."""
+    pieces = []
+    for stage in stages:
+        for held in stage.state.held():
+            place = stage.places[held.parameter]
+            moved = held.box.moved(place.offset)
+            box = moved.common(whole(place.shape))
+            if box is None:  # nothing but padding
+                continue
+            inside = box.within(moved)
+            tensors = {kind: tensor[inside] for kind, tensor in held.tensors.items()}
+            everywhere = place.shape == tuple(held.parameter.shape)
+            pieces.append(
+                Piece(
+                    name=place.name,
+                    shape=place.shape,
+                    box=box,
+                    tensors=tensors,
+                    copied=held.copied,
+                    everywhere=everywhere,
+                )
+            )
+    return pieces
+
+
+def to_write(pieces: Sequence[Piece], plan: Plan, at: Place) -> list[Piece]:
+    """Those that this rank writes: of equal ones on several ranks one rank writes each, all about as much."""
+    loads = [0] * plan.dp
+    chosen = []
+    for piece in pieces:
+        replica = loads.index(min(loads)) if piece.copied else at.replica
+        loads[replica] += piece.nbytes if piece.copied else 0
+        if replica == at.replica and (at.shard == 0 or not piece.everywhere):
+            chosen.append(piece)
+    return chosen

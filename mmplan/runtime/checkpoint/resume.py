@@ -1,0 +1,168 @@
+"""Going on from a checkpoint: the newest that is whole, laid over whatever plan the run has now.
+
+All ranks check the files together, each its part of them. A damaged checkpoint is told, and the one before it is taken.
+Every rank then reads the boxes that its own plan gives it, whoever wrote them. Nothing in a checkpoint is executed.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+
+from mmplan.errors import InputError
+from mmplan.planner.plan import Plan
+from mmplan.runtime.checkpoint.before_run import require_same_training
+from mmplan.runtime.checkpoint.boxes import Box
+from mmplan.runtime.checkpoint.committing import STEP_LIST
+from mmplan.runtime.checkpoint.folder import Damaged, committed, read_manifest, require_whole
+from mmplan.runtime.checkpoint.manifest import STEPS, Manifest, part_name
+from mmplan.runtime.checkpoint.part import key_of, read_box
+from mmplan.runtime.checkpoint.pieces import Piece, pieces_of
+from mmplan.runtime.checkpoint.random_states import restore_random_states
+from mmplan.runtime.measurement import OnNote, Resumed, StepMeasurement, plan_hash
+from mmplan.runtime.run_options import RunOptions
+from mmplan.runtime.weighted_stage import WeightedStage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """A whole checkpoint; `damaged`: newer ones, and what is wrong with each."""
+
+    path: Path
+    manifest: Manifest
+    damaged: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Where a run begins: `steps` were done before, and the data has given `samples` to them."""
+
+    found: Found | None = None
+    steps: tuple[StepMeasurement, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        return 0 if self.found is None else self.found.manifest.samples
+
+    def load(self, plan: Plan, stages: Sequence[WeightedStage], note: OnNote) -> Resumed | None:
+        """Fill the stages from the checkpoint, if there is one. Collective."""
+        if self.found is None:
+            return None
+        manifest = self.found.manifest
+        for text in self.found.damaged:
+            note(f"{text}: this checkpoint is damaged, the one before is used")
+        read_bytes = torch.tensor(load_state(self.found, plan, stages, dist.get_rank()))
+        dist.all_reduce(read_bytes)
+        note(f"going on behind step {manifest.step:,} from {self.found.path}")
+        return Resumed(
+            checkpoint=str(self.found.path),
+            step=manifest.step,
+            plan_hash=manifest.plan_hash,
+            damaged=self.found.damaged,
+            read_bytes=int(read_bytes),
+        )
+
+
+def find_start(plan: Plan, options: RunOptions) -> Start:
+    """The newest whole checkpoint of the folder to go on from, or the beginning. Collective.
+
+    Raises:
+        InputError: there is none although one is demanded, it is of another training, or behind the last step.
+    """
+    folder = options.checkpoints.resume
+    found = None if folder is None else newest_whole(folder, None)
+    if found is None:
+        if folder is not None and options.checkpoints.required:
+            raise InputError("there is no checkpoint", file=folder)
+        return Start()
+    require_same_training(found.path, found.manifest, plan, job=options.job is not None)
+    if found.manifest.step >= options.steps:
+        raise InputError(
+            f"{found.manifest.step:,} steps are done, and --steps {options.steps:,} leaves none", file=found.path
+        )
+    steps = STEP_LIST.validate_json((found.path / STEPS).read_bytes())
+    return Start(found=found, steps=tuple(steps))
+
+
+def newest_whole(folder: Path, group: dist.ProcessGroup | None) -> Found | None:
+    """The checkpoint to go on from; None where there is none at all. Collective over the group.
+
+    Raises:
+        InputError: there are some, and none is whole.
+    """
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    candidates = [committed(folder) if rank == 0 else []]
+    dist.broadcast_object_list(candidates, src=0, group=group)
+    damaged: list[str] = []
+    for path in candidates[0]:
+        manifest, problem = None, None
+        try:
+            manifest = read_manifest(path)
+            require_whole(path, manifest, sorted(manifest.files)[rank::world])
+        except Damaged as error:
+            problem = str(error)
+        problems = [problem] * world
+        dist.all_gather_object(problems, problem, group=group)
+        first = next((text for text in problems if text is not None), None)
+        if first is None and manifest is not None:
+            return Found(path=path, manifest=manifest, damaged=tuple(damaged))
+        damaged.append(f"{path.name}: {first}")
+    if damaged:
+        raise InputError(f"no checkpoint is whole: {'; '.join(damaged)}", file=folder)
+    return None
+
+
+def load_state(found: Found, plan: Plan, stages: Sequence[WeightedStage], rank: int) -> int:
+    """Fill the stages from a checkpoint; returns the bytes read. Collective over replicas where state is sharded.
+
+    Random states are restored where the plan is the same; under another one ranks draw other parts of the model.
+
+    Raises:
+        InputError: the checkpoint lacks a tensor, or has it in another shape.
+    """
+    read_bytes = 0
+    with ExitStack() as stack, torch.no_grad():
+        files: dict[int, Any] = {}
+        for piece in pieces_of(stages):
+            read_bytes += _load(piece, found, files, stack)
+    for stage in stages:
+        if found.manifest.updates is not None:
+            stage.state.optimizer.updates = found.manifest.updates
+        stage.state.refresh()
+    if found.manifest.plan_hash == plan_hash(plan):
+        restore_random_states(found.path / part_name(rank))
+    return read_bytes
+
+
+def _load(piece: Piece, found: Found, files: dict[int, Any], stack: ExitStack) -> int:
+    saved = found.manifest.tensors.get(piece.name)
+    if saved is None or saved.shape != piece.shape or set(saved.kinds) != set(piece.tensors):
+        has = "nothing of it" if saved is None else f"{'x'.join(map(str, saved.shape))} ({', '.join(saved.kinds)})"
+        wanted = f"{'x'.join(map(str, piece.shape))} ({', '.join(piece.tensors)})"
+        raise InputError(f"the run has '{piece.name}' as {wanted}, the checkpoint {has}", file=found.path)
+    filled = read_bytes = 0
+    for rank, offset, shape in saved.pieces:
+        box = Box(offset, shape)
+        common = piece.box.common(box)
+        if common is None:
+            continue
+        filled += common.count
+        try:
+            if rank not in files:
+                files[rank] = stack.enter_context(safe_open(found.path / part_name(rank), framework="pt"))
+            for kind, tensor in piece.tensors.items():
+                part = read_box(files[rank], key_of(piece.name, kind, offset), box, common)
+                tensor[common.within(piece.box)].copy_(part)
+                read_bytes += part.nbytes
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"'{piece.name}' cannot be read: {error}", file=found.path / part_name(rank)) from error
+    if filled != piece.box.count:
+        raise InputError(
+            f"the checkpoint has {filled:,} of {piece.box.count:,} elements of '{piece.name}'", file=found.path
+        )
+    return read_bytes

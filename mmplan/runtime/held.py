@@ -1,0 +1,57 @@
+"""What a rank keeps of a parameter between two steps: its weights and moments, as boxes of the parameter."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import Parameter
+
+from mmplan.runtime.checkpoint.boxes import Box, whole
+from mmplan.runtime.flat import FlatBuffer
+from mmplan.runtime.optimizer import WEIGHT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Held:
+    """A box of a parameter that this rank keeps up to date: the live tensors of its shape, by kind.
+
+    `copied`: all replicas keep the same.
+    """
+
+    parameter: Parameter
+    box: Box
+    tensors: Mapping[str, Tensor]
+    copied: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a rank's parameter lies in that of the whole model: its name and shape there, and the first element.
+
+    What lies beyond the end is padding, which is zero and stays so.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+def whole_place(name: str, parameter: Parameter) -> Place:
+    """Of a parameter that the rank has whole."""
+    return Place(name=name, shape=tuple(parameter.shape), offset=(0,) * parameter.dim())
+
+
+def whole_parameter(parameter: Parameter, trained: Mapping[str, Tensor] | None = None) -> Held:
+    """One that every replica has whole; `trained`: the optimizer's state, None where it is frozen."""
+    tensors = trained or {WEIGHT: parameter.detach()}
+    return Held(parameter=parameter, box=whole(parameter.shape), tensors=tensors, copied=True)
+
+
+def shared_parameters(
+    parameters: Sequence[Parameter], buffer: FlatBuffer, share: Mapping[str, Tensor], replicas: dist.ProcessGroup
+) -> Iterator[Held]:
+    """The boxes in this rank's share of a buffer of the parameters; `share`: flat tensors of its length, by kind."""
+    for index, box, place in buffer.shared(replicas):
+        tensors = {kind: tensor[place].view(box.shape) for kind, tensor in share.items()}
+        yield Held(parameter=parameters[index], box=box, tensors=tensors, copied=False)

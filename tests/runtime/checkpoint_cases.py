@@ -1,0 +1,140 @@
+"""Runs that save and go on under plans of every kind, and the code that four processes run them by."""
+
+import os
+import shutil
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
+
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
+from mmplan.planner.plan import Plan
+from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
+from mmplan.runtime.checkpoint.options import Checkpoints
+from mmplan.runtime.measurement import Measurement
+from mmplan.runtime.run_options import RunOptions
+from mmplan.runtime.worker import run_worker
+from mmplan.scenario.scenario import ModelModule, Moe, Optimizer, Scenario, Training
+
+PROCESSES, PLANS = 4, "plans.pt"
+ONE_STAGE = (tuple(layer for stage in TWO_STAGES for layer in stage),)
+
+
+def tiny(**changes: ModelModule) -> Scenario:
+    """The tiny scenario, trained by AdamW, with some modules in place of its own."""
+    scenario = replace(tiny_scenario(), global_batch=4, optimizer=Optimizer(name="adamw", learning_rate=1e-3))
+    modules = tuple(changes.get(module.name, module) for module in scenario.model.modules)
+    return replace(scenario, model=replace(scenario.model, modules=modules))
+
+
+def saved_plans() -> dict[str, Plan]:
+    """Name -> plan that saves and goes on under itself."""
+    model = tiny().model
+    vision, llm = model.module("vision"), model.module("llm")
+    assert vision.transformer is not None and llm.transformer is not None and llm.vocabulary is not None
+    adapted = replace(llm, training=Training(mode="lora", rank=4, targets=("q", "v", "down")))
+    frozen = tiny(vision=replace(vision, training=Training(mode="frozen")), llm=adapted)
+    experts = tiny(llm=replace(llm, transformer=replace(llm.transformer, moe=Moe(experts=4, topk=2, expert_ffn=48))))
+    # Numbers of parameters that replicas cannot share equally, and a matrix that two layers have.
+    odd = tiny(
+        vision=replace(vision, transformer=replace(vision.transformer, ffn=255)),
+        llm=replace(llm, vocabulary=replace(llm.vocabulary, tied=True)),
+    )
+    two = hand_plan(tiny(), TWO_STAGES)
+    chunks = with_family(two, "interleaved", build_graph(two.scenario), AnalyticCostModel(two.scenario))
+    half = hand_plan(tiny(), TWO_STAGES, dp=2)
+    half = replace(half, scenario=replace(half.scenario, precision="bf16"))  # which this device has no price for
+    return {
+        "two stages": two,
+        "two chunks on a rank": refuse_unusable(chunks),
+        "two replicas": hand_plan(experts, ONE_STAGE, dp=2),
+        "ZeRO-1, odd": replace(hand_plan(odd, ONE_STAGE, dp=2), sharding="optimizer"),
+        "ZeRO-2 on two stages, in 16 bits": replace(half, sharding="gradients"),
+        "ZeRO-3, frozen and LoRA": replace(hand_plan(frozen, ONE_STAGE, dp=4), sharding="parameters"),
+        "tensor parallel, experts": replace(hand_plan(experts, TWO_STAGES), tp=2),
+        "tensor parallel, ZeRO-3": replace(hand_plan(odd, ONE_STAGE, dp=2), tp=2, sharding="parameters"),
+    }
+
+
+def moved_plans() -> list[Plan]:
+    """Each goes on from what the one before has saved."""
+    one = hand_plan(tiny(), ONE_STAGE)
+    two = hand_plan(tiny(), TWO_STAGES)
+    chunks = with_family(two, "interleaved", build_graph(two.scenario), AnalyticCostModel(two.scenario))
+    recomputed = hand_plan(tiny(), TWO_STAGES, dp=2)
+    stages = tuple(replace(stage, recompute="full") for stage in recomputed.stages)
+    return [
+        one,
+        replace(recomputed, sharding="optimizer", stages=stages),
+        replace(hand_plan(tiny(), ONE_STAGE, dp=2), tp=2, sharding="parameters"),
+        refuse_unusable(chunks),
+        replace(hand_plan(tiny(), TWO_STAGES, microbatch_size=2), tp=2),
+        replace(hand_plan(tiny(), ONE_STAGE, dp=4), sharding="gradients"),
+        one,
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continued:
+    """A run without a break, and the second half of one that went on from its middle."""
+
+    unbroken: Measurement
+    resumed: Measurement
+
+
+def run_checkpoint_cases(rank: int, folder: str) -> None:
+    """Body of one of the four processes; rank 0 writes what was measured to `folder`."""
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    runs = _Runs(rank, Path(folder))
+    results: dict[str, object] = {}
+    # Made once, because that takes longer than a run.
+    saved, moved = torch.load(Path(folder) / PLANS, weights_only=False)
+    for name, plan in saved.items():
+        results[name] = runs.saved(name, plan)
+    results["moved"] = runs.moved(moved)
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
+
+
+class _Runs:
+    def __init__(self, rank: int, folder: Path) -> None:
+        self._rank, self._folder, self._count = rank, folder, 0
+
+    def saved(self, name: str, plan: Plan) -> Continued | None:
+        """Three steps with checkpoints behind the second and the last, and the last one again."""
+        first, again = (self._folder / f"{name}, {part}" for part in ("unbroken", "resumed"))
+        unbroken = self._run(plan, 3, Checkpoints(folder=first, every=2))
+        if self._rank == 0:
+            shutil.copytree(first / "step-00000002", again / "step-00000002")
+        resumed = self._run(plan, 3, Checkpoints(folder=again, resume=again))
+        return Continued(unbroken=unbroken, resumed=resumed) if unbroken and resumed else None
+
+    def moved(self, plans: list[Plan]) -> list[Measurement | None]:
+        """All steps under the first plan; then a step under each plan in turn, starting anew."""
+        folder = self._folder / "moved"
+        runs = [self._run(plans[0], len(plans), Checkpoints())]
+        for step, plan in enumerate(plans, start=1):
+            runs.append(self._run(plan, step, Checkpoints(folder=folder, resume=folder)))
+        return runs
+
+    def _run(self, plan: Plan, steps: int, checkpoints: Checkpoints) -> Measurement | None:
+        """A run with as many of the processes as the plan needs."""
+        self._count += 1
+        world = plan.rank_count
+        if self._rank >= world:
+            return None
+        os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        if checkpoints.folder is not None:
+            checkpoints.folder.mkdir(exist_ok=True)
+        join, store = dist.init_process_group, dist.FileStore(str(self._folder / f"store{self._count}"), world)
+
+        def init(backend: str, timeout: timedelta) -> None:
+            join(backend, store=store, rank=self._rank, world_size=world, timeout=timeout)
+
+        with patch.object(dist, "init_process_group", init):
+            return run_worker(plan, RunOptions(steps=steps, timeout_s=60.0, checkpoints=checkpoints), None, None)

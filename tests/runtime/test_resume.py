@@ -1,0 +1,73 @@
+"""Runs that go on from a checkpoint: to the bit under the same plan, to rounding under any other one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from case_processes import run_on_ranks
+from checkpoint_cases import PLANS, PROCESSES, Continued, moved_plans, run_checkpoint_cases, saved_plans
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmplan.runtime.checkpoint.before_run import checkpoint_bytes
+from mmplan.runtime.measurement import Measurement
+
+pytestmark = pytest.mark.distributed
+
+SAVED, MOVED = saved_plans(), moved_plans()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict[str, Any]:
+    torch.save((SAVED, MOVED), folder / PLANS)
+    measured: dict[str, Any] = run_on_ranks(run_checkpoint_cases, PROCESSES, folder)[0]
+    return measured
+
+
+def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
+    """Weights and moments, without the states of random generators, which differ between processes."""
+    files = [load_file(file) for file in sorted(checkpoint.glob("*.safetensors"))]
+    return {key: value for file in files for key, value in file.items() if not key.startswith("random/")}
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_resumed_run_is_the_unbroken_one_to_the_bit(name: str, results: dict[str, Any], folder: Path) -> None:
+    case: Continued = results[name]
+    assert [step.losses for step in case.resumed.steps] == [step.losses for step in case.unbroken.steps]
+    assert [step.index for step in case.resumed.steps] == [0, 1, 2]
+    first, again = (tensors_of(folder / f"{name}, {part}" / "step-00000003") for part in ("unbroken", "resumed"))
+    assert first.keys() == again.keys()
+    for key, value in first.items():
+        assert value.equal(again[key]), key
+    before = tensors_of(folder / f"{name}, unbroken" / "step-00000002")
+    assert any(not value.equal(before[key]) for key, value in first.items())
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_every_element_is_written_once(name: str, results: dict[str, Any], folder: Path) -> None:
+    """As many bytes as are expected before a run, and no rank without a part where replicas share the work."""
+    case: Continued = results[name]
+    parts = [
+        sum(value.nbytes for key, value in load_file(file).items() if not key.startswith("random/"))
+        for file in sorted((folder / f"{name}, unbroken" / "step-00000003").glob("*.safetensors"))
+    ]
+    assert sum(parts) == checkpoint_bytes(SAVED[name])
+    assert len(parts) == SAVED[name].rank_count and min(parts) > 0
+    assert [saved.step for saved in case.unbroken.checkpoints] == [2, 3]
+    assert all(saved.problem is None and saved.bytes > sum(parts) for saved in case.unbroken.checkpoints)
+
+
+def test_other_plans_go_on_where_the_last_one_stopped(results: dict[str, Any]) -> None:
+    """On 1, 4, 4, 2, 4, 4 and 1 ranks: cuts, chunks, replicas, tp, every sharding, recomputation, microbatches."""
+    unbroken, *moved = results["moved"]
+    last: Measurement = moved[-1]
+    assert len(last.steps) == len(MOVED) == len(unbroken.steps)
+    for step, expected in zip(last.steps, unbroken.steps, strict=True):
+        assert step.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert last.resumed is not None and last.resumed.step == len(moved) - 1
