@@ -2,9 +2,11 @@
 
     python benchmarks/fuzz_importers.py FOLDER [--minutes 10] [--kind nccl ...] [--seed 0]
 
-FOLDER holds one folder per kind of files. Every mutant must give a reading whose values are finite and can be written
-as YAML, or one sentence of refusal; anything else (another exception, more than 20 seconds) is printed with the seed of
-the mutant and counted as a crash. Rewrites the rows of these folders in benchmarks/fuzz_importers.csv.
+FOLDER holds one folder per kind of files, which are cut into small pieces (`fuzz_seeds.py`). Every mutant must give a
+reading whose values are finite and can be written as YAML, or one sentence of refusal; anything else (an exception,
+more than 20 seconds) is printed with the number of the mutant and counted as a crash. Beside each mutant a second file
+is read that differs from it in a way with a known effect (`fuzz_relations.py`): a reading that breaks the relation is
+wrong without a word, and counted so. Rewrites the rows of these folders in benchmarks/fuzz_importers.csv.
 """
 
 import argparse
@@ -20,15 +22,18 @@ from collections import Counter
 from pathlib import Path
 
 import yaml
+from fuzz_relations import RELATIONS
+from fuzz_seeds import Seed, seeds_of
 from measured import ROOT, write_rows
 
 from mmplan.commands.import_kinds import read_files
 from mmplan.errors import MmplanError
 from mmplan.report.formats import fragment_text
+from mmplan.scenario.formats.reading import Reading
 
 ROWS = "fuzz_importers.csv"
 MOST_SECONDS = 20
-MOST_BYTES = 3_000_000  # larger files are cut: a mutant has to be quick
+UNHARMED = 8  # one in so many files is not damaged
 WORDS = (
     "nan",
     "-1",
@@ -114,19 +119,17 @@ def _stop(*_: object) -> None:
     raise TooSlow
 
 
-def mutant_of(files: list[Path], seed: int, folder: Path) -> Path:
-    """A damaged copy of one of the files."""
-    draw = random.Random(seed)
-    source = draw.choice(files)
-    content = source.read_bytes()
-    packed = content[:2] == b"\x1f\x8b"
-    text = (gzip.decompress(content) if packed else content)[:MOST_BYTES].decode(errors="replace") or " "
+def damaged(seed: Seed, draw: random.Random) -> bytes:
+    """The seed with one to three changes."""
+    text = seed.text
+    if text is None:
+        content = bytearray(seed.content)
+        for _ in range(draw.randint(1, 8)):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        return bytes(content[: draw.choice((None, draw.randrange(len(content) + 1)))])
     for _ in range(draw.randint(1, 3)):
         text = draw.choice(CHANGES)(text, draw) or " "
-    mutant = folder / source.name
-    data = text.encode(errors="replace")
-    mutant.write_bytes(gzip.compress(data, 1) if packed else data)
-    return mutant
+    return text.encode(errors="replace")
 
 
 def finite(value: object) -> bool:
@@ -137,40 +140,67 @@ def finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def outcome(mutant: Path) -> str:
-    """`reading` or `refusal`; raises whatever else happens."""
+def outcome(path: Path, content: bytes) -> Reading | None:
+    """The reading of a file with this content, None where it is refused; raises whatever else happens."""
+    path.write_bytes(content)
     try:
-        reading = read_files([str(mutant)])
+        reading = read_files([str(path)])
     except MmplanError as error:
         assert "\n" not in str(error), f"more than one line: {error}"
-        return "refusal"
-    yaml.safe_load(fragment_text(reading))
+        return None
+    finally:
+        path.unlink()
+    yaml.load(fragment_text(reading), yaml.CSafeLoader)
     assert finite(reading.fragment), "a number that is not finite"
-    return "reading"
+    return reading
 
 
-def fuzz(folder: Path, minutes: float, seed: int) -> dict[str, object]:
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+def tried(seeds: list[Seed], kind: str, number: int, folder: Path, counts: Counter[str]) -> None:
+    """One mutant, and the file beside it."""
+    draw = random.Random(number)
+    seed = draw.choice(seeds)
+    unharmed = draw.randrange(UNHARMED) == 0
+    content = seed.content if unharmed else damaged(seed, draw)
+    path = folder / seed.name
+    before = outcome(path, gzip.compress(content, 1) if seed.packed else content)
+    counts["refusal" if before is None else "reading"] += 1
+    relations = [relation for relation in RELATIONS[kind] if unharmed or relation.of_mutants]
+    if seed.text is None or not relations:
+        return
+    relation = draw.choice(relations)
+    other = relation.change(content.decode(errors="replace"), draw)
+    if other is None:
+        return
+    counts["compared"] += 1
+    wrong = relation.expect(before, outcome(path, other))
+    if wrong is not None:
+        counts["wrong"] += 1
+        print(f"{kind}: number {number}, {seed.name}: {relation.name}: {wrong}", flush=True)
+
+
+def fuzz(folder: Path, minutes: float, number: int) -> dict[str, object]:
+    seeds = seeds_of(folder)
     counts: Counter[str] = Counter()
-    slowest_s, until = 0.0, time.monotonic() + minutes * 60
+    slowest_s, start = 0.0, time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        while time.monotonic() < until:
-            mutant, begun = mutant_of(files, seed, Path(scratch)), time.monotonic()
+        while time.monotonic() < start + minutes * 60:
+            begun = time.monotonic()
             signal.alarm(MOST_SECONDS)
             try:
-                counts[outcome(mutant)] += 1
+                tried(seeds, folder.name, number, Path(scratch), counts)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 counts["crash"] += 1
-                print(f"{folder.name}: seed {seed}, {mutant.name}: {traceback.format_exc(limit=-3)}", flush=True)
+                print(f"{folder.name}: number {number}: {traceback.format_exc(limit=-3)}", flush=True)
             finally:
                 signal.alarm(0)
             slowest_s = max(slowest_s, time.monotonic() - begun)
-            seed += 1
-            mutant.unlink()
-    row = {"files_of": folder.name, "files": len(files), "minutes": minutes, "mutants": sum(counts.values())}
-    row |= {name: counts[name] for name in ("reading", "refusal", "crash")} | {"slowest_s": round(slowest_s, 2)}
+            number += 1
+    row = {"files_of": folder.name, "files": len({seed.name for seed in seeds}), "pieces": len(seeds)}
+    row |= {"minutes": round((time.monotonic() - start) / 60, 2), "mutants": counts["reading"] + counts["refusal"]}
+    row |= {name: counts[name] for name in ("reading", "refusal", "crash", "compared", "wrong")}
+    row |= {"slowest_s": round(slowest_s, 2)}
     print(row, flush=True)
     return row
 
@@ -185,12 +215,14 @@ def main() -> None:
     signal.signal(signal.SIGALRM, _stop)
     folders = [path for path in sorted(options.folder.iterdir()) if path.is_dir()]
     chosen = [path for path in folders if not options.kind or path.name in options.kind]
-    rows = {path.name: fuzz(path, options.minutes, options.seed) for path in chosen}
     kept = ROOT / "benchmarks" / ROWS
+    rows: dict[str, dict[str, object]] = {}
     if kept.is_file():
         with kept.open(newline="") as file:
-            rows = {row["files_of"]: row for row in csv.DictReader(file)} | rows
-    write_rows(ROWS, [rows[name] for name in sorted(rows)])
+            rows = {row["files_of"]: dict(row) for row in csv.DictReader(file)}
+    for path in chosen:
+        rows[path.name] = fuzz(path, options.minutes, options.seed)
+        write_rows(ROWS, [rows[name] for name in sorted(rows)])
 
 
 if __name__ == "__main__":
