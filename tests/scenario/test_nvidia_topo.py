@@ -202,6 +202,33 @@ def test_what_is_no_matrix_or_a_damaged_one_is_refused_by_its_line(tmp_path: Pat
         reading_of(tmp_path, text)
 
 
+def test_a_matrix_of_some_gpus_is_read_and_told(tmp_path: Path) -> None:
+    """`nvidia-smi topo -m -i 4,5,6,7` and a container see a part of the node."""
+    part = matrix_text(4, lambda i, j: "NV18")
+    for index in range(3, -1, -1):
+        part = part.replace(f"GPU{index}", f"GPU{index + 4}")
+    reading = reading_of(tmp_path, part)
+    assert cluster_of(reading)["devices_per_node"] == 4
+    assert told(reading, "the matrix begins at GPU4: the 4 GPUs that it shows")
+    with pytest.raises(InputError, match="do not count from GPU4: GPU6 is missing"):
+        reading_of(tmp_path, part.replace("GPU6", "GPU8"))
+
+
+P2P = "\n".join(["\tGPU0\tGPU1", "GPU0\tX\tOK", "GPU1\tOK\tX", "", "Legend:", "  OK   = Status Ok", ""])
+
+
+@pytest.mark.parametrize("text", [NAME + DGX + P2P, P2P + NAME + DGX])
+def test_a_peer_to_peer_matrix_beside_the_links_is_passed_over(tmp_path: Path, text: str) -> None:
+    assert reading_of(tmp_path, text).fragment == reading_of(tmp_path, NAME + DGX).fragment
+
+
+def test_mig_instances_are_told_or_refused(tmp_path: Path) -> None:
+    listed = "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n  MIG 3g.40gb     Device  0: (UUID: MIG-2)\n"
+    assert told(reading_of(tmp_path, listed + DGX), r"cut into MIG instances \(1 are listed\)")
+    with pytest.raises(InputError, match="a matrix of MIG instances, which no link joins"):
+        reading_of(tmp_path, "\tMIG 0/0\tMIG 0/1\tCPU Affinity\nMIG 0/0\t X \tPIX\nMIG 0/1\tPIX\t X \n")
+
+
 def damaged(text: str, draw: random.Random) -> str:
     """A line, a word or the end lost, or a word doubled."""
     lines = text.split("\n")

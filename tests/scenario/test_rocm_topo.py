@@ -1,9 +1,11 @@
 """rocm-smi and amd-smi topologies: fabric and PCIe of real machines, and damaged matrices."""
 
+import json
 import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -132,3 +134,42 @@ def test_given_topologies_are_read(number: str, devices: int, link: str | None) 
     found = cluster.get("node_link")
     assert cluster["devices_per_node"] == devices
     assert (found["link"] if isinstance(found, dict) else found) == link
+
+
+def amd_smi(gpus: int, kind: Callable[[int, int], str]) -> list[dict[str, object]]:
+    """What `amd-smi topology --json` prints."""
+
+    def link(i: int, j: int) -> dict[str, object]:
+        values = {"gpu": j, "bdf": f"0000:{j:02x}:00.0", "weight": 0 if i == j else 15, "link_status": "ENABLED"}
+        return values | {"link_type": "SELF" if i == j else kind(i, j), "num_hops": int(i != j), "bandwidth": "N/A"}
+
+    return [{"gpu": i, "bdf": f"0000:{i:02x}:00.0", "links": [link(i, j) for j in range(gpus)]} for i in range(gpus)]
+
+
+def test_the_json_of_amd_smi_says_what_its_text_says(tmp_path: Path) -> None:
+    def kind(i: int, j: int) -> str:
+        return "XGMI" if i // 4 == j // 4 else "PCIE"
+
+    for kinds in (kind, lambda i, j: "XGMI"):
+        text = reading_of(tmp_path, rocm_text(8, kinds, lambda i, j: 1)).fragment
+        for indent in (None, 4):
+            assert reading_of(tmp_path, json.dumps(amd_smi(8, kinds), indent=indent)).fragment == text
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda gpus: gpus[2]["links"].pop(), "the links of '0000:02:00.0' are 3 of 4"),
+        (lambda gpus: gpus.pop(), "'0000:03:00.0' is no GPU of the list"),
+        (lambda gpus: gpus[1]["links"][0].update(link_type="PCIE"), "joined by XGMI and by PCIE"),
+        (lambda gpus: gpus[1].update(bdf="0000:00:00.0"), "the same bdf stands twice"),
+        (lambda gpus: gpus[1].pop("links"), "expected a mapping with 'links'"),
+    ],
+)
+def test_damaged_json_of_amd_smi_is_refused(
+    tmp_path: Path, damage: Callable[[list[Any]], object], message: str
+) -> None:
+    gpus = amd_smi(4, lambda i, j: "XGMI")
+    damage(gpus)
+    with pytest.raises(InputError, match=message):
+        reading_of(tmp_path, json.dumps(gpus))

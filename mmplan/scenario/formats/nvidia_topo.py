@@ -14,17 +14,22 @@ from mmplan.scenario.document import counted
 from mmplan.scenario.formats.accelerators import Chip, chips_named
 from mmplan.scenario.formats.reading import Head, Reading, read_lines
 from mmplan.scenario.formats.topo_links import NodeLink, gpu_pairs, node_link
-from mmplan.scenario.formats.topo_matrix import Matrix, find_matrices
+from mmplan.scenario.formats.topo_matrix import P2P_ROW, Matrix, find_matrices
 from mmplan.scenario.formats.topo_nics import Nics, nics_of
 
 MOST_POOLS = 3
 
-_MATRIX = re.compile(r"(?<!\S)GPU0[ \t|]+(?:GPU1(?!\S)|NIC0|mlx\d|CPU +Affinity)|GPU0GPU1|GPU0CPU Affinity")
+_MATRIX = re.compile(
+    r"(?<!\S)GPU\d{1,4}[ \t|]+(?:GPU\d{1,4}(?!\S)|NIC0|mlx\d|CPU +Affinity)|GPU0GPU1|GPU0CPU Affinity"
+    r"|(?<!\S)MIG \d+/\d+\s+MIG \d+/\d+"
+)
+_MIG = re.compile(r"^\s*MIG \d+[cg]\.\S+\s+Device|\(UUID: MIG-", re.MULTILINE)
 _WITHOUT_NVLINKS = re.compile(r"nvidia-smi\s+topo\s+-mp\b")
 _LEGEND = re.compile(r"^\s*NV#\s+= Connection traversing|^\s*SYS\s+= Connection traversing", re.MULTILINE)
 _OTHERS = (
     (re.compile(r"(?<!\S)NPU0\s+NPU1(?!\S)|\bNPU\s*0\b.*\bHCCS\b"), "this is a topology of Ascend devices (npu-smi)"),
     (re.compile(r"(?<!\S)GPU 0/0\s+GPU "), "this is a topology of Intel devices (xpu-smi)"),
+    (re.compile(r"(?<!\S)MIG \d+/\d+\s+MIG \d+/\d+"), "this is a matrix of MIG instances, which no link joins"),
     (re.compile(r"(?<!\S)CARD ?0\s+CARD ?1(?!\S)|(?<!\S)MLU0\s+MLU1"), "this is a topology of another maker's devices"),
 )
 
@@ -44,12 +49,15 @@ def read_nvidia_topo(paths: Sequence[Path]) -> Reading:
     matrices: list[Matrix] = []
     chips: dict[Path, Chip | None] = {}
     warnings: list[str] = []
+    beside: list[str] = []
     for path in paths:
         lines = list(read_lines(path))
         found = find_matrices(lines, path)
         if not found:
             raise _no_matrix(lines, path)
         matrices += found
+        if any(P2P_ROW.match(line) for line in lines):
+            beside.append(f"a matrix of 'topo -p2p' in {path.name}: it says no links")
         chips[path], odd = _chip(lines)
         warnings += odd
     whole, cut = _whole_and_cut(matrices)
@@ -67,7 +75,7 @@ def read_nvidia_topo(paths: Sequence[Path]) -> Reading:
         kind="nvidia-topo",
         fragment={"cluster": _cluster([pool for pool, _, _ in pools])},
         read=tuple(dict.fromkeys(read)),
-        ignored=tuple(ignored),
+        ignored=(*ignored, *beside),
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
@@ -109,6 +117,11 @@ def _chip(lines: Sequence[str]) -> tuple[Chip | None, list[str]]:
     odd: list[str] = []
     if any(_WITHOUT_NVLINKS.search(line[:2000]) for line in lines):
         odd.append("'topo -mp' leaves NVLinks out: 'nvidia-smi topo -m' shows them")
+    if (instances := sum(_MIG.search(line[:2000]) is not None for line in lines)) > 0:
+        odd.append(
+            f"the GPUs are cut into MIG instances ({instances} are listed): a process sees a part of one GPU's memory, "
+            "and no NVLink; this reading is of whole GPUs"
+        )
     if len(chips) == 1 and not others:
         return chips[0], odd
     if chips:
@@ -143,6 +156,10 @@ def _pool(group: Sequence[Matrix], chip: Chip | None) -> tuple[dict[str, object]
     if matrix.cut:
         warnings.append(
             f"{matrix.cut}: links of what is missing are read off the rows of the others, as far as these go"
+        )
+    if matrix.gpus[0] != "GPU0":
+        warnings.append(
+            f"the matrix begins at {matrix.gpus[0]}: the {len(matrix.gpus)} GPUs that it shows are taken as the node"
         )
     if chip is None:
         warnings.append("the device is not known from this text: write cluster.device")

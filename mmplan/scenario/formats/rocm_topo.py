@@ -1,4 +1,4 @@
-"""`rocm-smi --showtopo` and `amd-smi topology` for `mmplan import`: GPUs of a node, by Infinity Fabric or PCIe.
+"""`rocm-smi --showtopo` and `amd-smi topology` (also `--json`) for `mmplan import`: GPUs by Infinity Fabric or PCIe.
 
 Infinity Fabric joins GPUs by direct links, so a group of n reaches n - 1 of a GPU's links. Rates of a link in one
 direction, by AMD's data sheets: MI300X 64 GB/s (128 both ways), MI250X 50, MI210 50, MI100 46 (92 both ways).
@@ -14,12 +14,14 @@ from mmplan.scenario.document import counted
 from mmplan.scenario.formats.accelerators import Chip, chips_named
 from mmplan.scenario.formats.nvlink_mesh import islands, spread
 from mmplan.scenario.formats.reading import Head, Reading, read_lines
+from mmplan.scenario.formats.rocm_json import read_rocm_json
 from mmplan.scenario.formats.rocm_matrix import RocmTopology, read_rocm
 from mmplan.scenario.formats.topo_links import SOCKET_BYTES_PER_S, NodeLink
 from mmplan.scenario.formats.topo_matrix import untagged
 from mmplan.units import format_bytes_per_s
 
 _MARK = re.compile(r"between two GPUs|\(Topology\) Numa|^(?:LINK TYPE|WEIGHT|HOPS) TABLE:", re.MULTILINE)
+_JSON = re.compile(r"\s*\[\s*\{\s*\"gpu\":\s*\d+,\s*\"bdf\":[^{}\[\]]{1,200},\s*\"links\":\s*\[")
 _LINK_BYTES_PER_S = {"MI325X": 64e9, "MI300X": 64e9, "MI250X": 50e9}
 _SLOWEST_BYTES_PER_S, _FULL_MESH_OF_8_BYTES_PER_S = 46e9, 64e9  # MI100; eight in a full mesh are of the MI300 kind
 _HOPS_ACROSS_SOCKETS = 3
@@ -27,8 +29,8 @@ MOST_HOSTS = 64
 
 
 def looks_like_rocm_topo(head: Head) -> bool:
-    """A title or a line of these tools."""
-    return _MARK.search(head.text) is not None
+    """A title or a line of these tools, or the JSON of amd-smi."""
+    return _MARK.search(head.text) is not None or _JSON.match(head.text) is not None
 
 
 def read_rocm_topo(paths: Sequence[Path]) -> Reading:
@@ -41,6 +43,9 @@ def read_rocm_topo(paths: Sequence[Path]) -> Reading:
     lines: list[str] = []
     for path in paths:
         own = list(read_lines(path))
+        if _JSON.match("\n".join(own[:20])) is not None:
+            found.append(read_rocm_json(path))
+            continue
         for stream in _streams(own):
             found += read_rocm(stream, path)
         lines += own

@@ -28,6 +28,7 @@ _RUN_TOGETHER = re.compile(r"GPU0(?:GPU1|CPU Affinity|NIC0)")
 _AFFINITY = re.compile(r"CPU\s+Affinity|NUMA\s+Affinity|Node\s+Affinity|GPU\s+NUMA\s+ID")
 _NAME = re.compile(r"(?:GPU|NIC)\d{1,4}|[a-z][\w.:-]{0,30}[\d_][\w.:-]{0,30}", re.ASCII)  # mlx5_0, rocep4s0f1
 _MOST_WRAPPED = 8
+P2P_ROW = re.compile(r"\s*GPU\d{1,4}\s+(?:(?:X|OK|CNS|GNS|TNS|NS|U|DR)\s+)*(?:OK|CNS|GNS|TNS|NS|U|DR)\b", re.ASCII)
 _NUMBERS = re.compile(r"\d[\d,-]*|N/A", re.ASCII)
 _TAG = re.compile(r"\s*(\[[\w.,-]+\]<std\w+>:?|\[?[\w.-]+\]?:(?=\s)|[\w.-]+\s+\|(?=\s))")
 _OF_A_MATRIX = re.compile(  # how a line of a matrix of nvidia-smi, rocm-smi or amd-smi begins
@@ -78,8 +79,20 @@ def find_matrices(lines: Sequence[str], file: Path) -> list[Matrix]:
     for number, line in enumerate(lines, start=1):
         tag, rest = untagged(line)
         streams.setdefault(tag, []).append((number, rest))
+    streams = {tag: _without_p2p(stream) for tag, stream in streams.items()}
     found = [matrix for tag, stream in streams.items() for matrix in _stream_matrices(tag, stream, file)]
     return sorted(found, key=lambda matrix: matrix.line)
+
+
+def _without_p2p(stream: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Lines without the matrices of `topo -p2p`, where another one stands beside them."""
+    blocks: list[list[tuple[int, str]]] = [[]]
+    for item in stream:
+        if _is_header(item[1]):
+            blocks.append([])
+        blocks[-1].append(item)
+    kept = [block for block in blocks[1:] if not any(P2P_ROW.match(text) for _, text in block)]
+    return [item for block in (blocks[0], *kept) for item in block] if kept else stream
 
 
 def untagged(line: str) -> tuple[str, str]:
@@ -217,11 +230,14 @@ def _check_names(names: Sequence[str], file: Path, line: int) -> None:
         raise InputError(f"the column {listed(twice, 3)} stands twice", file=file, line=line)
     for kind in ("GPU", "NIC"):
         found = [name for name in names if re.fullmatch(rf"{kind}\d+", name)]
-        expected = [f"{kind}{index}" for index in range(len(found))]
+        first = int(found[0][3:]) if found and kind == "GPU" else 0  # `topo -m -i 4,5,6,7` begins elsewhere
+        expected = [f"{kind}{first + index}" for index in range(len(found))]
         if found != expected:
             lost = [name for name in expected if name not in found]
             what = f"{lost[0]} is missing" if lost else "they are not in order"
-            raise InputError(f"the columns {_shortened(found)} do not count from {kind}0: {what}", file=file, line=line)
+            raise InputError(
+                f"the columns {_shortened(found)} do not count from {kind}{first}: {what}", file=file, line=line
+            )
     odd = [name for name in names if not _NAME.fullmatch(name)]
     if odd:
         raise InputError(f"expected the name of a GPU or a NIC, found {shown(odd[0])}", file=file, line=line)
