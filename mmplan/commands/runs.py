@@ -103,19 +103,35 @@ def validate(
         float | None, typer.Option(help="Allowed relative difference of communication time; default: no verdict.")
     ] = ALLOWED.communication,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures that needs no network.")] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Let the run correct the prices; predict again with them.")
+    ] = False,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Profile file of --calibrate.")] = Path(
+        "calibrated.profile.yaml"
+    ),
+    held_out: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="PLAN RUN", help="With --calibrate: predict this run too, which it has not seen."),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Put a run beside its prediction, per rank and in total; exit code 1 when a threshold is missed."""
     from mmplan.planner.plan import load_plan
+    from mmplan.report.calibration import calibration_tables, repriced_document, repriced_table
     from mmplan.report.console import emit
     from mmplan.report.documents import validate_document
     from mmplan.report.validation import validation_page
     from mmplan.report.validation_tables import validation_tables
     from mmplan.runtime.measurement import load_run
+    from mmplan.runtime.refine import refine
+    from mmplan.runtime.reprice import reprice_files
     from mmplan.runtime.run_check import require_consistent
     from mmplan.runtime.validate import validate
+    from mmplan.scenario.profile import save_profile
 
-    require_folder(html, json_path(json_file))
+    require_folder(html, json_path(json_file), output if calibrate else None)
+    if held_out is not None and not calibrate:
+        raise InputError("--held-out is a run that a calibration has not seen: give --calibrate too")
     plan, run = load_plan(plan_file), load_run(run_file)
     require_consistent(run, run_file)
     limits = Thresholds(
@@ -128,7 +144,14 @@ def validate(
     validation = validate(plan, run, limits)
     if html is not None:
         validation_page(plan, run, validation, html)
-    emit(json_file, validate_document(validation), *validation_tables(plan, validation))
+    document, tables = validate_document(validation), validation_tables(plan, validation)
+    if calibrate:
+        profile = refine(plan, run, run_file)
+        rows = reprice_files((plan, run, run_file), [held_out] if held_out else [], profile, output)
+        save_profile(profile, output)
+        document["calibration"] = repriced_document(rows, profile, output)
+        tables += [repriced_table(rows), *calibration_tables(profile, output)]
+    emit(json_file, document, *tables)
     raise typer.Exit(0 if validation.passed else 1)
 
 

@@ -12,7 +12,7 @@ from mmplan.planner.plan import Plan
 from mmplan.scenario import modality_profile, profile
 from mmplan.scenario.document import listed, read_document, shown
 from mmplan.scenario.modality_profile import ModalityProfile, read_modality_profiles
-from mmplan.scenario.profile import Profile, load_profile, profile_device, profile_link
+from mmplan.scenario.profile import Profile, load_profile, paced, profile_device, profile_link
 from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
 from mmplan.units import format_bytes
 
@@ -28,7 +28,7 @@ def with_profile(plan: Plan, path: Path) -> Scenario:
     """
     schema = read_document(path).values.get("schema")
     if schema == profile.SCHEMA:
-        return _on_device(plan.scenario, load_profile(path), path)
+        return on_profile(plan.scenario, load_profile(path), path)
     if schema == modality_profile.SCHEMA:
         return _at_pace(plan, read_modality_profiles(path, plan.scenario.model))
     known = listed((profile.SCHEMA, modality_profile.SCHEMA))
@@ -61,8 +61,12 @@ def forward_s(plan: Plan, modules: tuple[str, ...]) -> float:
     return total_s
 
 
-def _on_device(scenario: Scenario, measured: Profile, path: Path) -> Scenario:
-    """The profile's numbers on every pool of its base device."""
+def on_profile(scenario: Scenario, measured: Profile, path: Path) -> Scenario:
+    """The profile's numbers on every pool of its base device, and the pace of its modules; `path` is its file.
+
+    Raises:
+        InputError: no pool has that device.
+    """
     names = [pool.device.name for pool in scenario.cluster.pools]
     if measured.base not in names:
         message = f"the profile was measured on '{measured.base}', the plan is for {listed(dict.fromkeys(names))}"
@@ -75,7 +79,8 @@ def _on_device(scenario: Scenario, measured: Profile, path: Path) -> Scenario:
     )
     one_node = len(pools) == 1 and pools[0].nodes == 1
     network = pools[0].node_link if one_node else scenario.cluster.network_link
-    return replace(scenario, cluster=replace(scenario.cluster, pools=pools, network_link=network))
+    cluster = replace(scenario.cluster, pools=pools, network_link=network)
+    return replace(scenario, cluster=cluster, model=paced(scenario.model, measured))
 
 
 def _at_pace(plan: Plan, entries: tuple[ModalityProfile, ...]) -> Scenario:

@@ -1,8 +1,9 @@
-"""A device's numbers refined by a run: one scale for matrix products, one for memory-bound work, one for launches.
+"""A device's numbers refined by a run: scales for classes of operators, a factor for each module, and the link.
 
-Every compute of the recorded step is one residual, log(predicted / measured). Gauss-Newton in the logarithms of the
-three numbers, with a weak prior at their present values so that what the run cannot tell apart stays where it is. The
-update's fraction follows from the STEP actions alone.
+Every compute of the recorded step is one residual, log(predicted / measured). Gauss-Newton in the logarithms of matrix
+products, memory-bound work, launches and fused attention, and of one factor per module, with weak priors at their
+present values so that what the run cannot tell apart stays where it is. The update's fraction follows from the STEP
+actions alone, latency and bandwidth from the messages that were timed after the run.
 """
 
 from dataclasses import replace
@@ -13,6 +14,7 @@ import numpy as np
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.calibration import Exchange, Timed, fit_link
 from mmplan.cost_models.gemm import STREAM_FRACTION
 from mmplan.cost_models.time_rules import Rules, scenario_rules
 from mmplan.errors import InputError
@@ -26,12 +28,15 @@ from mmplan.scenario.cluster import Device
 from mmplan.scenario.origin import P90_DEVIATIONS, Origin
 from mmplan.scenario.profile import Measured, Profile
 
-SCALED = ("gemm_fraction", "memory_fraction", "launch_s")
-_PRIOR = 0.7  # standard deviation of the logarithm: a factor of two either way
+_PLAIN = ("gemm_fraction", "memory_fraction", "launch_s")
+# Standard deviations of logarithms: a factor of two either way for what an operator reaches; modules differ by less.
+_PRIOR, _MODULE_PRIOR = 0.7, 0.25
 _LEAST_NOISE = 0.03
 _ROUNDS, _STEP, _LARGEST_MOVE = 8, 0.02, 0.5
+_LINK_SIZES = 2  # of messages, to tell latency from bandwidth
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 
 def refined_profile(plan_file: Path | None, run_file: Path | None) -> Profile:
@@ -64,15 +69,19 @@ def refine(plan: Plan, run: Measurement, run_file: Path) -> Profile:
     rules = scenario_rules(plan.scenario)
     at, deviations, residuals = _fit(computes, rules)
     misses = np.abs(np.expm1(residuals))
-    refined = {
-        name: _measured(float(np.exp(x)), float(sigma), len(residuals), float(np.median(misses)))
-        for name, x, sigma in zip(SCALED, at, deviations, strict=True)
-    }
+    found = [
+        _measured(float(np.exp(x)), float(sigma), len(residuals), float(np.median(misses)))
+        for x, sigma in zip(at, deviations, strict=True)
+    ]
+    names = _numbers(rules)
+    refined = dict(zip(names, found, strict=False))
+    modules = dict(zip(computes.modules, found[len(names) :], strict=True))
     update = _update_fraction(plan, run, rules)
     if update is not None:
         refined["update_fraction"] = update
     kept = _kept(device, device.origins)
     link = plan.scenario.cluster.pools[0].node_link
+    before = {module.name: module.time_factor for module in plan.scenario.model.modules}
     return Profile(
         base=device.name,
         device=run.device,
@@ -81,64 +90,78 @@ def refine(plan: Plan, run: Measurement, run_file: Path) -> Profile:
         quick=False,
         software={"mmplan": run.mmplan_version, "torch": run.torch_version, "python": run.python_version},
         parameters={**kept, **refined},
-        link=_kept(link, link.origins),
+        link=_link(plan, run) or _kept(link, link.origins),
+        modules={name: _times(item, before[name]) for name, item in modules.items()},
         refined_by=f"{run_file.name} of plan {run.plan_hash}",
     )
 
 
 class _Computes:
-    """The computes of the recorded step: measured seconds, and predicted ones under any rules."""
+    """The computes of the recorded step: measured seconds, and predicted ones by module under any rules."""
 
     def __init__(self, plan: Plan, run: Measurement) -> None:
         self._plan, graph = plan, build_graph(plan.scenario)
         self._layers = [[graph.layer(layer) for layer in stage.layers] for stage in plan.stages]
         loads = drawn_step_loads(plan, run.recorded_step)
         timed = [item for item in run.timeline if item.action.kind in "FBIW" and item.end_s > item.start_s]
-        of_rank = {rank.rank: rank for rank in run.ranks}
-        self._actions = []
-        for item in timed:
-            rank = of_rank[item.rank]
-            self._actions.append((rank.stage, item.action.kind, loads[rank.replica][item.action.microbatch]))
+        replica_of = {rank.rank: rank.replica for rank in run.ranks}
+        self._actions = [
+            (item.action.stage, item.action.kind, loads[replica_of[item.rank]][item.action.microbatch])
+            for item in timed
+        ]
         self.measured_s = np.array([item.end_s - item.start_s for item in timed])
+        self.modules = tuple(dict.fromkeys(layer.module for layers in self._layers for layer in layers))
 
-    def predicted_s(self, rules: Rules) -> Vector:
+    def predicted_s(self, rules: Rules) -> Matrix:
+        """[compute, module]."""
         costs = AnalyticCostModel(self._plan.scenario, _everywhere(self._plan, rules))
         layouts = [self._plan.layout(stage) for stage in range(len(self._plan.stages))]
         parts = {"F": (costs.forward_s,), "B": (costs.dgrad_s, costs.wgrad_s), "I": (costs.dgrad_s,)}
-        sums = [
-            sum(
-                part(layer, loads[layer.module], layouts[stage])
-                for layer in self._layers[stage]
-                for part in parts.get(kind, (costs.wgrad_s,))
-            )
-            for stage, kind, loads in self._actions
-        ]
-        return np.array(sums)
+        column = {module: index for index, module in enumerate(self.modules)}
+        seconds = np.zeros((len(self._actions), len(self.modules)))
+        for row, (stage, kind, loads) in enumerate(self._actions):
+            for layer in self._layers[stage]:
+                for part in parts.get(kind, (costs.wgrad_s,)):
+                    seconds[row, column[layer.module]] += part(layer, loads[layer.module], layouts[stage])
+        return seconds
+
+
+def _numbers(rules: Rules) -> tuple[str, ...]:
+    """Parameters of the device that are scaled."""
+    kind = rules.technique.attention
+    return (*_PLAIN, *((f"attention.{kind}",) if kind != "math" else ()))
 
 
 def _fit(computes: _Computes, rules: Rules) -> tuple[Vector, Vector, Vector]:
-    """(logarithms of the three numbers, their standard deviations, residuals)."""
-    start = np.log([getattr(rules.device, name) for name in SCALED])
-    most = np.log([1.0, 1.0, np.inf])
-    priced = computes.predicted_s(rules) > 0
+    """(logarithms of the device's numbers and then of the modules' factors, their standard deviations, residuals)."""
+    names, modules = _numbers(rules), len(computes.modules)
+    attention = dict(rules.device.attention).get(rules.technique.attention, rules.device.attention_fraction)
+    first = [attention if name not in _PLAIN else getattr(rules.device, name) for name in names]
+    start = np.concatenate([np.log(first), np.zeros(modules)])
+    most = np.log([np.inf if name == "launch_s" else 1.0 for name in names] + [np.inf] * modules)
+    priced = computes.predicted_s(rules).sum(axis=1) > 0
     measured = np.log(computes.measured_s[priced])
 
-    def residuals(at: Vector) -> Vector:
-        moved = replace(rules, device=_with(rules.device, at))
-        result: Vector = np.log(computes.predicted_s(moved)[priced]) - measured
+    def by_module(at: Vector) -> Matrix:
+        moved = replace(rules, device=_with(rules, at[: len(names)]))
+        result: Matrix = computes.predicted_s(moved)[priced] * np.exp(at[len(names) :])
         return result
 
-    at, prior = start.copy(), np.diag(np.full(3, _PRIOR**-2))
+    sigmas = np.array([_PRIOR] * len(names) + [_MODULE_PRIOR] * modules)
+    at, prior = start.copy(), np.diag(sigmas**-2)
     for _ in range(_ROUNDS):
-        now = residuals(at)
-        columns = [(now - residuals(at - _STEP * unit)) / _STEP for unit in np.eye(3)]
-        slopes = np.stack(columns, axis=1)
+        parts = by_module(at)
+        now = np.log(parts.sum(axis=1)) - measured
+        moves = (_STEP * unit for unit in np.eye(len(names), len(at)))
+        columns = [(now + measured - np.log(by_module(at - move).sum(axis=1))) / _STEP for move in moves]
+        slopes = np.hstack([np.stack(columns, axis=1), parts / parts.sum(axis=1, keepdims=True)])
         noise = max(float(np.median(np.abs(now))), _LEAST_NOISE)
         weights = 1 / np.maximum(np.abs(now), noise)  # as least absolute deviations, but round near zero
         curvature = (slopes * weights[:, None]).T @ slopes / noise + prior
         move = -np.linalg.solve(curvature, (slopes * weights[:, None]).T @ now / noise + prior @ (at - start))
         at = np.minimum(at + np.clip(move, -_LARGEST_MOVE, _LARGEST_MOVE), most)
-    return at, np.sqrt(np.diag(np.linalg.inv(curvature))), residuals(at)
+    residuals = np.log(by_module(at).sum(axis=1)) - measured
+    return at, np.sqrt(np.diag(np.linalg.inv(curvature))), residuals
 
 
 def _everywhere(plan: Plan, rules: Rules) -> tuple[Rules, ...]:
@@ -146,9 +169,30 @@ def _everywhere(plan: Plan, rules: Rules) -> tuple[Rules, ...]:
     return (rules,) * len(plan.scenario.cluster.pools)
 
 
-def _with(device: Device, at: Vector) -> Device:
-    gemm, memory, launch_s = (float(value) for value in np.exp(at))
-    return replace(device, gemm_fraction=gemm, memory_fraction=memory, launch_s=launch_s)
+def _with(rules: Rules, at: Vector) -> Device:
+    gemm, memory, launch_s, *attention = (float(value) for value in np.exp(at))
+    device = replace(rules.device, gemm_fraction=gemm, memory_fraction=memory, launch_s=launch_s)
+    if not attention:
+        return device
+    kinds = {**dict(device.attention), rules.technique.attention: attention[0]}
+    return replace(device, attention=tuple(kinds.items()))
+
+
+def _link(plan: Plan, run: Measurement) -> dict[str, Measured]:
+    """Latency and bandwidth between ranks of one node; nothing where too few sizes were sent there."""
+    cluster, width = plan.scenario.cluster, 1 if run.rehearsed else plan.width
+    near = [
+        one
+        for one in run.transfers
+        if one.seconds > 0 and cluster.node_of(one.source * width) == cluster.node_of(one.target * width)
+    ]
+    if len({one.bytes for one in near}) < _LINK_SIZES:
+        return {}
+    exchanges = [
+        Exchange(collective=False, size=one.bytes, ranks=2, timed=Timed(seconds=one.seconds, rounds=(one.seconds,)))
+        for one in near
+    ]
+    return fit_link(exchanges, cluster.pools[0].node_link)
 
 
 def _update_fraction(plan: Plan, run: Measurement, rules: Rules) -> Measured | None:
@@ -175,6 +219,10 @@ def _update_fraction(plan: Plan, run: Measurement, rules: Rules) -> Measured | N
 def _measured(value: float, sigma: float, n: int, residual: float) -> Measured:
     width = float(np.exp(P90_DEVIATIONS * sigma))
     return Measured(value=value, p10=value / width, p90=value * width, source="measured", n=n, residual=residual)
+
+
+def _times(item: Measured, factor: float) -> Measured:
+    return replace(item, value=item.value * factor, p10=item.p10 * factor, p90=item.p90 * factor)
 
 
 def _kept(owner: object, origins: tuple[Origin, ...]) -> dict[str, Measured]:

@@ -24,7 +24,7 @@ def time_scale(plan: Plan, unit_s: float) -> float:
     Never below 1. A sleep ends up to a millisecond late whatever its length, so it is the mean that bounds the relative
     error of a step; a stage much shorter than the mean hardly matters to it.
     """
-    return max(1.0, unit_s / (sum(stage.forward_s for stage in plan.stages) / plan.pp))
+    return max(1.0, unit_s / (sum(stage.forward_s for stage in plan.stages) / len(plan.stages)))
 
 
 def collapse_shards(program: Program, width: int) -> Program:

@@ -9,6 +9,7 @@ from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, re
 from mmplan.scenario.formats.hf_config import bundled_configs, config_file, read_hf_config
 from mmplan.scenario.machines import cluster_from_spec
 from mmplan.scenario.modules import model_from_spec
+from mmplan.scenario.profile import load_profile, paced
 from mmplan.scenario.recipes import recipes_from_spec, spread_modules
 from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, OwnRanks, Scenario, Training
 from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ModelSpec, ScenarioSpec, TechniqueSpec
@@ -37,6 +38,8 @@ def scenario_of(document: Document) -> Scenario:
     spec = validate_spec(document)
     model = _with_training(_padded(_model(spec, document), spec.model, spec.constraints.pad_heads), spec, document)
     cluster = cluster_from_spec(spec.cluster, document)
+    if spec.cluster.profile is not None:
+        model = paced(model, load_profile(document.file.parent / spec.cluster.profile))
     _check_precision(spec, cluster, document)
     scenario = Scenario(
         name=spec.name,

@@ -4,7 +4,7 @@ Numbers are in base units, each with its range (P10 to P90), how it was found, f
 median relative difference between these and what the number predicts.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +17,7 @@ from mmplan.scenario.catalogue import catalogue_device, device_names
 from mmplan.scenario.cluster import Device, Link
 from mmplan.scenario.document import Document, did_you_mean, listed, read_document, shown
 from mmplan.scenario.origin import Origin, measured_origin
+from mmplan.scenario.scenario import Model
 from mmplan.scenario.schema_base import Strict
 
 SCHEMA = "mmplan.profile/1"
@@ -46,7 +47,8 @@ class Measured:
 class Profile:
     """One device (and the link between processes on it, where it was measured).
 
-    `base`: the catalogue device that gives what was not measured. `refined_by` names a run that scaled the numbers.
+    `base`: the catalogue device that gives what was not measured. `refined_by` names a run that scaled the numbers;
+    `modules`: seconds of a module's layers in that run over those of the cost model.
     """
 
     base: str
@@ -57,6 +59,7 @@ class Profile:
     software: dict[str, str]
     parameters: dict[str, Measured]
     link: dict[str, Measured]
+    modules: dict[str, Measured] = field(default_factory=dict)
     refined_by: str = ""
 
 
@@ -79,6 +82,7 @@ class ProfileSpec(Strict):
     software: dict[str, str]
     parameters: dict[str, MeasuredSpec]
     link: dict[str, MeasuredSpec]
+    modules: dict[str, MeasuredSpec] = Field(default_factory=dict)
     refined_by: str = ""
 
 
@@ -121,8 +125,16 @@ def load_profile(path: Path) -> Profile:
     link = {name: _measured(("link", name), item, document) for name, item in spec.link.items()}
     if link and set(link) != set(_LINK):
         raise document.error(("link",), f"expected {listed(_LINK)}, found {listed(link)}")
-    own = spec.model_dump(by_alias=False, exclude={"schema_", "parameters", "link"})
-    return Profile(**own, parameters=parameters, link=link)
+    modules = {name: _in_range(("modules", name), item, document) for name, item in spec.modules.items()}
+    own = spec.model_dump(by_alias=False, exclude={"schema_", "parameters", "link", "modules"})
+    return Profile(**own, parameters=parameters, link=link, modules=modules)
+
+
+def paced(model: Model, profile: Profile) -> Model:
+    """The model at the pace that the profile saw; modules that it does not name keep theirs."""
+    pace = {name: item.value for name, item in profile.modules.items()}
+    modules = tuple(replace(m, time_factor=pace.get(m.name, m.time_factor)) for m in model.modules)
+    return replace(model, modules=modules)
 
 
 def profile_device(profile: Profile, source: str) -> Device:
@@ -175,11 +187,15 @@ def _measured(at: tuple[str, str], item: MeasuredSpec, document: Document) -> Me
     if name not in known:
         hint = did_you_mean(name, known) or f"; known: {listed(known, 40)}"
         raise document.error(at, f"unknown parameter{hint}")
-    if not item.p10 <= item.value <= item.p90:
-        raise document.error(at, f"expected p10 <= value <= p90, found {item.p10} <= {item.value} <= {item.p90}")
     fraction = name in _FRACTIONS or name.startswith(_ATTENTION)
     if fraction and item.value > 1:
         raise document.error((*at, "value"), f"expected a fraction of at most 1, found {item.value}")
+    return _in_range(at, item, document)
+
+
+def _in_range(at: tuple[str, str], item: MeasuredSpec, document: Document) -> Measured:
+    if not item.p10 <= item.value <= item.p90:
+        raise document.error(at, f"expected p10 <= value <= p90, found {item.p10} <= {item.value} <= {item.p90}")
     return Measured(**item.model_dump())
 
 

@@ -1,12 +1,13 @@
 """Calibration: made-up timings give back the numbers they were made of; a quick run on this machine is sound."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import done_of
-from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
+from made_runs import changed, done_of, priced, run_that_took
+from tiny_plans import FOUR_STAGES, TWO_STAGES, hand_plan, tiny_scenario
 from typer.testing import CliRunner
 
 from mmplan.cli import app
@@ -22,10 +23,12 @@ from mmplan.cost_models.calibration import (
     fit_link,
 )
 from mmplan.errors import CostModelError, InputError
+from mmplan.planner.new_prices import on_profile
 from mmplan.planner.plan import Plan, save_plan, scenario_hash
 from mmplan.report.simulation import simulate_plan
 from mmplan.runtime.calibrate import calibrate, catalogue_name
 from mmplan.runtime.measurement import Measurement, RankMeasurement, StepMeasurement, plan_hash, save_run
+from mmplan.runtime.recorded_steps import predict
 from mmplan.runtime.refine import refine, refined_profile
 from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names
 from mmplan.scenario.cluster import Device
@@ -231,13 +234,61 @@ def test_a_run_refines_the_device_until_the_plan_predicts_it(tmp_path: Path) -> 
     save_run(run, tmp_path / "run.json")
     save_plan(PLAN, tmp_path / "plan.json")
     before_s = simulate_plan(PLAN, step=0).step_time_s
-    refined = on_device(PLAN, profile_device(refined_profile(tmp_path / "plan.json", tmp_path / "run.json"), "here"))
-    after_s = simulate_plan(refined, step=0).step_time_s
+    profile = refined_profile(tmp_path / "plan.json", tmp_path / "run.json")
+    refined = replace(PLAN, scenario=on_profile(PLAN.scenario, profile, tmp_path / "p.yaml"))
+    after_s = predict(refined, 0).step_time_s
     assert abs(after_s / run.step_time_s - 1) < 0.02
     assert abs(before_s / run.step_time_s - 1) > 0.2
     profile = refine(PLAN, run, tmp_path / "run.json")
     assert profile.parameters["update_fraction"].value == pytest.approx(0.3, rel=0.01)
     assert "run.json" in profile.refined_by
+
+
+def paced_run(plan: Plan, **pace: float) -> Measurement:
+    """What `plan` takes when its modules are so many times as slow."""
+    modules = tuple(replace(m, time_factor=pace.get(m.name, 1.0)) for m in plan.scenario.model.modules)
+    slow = replace(plan, scenario=replace(plan.scenario, model=replace(plan.scenario.model, modules=modules)))
+    program, durations = priced(slow)
+    links = {"SEND": lambda action: 3e-4 + action.bytes / 5e8}
+    took = changed(program, durations, lambda rank, action, s: links.get(action.kind, lambda action: s)(action))
+    return run_that_took(plan, program, took)
+
+
+def test_a_slow_module_and_a_slow_link_are_found_and_another_plan_is_predicted_better(tmp_path: Path) -> None:
+    """Vision takes 2 times what it is priced at, the language model 1.3 times; the calibration has not seen the plan of four stages."""
+    scenario = replace(tiny_scenario(), global_batch=8)
+    plans = {"seen": hand_plan(scenario, TWO_STAGES), "held": hand_plan(scenario, FOUR_STAGES, schedule="gpipe")}
+    runs = {name: paced_run(plan, vision=2.0, llm=1.3) for name, plan in plans.items()}
+    for name, plan in plans.items():
+        save_plan(plan, tmp_path / f"{name}.plan.json")
+        save_run(runs[name], tmp_path / f"{name}.json")
+    files = [str(tmp_path / name) for name in ("seen.plan.json", "seen.json")]
+    held = [str(tmp_path / name) for name in ("held.plan.json", "held.json")]
+    out = tmp_path / "p.yaml"
+    arguments = ["validate", *files, "--calibrate", "-o", str(out), "--held-out", *held, "--json", "-"]
+    result = CliRunner().invoke(app, arguments)
+    profile = load_profile(out)
+    assert profile.modules["vision"].value / profile.modules["llm"].value == pytest.approx(2.0 / 1.3, rel=0.1)
+    assert profile.link["latency_s"].value == pytest.approx(3e-4, rel=0.05)
+    assert profile.link["bytes_per_s"].value == pytest.approx(5e8, rel=0.05)
+    seen, other = json.loads(result.stdout)["calibration"]["runs"]
+    assert (seen["held_out"], other["held_out"]) == (False, True)
+    for row in (seen, other):
+        assert abs(row["error_after"]) < 0.04 < 0.1 < abs(row["error_before"])
+
+
+def test_a_held_out_run_without_a_calibration_and_one_of_another_plan_are_refused(tmp_path: Path) -> None:
+    run = paced_run(PLAN)
+    save_plan(PLAN, tmp_path / "plan.json")
+    save_run(run, tmp_path / "run.json")
+    save_run(replace(run, plan_hash="other"), tmp_path / "other.json")
+    plan, own, other = (str(tmp_path / name) for name in ("plan.json", "run.json", "other.json"))
+    result = CliRunner().invoke(app, ["validate", plan, own, "--held-out", plan, own])
+    assert "give --calibrate too" in str(result.exception)
+    calibrate_to = ["--calibrate", "-o", str(tmp_path / "p.yaml")]
+    result = CliRunner().invoke(app, ["validate", plan, own, *calibrate_to, "--held-out", plan, other])
+    assert "run other.json is of plan other, the plan given with it is" in str(result.exception)
+    assert not (tmp_path / "p.yaml").exists()
 
 
 def test_a_run_that_went_as_predicted_changes_little() -> None:
@@ -249,9 +300,9 @@ def test_a_run_that_went_as_predicted_changes_little() -> None:
 
 def test_runs_that_say_nothing_about_the_device_are_refused() -> None:
     run = run_on(PLAN, PLAN.scenario.cluster.pools[0].device)
-    for changed, said in (
+    for spoilt, said in (
         (replace(run, plan_hash="other"), "this run is of plan other"),
         (replace(run, rehearsed=True), "a rehearsal sleeps"),
     ):
         with pytest.raises(InputError, match=said):
-            refine(PLAN, changed, Path("run.json"))
+            refine(PLAN, spoilt, Path("run.json"))
