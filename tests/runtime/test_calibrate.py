@@ -255,7 +255,8 @@ def paced_run(plan: Plan, **pace: float) -> Measurement:
 
 
 def test_a_slow_module_and_a_slow_link_are_found_and_another_plan_is_predicted_better(tmp_path: Path) -> None:
-    """Vision takes 2 times what it is priced at, the language model 1.3 times; the calibration has not seen the plan of four stages."""
+    """Vision takes 2 times what it is priced at, the language model 1.3 times; the calibration has not
+    seen the plan of four stages."""
     scenario = replace(tiny_scenario(), global_batch=8)
     plans = {"seen": hand_plan(scenario, TWO_STAGES), "held": hand_plan(scenario, FOUR_STAGES, schedule="gpipe")}
     runs = {name: paced_run(plan, vision=2.0, llm=1.3) for name, plan in plans.items()}
