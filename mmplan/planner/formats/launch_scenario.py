@@ -4,6 +4,7 @@ What no file says and a price needs (the GPU, the number of nodes, images of a s
 A model that is only named and not known is left out and asked for.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from mmplan.planner.formats.launch_told import Told
 from mmplan.planner.row_stack import device_in
 from mmplan.scenario.catalogue import catalogue_device, device_names
 from mmplan.scenario.document import Document
+from mmplan.scenario.formats.launch.deepspeed import STAGES
 from mmplan.scenario.formats.launch.facts import Fact, SetUp
+from mmplan.scenario.formats.launch.taken import like
 from mmplan.scenario.formats.reading import Reading
 from mmplan.scenario.load import scenario_of
 from mmplan.scenario.scenario import Sample, Scenario
@@ -43,6 +46,7 @@ def launch_reading(setup: SetUp, machines: Sequence[Reading] = ()) -> Reading:
         InputError: a value that is needed and set nowhere, or sizes that no scenario accepts.
     """
     told = Told(list(setup.read), list(setup.ignored), list(setup.warnings))
+    setup = _as_named(setup, told)
     links = _machines(machines, told)
     for key, fact in (("nodes", "nodes"), ("devices_per_node", "per_node"), ("device", "gpu")):
         found, said = links.pop(key, None), setup.facts.get(fact)
@@ -77,6 +81,26 @@ def launch_reading(setup: SetUp, machines: Sequence[Reading] = ()) -> Reading:
     fragment = {key: value for key, value in fragment.items() if value != {}}
     _told_recipe(size, told)
     return _reading(setup, fragment, "scenario", told)
+
+
+_STAGE_IN_NAME = re.compile(r"(?:zero|z|stage|zero_stage|zero-stage)[_-]?([0-3])(?!\d)", re.IGNORECASE)
+
+
+def _as_named(setup: SetUp, told: Told) -> SetUp:
+    """With what the name of a file of settings says that is not given, unless another file says it."""
+    named = setup.facts.get("second_file")
+    if named is None or setup.has("sharding"):
+        return setup
+    name = str(named.value).replace("\\", "/").rsplit("/", 1)[-1]
+    stage = _STAGE_IN_NAME.search(name)
+    if stage is None:
+        told.warnings.append(f"{name} is not given and its name says no ZeRO stage: that of the stack is assumed")
+        return setup
+    facts = dict(setup.facts) | {"sharding": like(named, STAGES[int(stage[1])])}
+    if "offload" in name.lower() and "offload" not in facts:
+        facts["offload"] = like(named, "parameters" if stage[1] == "3" else "optimizer")
+    told.warnings.append(f"{name} is not given: by its name ZeRO stage {stage[1]} is assumed")
+    return replace(setup, facts=facts)
 
 
 def _machines(readings: Sequence[Reading], told: Told) -> dict[str, Any]:
@@ -128,7 +152,11 @@ def _part(setup: SetUp, links: dict[str, Any], told: Told) -> Reading:
     cluster = dict(links)
     if setup.has("gpu") and (device := _device(setup, told)) is not None:
         cluster["device"] = device
-    if setup.facts.keys() & {"nodes", "per_node", "world"}:
+    if setup.has("replicas") and not counted:
+        told.read.append(f"{size.dp} replicas = {size.devices} devices, from {setup.facts['replicas'].place}")
+        if not setup.has("per_node") and not setup.has("nodes"):
+            told.warnings.append(f"no file says how many devices a node has: {size.per_node} are assumed")
+    if setup.facts.keys() & {"nodes", "per_node", "world", "replicas"}:
         cluster |= {"nodes": size.nodes, "devices_per_node": size.per_node}
     fragment = {
         "data": {"text_tokens": setup.count("sequence", most=MOST_SEQUENCE)} if setup.has("sequence") else {},
@@ -238,7 +266,9 @@ def _plannable(technique: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _recipe(setup: SetUp, size: Size) -> dict[str, Any]:
-    recipe: dict[str, Any] = {"source": f"{', '.join(file.name for file in setup.files)}"[:300]}
+    missing = setup.facts.get("second_file")
+    lacks = f"; without {missing.value}, which was not given" if missing is not None else ""
+    recipe: dict[str, Any] = {"source": f"{', '.join(file.name for file in setup.files)}{lacks}"[:300]}
     for key, value, default in (
         ("tp", size.tp, 1),
         ("pp", size.pp, 1),

@@ -46,13 +46,17 @@ def size_of(setup: SetUp, told: Told) -> Size:
     product = f"tp {tp} x cp {cp} x pp {pp}"
     if width > MOST_DEGREE:
         raise InputError(f"{product} = {width:,} devices: more than {MOST_DEGREE:,}", file=setup.files[0])
-    world, nodes, per_node = _devices(setup, width, product, told)
+    multiple = setup.count("dp_multiple", most=MOST_DEGREE // width) or 1
+    world, nodes, per_node = _devices(setup, width, multiple, product, told)
     if world % width:
         raise InputError(
             f"{world} devices / ({product} = {width}) = {world / width:g} replicas: no whole number",
             file=setup.files[0],
         )
     dp = world // width
+    if dp % multiple:
+        message = f"{world} devices / ({product}) = {dp} replicas, no multiple of {multiple}"
+        raise setup.facts["dp_multiple"].error(message)
     experts = setup.has("experts") or ep > 1
     etp = (setup.count("etp", most=MOST_DEGREE) or 1) if setup.has("etp") else tp if experts and ep == 1 else 1
     microbatch, batch = _batch(setup, dp, told)
@@ -71,10 +75,12 @@ def size_of(setup: SetUp, told: Told) -> Size:
     )
 
 
-def _devices(setup: SetUp, width: int, product: str, told: Told) -> tuple[int, int, int]:
+def _devices(setup: SetUp, width: int, multiple: int, product: str, told: Told) -> tuple[int, int, int]:
     """(world, nodes, devices per node): as said, else the least that the degrees need."""
     nodes, per_node = setup.count("nodes"), setup.count("per_node")
     world = _said_world(setup, nodes, per_node, width, told)
+    if multiple > 1:
+        width, product = width * multiple, f"{product} x replicas {multiple}"
     if world is None and per_node is not None:
         world = per_node * -(-width // per_node)
         told.warnings.append(
@@ -108,10 +114,22 @@ def _said_world(setup: SetUp, nodes: int | None, per_node: int | None, width: in
     for name in ("dp", "replicas"):
         if (replicas := setup.count(name)) is not None:
             return replicas * width
+    if nodes is None and (replicas := _implied_replicas(setup)) is not None:
+        told.read.append(f"{replicas} replicas, as global batch / (microbatch x accumulation)")
+        return replicas * width
     if nodes is None and per_node is None and (hinted := setup.count("hinted_world")) is not None:
         told.read.append(f"{hinted} devices, from {setup.facts['hinted_world'].place}")
         return hinted
     return None
+
+
+def _implied_replicas(setup: SetUp) -> int | None:
+    """global batch / (microbatch x accumulation), where files say all three and it is a whole number."""
+    numbers = [setup.count(name, most=10_000_000) for name in ("global_batch", "microbatch", "accumulation")]
+    batch, micro, steps = numbers
+    if batch is None or micro is None or steps is None or batch % (micro * steps):
+        return None
+    return batch // (micro * steps)
 
 
 def _replicas_of_batch(setup: SetUp, most: int) -> int | None:

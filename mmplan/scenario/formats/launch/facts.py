@@ -159,6 +159,11 @@ def merged(setups: Sequence[SetUp]) -> SetUp:
                     f"{known.place} = {shown(known.value)} and {fact.place} = {shown(fact.value)} contradict each "
                     "other: the first is taken"
                 )
+    given = any(setup.kind in ("deepspeed", "accelerate") for setup in setups)
+    if given and (named := facts.pop("second_file", None)) is not None:
+        name = str(named.value).replace("\\", "/").rsplit("/", 1)[-1]
+        if all(file.name != name for setup in setups for file in setup.files):
+            warnings.append(f"{named.place} names {shown(named.value)}, which is not among the files that are given")
     return SetUp(
         kind=setups[0].kind,
         files=tuple(file for setup in setups for file in setup.files),
@@ -168,7 +173,7 @@ def merged(setups: Sequence[SetUp]) -> SetUp:
         warnings=tuple(
             warning
             for warning in (*_all(setup.warnings for setup in setups), *warnings)
-            if not (warning.endswith(GIVE_IT_TOO) and any(setup.kind == "deepspeed" for setup in setups))
+            if not (warning.endswith(GIVE_IT_TOO) and given)
         ),
     )
 

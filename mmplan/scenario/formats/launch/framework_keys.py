@@ -92,6 +92,8 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "megatron_lm_config.megatron_lm_pp_degree": "pipeline_model_parallel_size",
         "parallelism_config.parallelism_config_tp_size": "tensor_model_parallel_size",
         "parallelism_config.parallelism_config_cp_size": "context_parallel_size",
+        "parallelism_config.parallelism_config_dp_shard_size": "dp_shard_size",
+        "parallelism_config.parallelism_config_dp_replicate_size": "dp_replicate_size",
     },
 }
 

@@ -4,6 +4,7 @@ Values of other keys (`${model.seq}`), as OmegaConf writes them, are put in; fun
 environment and `???` stay open. Files that a key names are not opened.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from mmplan.errors import InputError
 from mmplan.scenario.document import Document, KeyPath, dotted, read_document, read_text
 from mmplan.scenario.formats.launch.arguments import Argument, CommandLine
 from mmplan.scenario.formats.launch.comments import hinted_devices
-from mmplan.scenario.formats.launch.facts import Fact, SetUp, is_unresolved
+from mmplan.scenario.formats.launch.facts import Fact, SetUp, is_unresolved, whole
 from mmplan.scenario.formats.launch.framework_keys import REFUSED_RECIPES, RENAMED, TRANSLATED, Translation
 from mmplan.scenario.formats.launch.megatron import NEEDED_ARGUMENTS, megatron_set_up
 from mmplan.scenario.formats.launch.shell_text import Word
@@ -96,6 +97,8 @@ def read_framework(kind: str) -> Callable[[Path], SetUp]:
 def _with_defaults(kind: str, setup: SetUp, arguments: Mapping[str, Argument]) -> dict[str, Fact]:
     """The facts, with what a framework does unless its file says otherwise."""
     facts = dict(setup.facts)
+    if kind == "accelerate":
+        _accelerate_replicas(facts, arguments)
     if kind == "nemo" and "lora" in facts:
         facts.pop("freeze_llm", None)  # NeMo trains adapters on the frozen model
     if kind == "llama-factory" and (tuner := arguments.get("finetuning_type")) is not None:
@@ -116,6 +119,26 @@ def _with_defaults(kind: str, setup: SetUp, arguments: Mapping[str, Argument]) -
         facts.setdefault("precision", model.fact("bf16"))  # veomni/arguments: enable_mixed_precision is true
         facts.setdefault("recompute", model.fact("full"))  # enable_gradient_checkpointing is true
     return facts
+
+
+def _accelerate_replicas(facts: dict[str, Fact], arguments: Mapping[str, Argument]) -> None:
+    """Of `parallelism_config`, whose product has to be the number of processes (accelerate/parallelism_config.py).
+
+    Raises:
+        InputError: it is not.
+    """
+    sizes = {name: arguments.get(f"dp_{name}_size") for name in ("shard", "replicate")}
+    counts = {name: whole(found.values[0]) or 1 for name, found in sizes.items() if found is not None}
+    if not counts:
+        return
+    place = next(found for found in sizes.values() if found is not None)
+    facts["dp"] = place.fact(math.prod(counts.values()))
+    widths = {name: whole(facts[name].value) or 1 for name in ("tp", "cp") if name in facts}
+    product = math.prod([*counts.values(), *widths.values()])
+    world = whole(facts["world"].value) if "world" in facts else None
+    if world is not None and world != product:
+        terms = [*(f"dp_{name} {count}" for name, count in counts.items()), *(f"{n} {w}" for n, w in widths.items())]
+        raise facts["world"].error(f"{' x '.join(terms)} = {product} processes, the file starts {world}")
 
 
 def _refuse_recipes(document: Document) -> None:

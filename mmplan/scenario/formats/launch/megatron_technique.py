@@ -52,10 +52,13 @@ def state_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> No
         facts["sharding"] = distributed.fact("none")
     elif distributed is not None:
         facts["sharding"] = distributed.fact("optimizer")
-    elif "layers" in facts:
+    elif "layers" in facts and not (deepspeed is not None and deepspeed.values):
         facts["sharding"] = Fact(value="none", file=taken.line.file, key="no --use-distributed-optimizer")
-    if deepspeed is not None and deepspeed.values and deepspeed.values[0].endswith(".json"):
-        warnings.append(f"{deepspeed.written} {deepspeed.values[0]}: {GIVE_IT_TOO}")
+    of_launcher = taken.argument("config_file") if "accelerate" in taken.line.command else None
+    for beside in (deepspeed, of_launcher, taken.argument("yaml_cfg")):
+        if beside is not None and beside.values and beside.values[0].endswith((".json", ".yaml", ".yml")):
+            facts["second_file"] = beside.fact(beside.values[0])
+            warnings.append(f"{beside.written} {beside.values[0]}: {GIVE_IT_TOO}")
     offload = taken.argument("optimizer_cpu_offload", "cpu_optimizer", "offload_optimizer")
     if offload is not None and taken.on("optimizer_cpu_offload", "cpu_optimizer", "offload_optimizer"):
         facts["offload"] = offload.fact("optimizer")
@@ -190,6 +193,8 @@ def stack_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> No
     }
     if {"zero_stage", "use_torch_fsdp2"} <= names.keys():
         stack = "torch-2025"  # Accelerate's strategy of FSDP
+    elif "num_processes" in names and "num_layers" not in names:  # Accelerate, which drives DeepSpeed or torch
+        stack = "deepspeed-2024" if "deepspeed" in names or taken.text("zero_stage") not in ("", "0") else "torch-2025"
     elif "deepspeed_config" in names or "zero_stage" in names:
         stack = "megatron-deepspeed-2024"
     elif old:

@@ -286,6 +286,8 @@ def _replicas(flat: Mapping[str, Any], facts: dict[str, Fact], fact: Any, warnin
     copies = _whole(flat, copies_key, fact, least=-1) if copies_key else 1
     if shard is not None and shard_key is not None and shard > 0 and copies is not None and copies > 0:
         facts["dp"] = fact(shard_key, shard * copies)
+    if copies is not None and copies_key is not None and copies > 1 and shard in (None, -1):
+        facts["dp_multiple"] = fact(copies_key, copies)  # the rest is a multiple of it
     if copies is not None and copies > 1 and shard != 1:
         warnings.append(f"{copies_key} = {copies}: shards inside groups are priced as over all replicas")
     again = flat.get("parallelism.fsdp_reshard_after_forward", "default")
