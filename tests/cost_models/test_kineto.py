@@ -36,6 +36,17 @@ def test_each_moment_is_counted_once(tmp_path: Path) -> None:
     assert by_name(rank["classes"])["gemm"]["count"] == 4
 
 
+def test_of_operators_with_the_same_span_the_one_that_was_called_first_holds_the_other(tmp_path: Path) -> None:
+    """At whole microseconds a call and the call inside it often have one span; their ids ascend."""
+    named = (("aten::empty", 100, 9), ("aten::zeros", 100, 8), ("aten::zeros", 200, 10), ("aten::empty", 200, 11))
+    events = [operator(name, at, 10, **{"External id": number}) for name, at, number in named]
+    events += launched(GEMM, 400, 10, 1)
+    for order in (events, events[::-1]):
+        seconds = by_name(only_rank(read_kineto([write(tmp_path / "t.json", order)]))["operators"])
+        assert seconds["aten::empty"]["seconds"] == pytest.approx(20e-6)
+        assert seconds["aten::zeros"]["seconds"] == pytest.approx(0.0)
+
+
 def test_forward_and_backward_are_told_apart_by_autograd(tmp_path: Path) -> None:
     phases = by_name(only_rank(read_kineto([write(tmp_path / "t.json", two_steps())]))["phases"])
     assert phases["forward"]["seconds"] == pytest.approx(0.016)

@@ -204,9 +204,12 @@ def _work_of(rows: Columns, names: Indexed[str]) -> tuple[Work, int]:
 
 
 def _host_of(rows: Columns) -> tuple[Host, int]:
-    """The rows in nesting order, and how many stood twice; without an id two equal rows may be two calls."""
+    """The rows in nesting order, and how many stood twice; without an id two equal rows may be two calls.
+
+    Of equal spans the operator that was called first (the smaller id) holds the other, ranges without an id all of them.
+    """
     start_ns, end_ns, thread, name, kind, correlation, external = (rows.take(column) for column in range(7))
-    order = np.lexsort((external, name, -end_ns, start_ns, thread))
+    order = np.lexsort((name, external, -end_ns, start_ns, thread))
     first = _first_of_equals(order, start_ns, end_ns, thread, name, kind, correlation, external)
     order = order[first | ((correlation < 0) & (external < 0))[order]]
     found, count = {}, len(start_ns)
