@@ -206,7 +206,7 @@ def _work_of(rows: Columns, names: Indexed[str]) -> tuple[Work, int]:
 def _host_of(rows: Columns) -> tuple[Host, int]:
     """The rows in nesting order, and how many stood twice; without an id two equal rows may be two calls.
 
-    Of equal spans the operator that was called first (the smaller id) holds the other, ranges without an id all of them.
+    Of equal spans the operator that was called first (the smaller id) holds the other, a range without an id both.
     """
     start_ns, end_ns, thread, name, kind, correlation, external = (rows.take(column) for column in range(7))
     order = np.lexsort((name, external, -end_ns, start_ns, thread))
