@@ -37,6 +37,10 @@ def execute(
         Path | None,
         typer.Option(metavar="FOLDER", help="safetensors files with the weights of the job's model; default: drawn."),
     ] = None,
+    save_weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where the job's weights are saved at the end, as its library saves them."),
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write checkpoints there; one at the end in any case.")
     ] = None,
@@ -81,6 +85,7 @@ def execute(
             timeout_s=timeout,
             job=job,
             weights=weights,
+            save_weights=save_weights,
             checkpoints=checkpoints,
             on_step=on_step,
             on_note=on_note,

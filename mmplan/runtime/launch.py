@@ -20,6 +20,7 @@ from types import FrameType
 from typing import NoReturn
 
 from mmplan.errors import InputError, RunError
+from mmplan.files import require_folder
 from mmplan.planner.check import require_structure
 from mmplan.planner.plan import Plan, save_plan
 from mmplan.runtime.checkpoint.before_run import check_checkpoints
@@ -47,6 +48,7 @@ def execute(
     timeout_s: float | None = None,
     job: Path | None = None,
     weights: Path | None = None,
+    save_weights: Path | None = None,
     checkpoints: Checkpoints | None = None,
     on_step: OnStep | None = None,
     on_note: OnNote | None = None,
@@ -59,12 +61,13 @@ def execute(
         timeout_s: of any communication; a rank that hangs ends the run after it. None: see `default_timeout_s`.
         job: a file with the user's own model and data (see `ghost/job.py`); None: the scenario's model, built here.
         weights: a folder of safetensors files with the weights of the job's model; None: they are drawn.
+        save_weights: a folder that is made at the end, with the weights of the job's model.
         checkpoints: what is saved while the run goes on, and what it goes on from; None: nothing.
         on_note: hears what a user has to know meanwhile, as `on_step` does.
         on_step: is told each finished step while the run goes on; under torchrun on rank 0 only.
 
     Returns:
-        The measurement; None on torchrun's ranks other than 0.
+        The measurement; None on torchrun's ranks other than 0, and where the checkpoint leaves no steps.
 
     Raises:
         CheckError: the plan's stages or degrees are not sound.
@@ -74,6 +77,7 @@ def execute(
     if steps < 1:
         raise InputError(f"a run needs at least 1 step, found {steps}")
     _check_job(job, weights, rehearse=rehearse)
+    _check_save_weights(save_weights, job)
     require_structure(plan)
     job, weights = job and job.resolve(), weights and weights.resolve()
     options = RunOptions(
@@ -83,6 +87,7 @@ def execute(
         timeout_s=timeout_s,
         job=job,
         weights=weights,
+        save_weights=save_weights and save_weights.resolve(),
         checkpoints=checkpoints.resolved() if checkpoints is not None else Checkpoints(),
     )
     if is_main_process():
@@ -98,7 +103,8 @@ def execute(
         save_plan(plan, scratch / "plan.json")
         save_options(options, scratch / "options.json")
         _run_processes(scratch, local, on_step, on_note)
-        return load_run(scratch / "run.json")
+        measured = scratch / "run.json"
+        return load_run(measured) if measured.exists() else None
 
 
 def _check_job(job: Path | None, weights: Path | None, *, rehearse: bool) -> None:
@@ -111,6 +117,17 @@ def _check_job(job: Path | None, weights: Path | None, *, rehearse: bool) -> Non
         raise InputError("weights are those of a job's model: name the job too")
     if weights is not None and not weights.is_dir():
         raise InputError("expected a folder of safetensors files", file=weights)
+
+
+def _check_save_weights(folder: Path | None, job: Path | None) -> None:
+    if folder is not None and job is None:
+        raise InputError(
+            "weights are saved of a job's model, under its names; those of a scenario's are in checkpoints"
+        )
+    if folder is not None and is_main_process():
+        if folder.exists():
+            raise InputError("it is there already; weights are saved in a new folder", file=folder)
+        require_folder(folder)
 
 
 @contextmanager

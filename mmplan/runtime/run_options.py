@@ -19,6 +19,7 @@ class RunOptions:
     timeout_s: float | None = None
     job: Path | None = None
     weights: Path | None = None
+    save_weights: Path | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
 

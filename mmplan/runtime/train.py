@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
@@ -143,10 +144,14 @@ Prepare = Callable[[int], tuple[RankProgram, Mapping[int, Stage]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prepared:
-    """A rank's training: each step, and the stages that hold its state; a rehearsal has none."""
+    """A rank's training: each step, and the stages that hold its state; a rehearsal has none.
+
+    `model`: the user's own, where that is trained.
+    """
 
     step: Prepare
     stages: tuple[WeightedStage, ...] = ()
+    model: nn.Module | None = None
 
 
 def prepare_training(

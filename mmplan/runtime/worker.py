@@ -28,8 +28,9 @@ from mmplan.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
 from mmplan.runtime.executor import described
 from mmplan.runtime.ghost.job import load_job
+from mmplan.runtime.ghost.save_weights import save_weights
 from mmplan.runtime.ghost.train import prepare_job
-from mmplan.runtime.groups import replica_group, tensor_ranks
+from mmplan.runtime.groups import place_of, replica_group, tensor_ranks
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, StepMeasurement, save_run
 from mmplan.runtime.probe import probe_transfers
 from mmplan.runtime.record import (
@@ -54,7 +55,8 @@ T = TypeVar("T")
 
 
 def run_worker(plan: Plan, options: RunOptions, on_step: OnStep | None, on_note: OnNote | None) -> Measurement | None:
-    """Take part in a run; the measurement on rank 0, None elsewhere. Collective over all processes of torchrun.
+    """Take part in a run; the measurement on rank 0, None elsewhere and where no step is left. Collective over all
+    processes of torchrun.
 
     Raises:
         InputError: torchrun did not start this process, its processes or devices do not fit the plan, or the run cannot
@@ -79,7 +81,10 @@ def run_worker(plan: Plan, options: RunOptions, on_step: OnStep | None, on_note:
         started = replace(plan, tp=1, cp=1) if options.rehearse else plan
         groups = _join(started, rank, device, options.timeout_s or default_timeout_s(plan, scale))
         note = on_note if on_note is not None and rank == 0 else _nobody
-        start = find_start(plan, options)
+        start = find_start(plan, options, note)
+        if start.finished and options.save_weights is None:
+            _leave()
+            return None
         if options.rehearse:
             prepared = prepare_rehearsal(plan, rank, scale, groups.replicas)
         elif options.job is not None:
@@ -87,15 +92,26 @@ def run_worker(plan: Plan, options: RunOptions, on_step: OnStep | None, on_note:
             prepared = prepare_job(plan, job, rank, device, groups.replicas, options.weights, start.samples)
         else:
             prepared = prepare_training(plan, rank, device, groups.tensor, groups.replicas)
-        resumed = start.load(plan, prepared.stages, note)
+        resumed = start.load(plan, prepared.stages)
         checkpoints = None
-        if options.checkpoints.folder is not None:
+        if options.checkpoints.folder is not None and not start.finished:
             checkpoints = RunCheckpoints(plan, options, prepared.stages, timeout_s=setup_s, note=note)
         dist.barrier()  # stages differ much in size: whoever is ready waits here, not in a step
-        run = _run(plan, options, groups, prepared.step, device, scale, on_step, start.steps, checkpoints)
+        run = None
+        if not start.finished:
+            run = _run(plan, options, groups, prepared.step, device, scale, on_step, start.steps, checkpoints)
+        if options.save_weights is not None and prepared.model is not None:
+            save_weights(options.save_weights, prepared.model, prepared.stages, replica=place_of(plan, rank).replica)
+        _leave()
         return run and replace(run, resumed=resumed)
     except (RuntimeError, MemoryError) as error:
         raise RunError(f"rank {rank}: {described(error)}") from error
+
+
+def _leave() -> None:
+    """Whoever goes first would take the connections of the others with it."""
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,8 +201,6 @@ def _run(
         host_cores=_usable_cores(),
     )
     runs = _gathered(run, rank, world, control)
-    dist.barrier(control)
-    dist.destroy_process_group()
     if not runs:
         return None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
+from tiny_plans import hand_plan, tiny_scenario
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
@@ -22,14 +22,29 @@ from mmplan.runtime.worker import run_worker
 from mmplan.scenario.scenario import ModelModule, Moe, Optimizer, Scenario, Training
 
 PROCESSES, PLANS = 4, "plans.pt"
+JOBS = {name: Path(__file__).parent / f"{name}_job.py" for name in ("llava", "dropout")}
+TWO_STAGES = (
+    ("vision.embed", "vision.0", "projector.0", "audio.embed", "audio.0", "audio_projector.0", "llm.embed"),
+    ("llm.0-1", "llm.head", "llm.loss"),
+)
 ONE_STAGE = (tuple(layer for stage in TWO_STAGES for layer in stage),)
+LLAVA_TWO_STAGES = (
+    ("vision.embed", "vision.0-2", "projector.0", "llm.embed", "llm.0"),
+    ("llm.1-2", "llm.head", "llm.loss"),
+)
+LLAVA_ONE_STAGE = (tuple(layer for stage in LLAVA_TWO_STAGES for layer in stage),)
 
 
 def tiny(**changes: ModelModule) -> Scenario:
-    """The tiny scenario, trained by AdamW, with some modules in place of its own."""
+    """The tiny scenario with fewer blocks, trained by AdamW, and with some modules in place of its own."""
     scenario = replace(tiny_scenario(), global_batch=4, optimizer=Optimizer(name="adamw", learning_rate=1e-3))
-    modules = tuple(changes.get(module.name, module) for module in scenario.model.modules)
+    modules = tuple(changes.get(module.name, module) for module in map(_short, scenario.model.modules))
     return replace(scenario, model=replace(scenario.model, modules=modules))
+
+
+def _short(module: ModelModule) -> ModelModule:
+    blocks = 2 if module.kind == "language_model" else 1
+    return replace(module, transformer=module.transformer and replace(module.transformer, layers=blocks))
 
 
 def saved_plans() -> dict[str, Plan]:
@@ -94,10 +109,12 @@ def run_checkpoint_cases(rank: int, folder: str) -> None:
     runs = _Runs(rank, Path(folder))
     results: dict[str, object] = {}
     # Made once, because that takes longer than a run.
-    saved, moved = torch.load(Path(folder) / PLANS, weights_only=False)
+    saved, moved, jobs = torch.load(Path(folder) / PLANS, weights_only=False)
     for name, plan in saved.items():
         results[name] = runs.saved(name, plan)
     results["moved"] = runs.moved(moved)
+    results |= {f"job {name}": runs.saved(f"job {name}", jobs[0], job) for name, job in JOBS.items()}
+    results["moved job"] = runs.moved_job(jobs)
     torch.save(results, Path(folder) / f"rank{rank}.pt")
 
 
@@ -105,13 +122,13 @@ class _Runs:
     def __init__(self, rank: int, folder: Path) -> None:
         self._rank, self._folder, self._count = rank, folder, 0
 
-    def saved(self, name: str, plan: Plan) -> Continued | None:
+    def saved(self, name: str, plan: Plan, job: Path | None = None) -> Continued | None:
         """Three steps with checkpoints behind the second and the last, and the last one again."""
         first, again = (self._folder / f"{name}, {part}" for part in ("unbroken", "resumed"))
-        unbroken = self._run(plan, 3, Checkpoints(folder=first, every=2))
+        unbroken = self._run(plan, 3, Checkpoints(folder=first, every=2), job)
         if self._rank == 0:
             shutil.copytree(first / "step-00000002", again / "step-00000002")
-        resumed = self._run(plan, 3, Checkpoints(folder=again, resume=again))
+        resumed = self._run(plan, 3, Checkpoints(folder=again, resume=again), job)
         return Continued(unbroken=unbroken, resumed=resumed) if unbroken and resumed else None
 
     def moved(self, plans: list[Plan]) -> list[Measurement | None]:
@@ -122,7 +139,25 @@ class _Runs:
             runs.append(self._run(plan, step, Checkpoints(folder=folder, resume=folder)))
         return runs
 
-    def _run(self, plan: Plan, steps: int, checkpoints: Checkpoints) -> Measurement | None:
+    def moved_job(self, plans: list[Plan]) -> list[Measurement | None]:
+        """The fourth step of a job under its own plan and under another one, whose weights are saved; then they are
+        saved once more, without a step."""
+        runs = []
+        for part, plan in zip(("unbroken", "resumed"), plans, strict=True):
+            folder = self._folder / f"job llava, {part}"
+            going_on = Checkpoints(folder=folder, resume=folder)
+            runs.append(self._run(plan, 4, going_on, JOBS["llava"], self._folder / f"{part} weights"))
+        assert self._run(plan, 4, going_on, JOBS["llava"], self._folder / "same weights") is None
+        return runs
+
+    def _run(
+        self,
+        plan: Plan,
+        steps: int,
+        checkpoints: Checkpoints,
+        job: Path | None = None,
+        save_weights: Path | None = None,
+    ) -> Measurement | None:
         """A run with as many of the processes as the plan needs."""
         self._count += 1
         world = plan.rank_count
@@ -137,4 +172,7 @@ class _Runs:
             join(backend, store=store, rank=self._rank, world_size=world, timeout=timeout)
 
         with patch.object(dist, "init_process_group", init):
-            return run_worker(plan, RunOptions(steps=steps, timeout_s=60.0, checkpoints=checkpoints), None, None)
+            options = RunOptions(
+                steps=steps, timeout_s=60.0, job=job, save_weights=save_weights, checkpoints=checkpoints
+            )
+            return run_worker(plan, options, None, None)

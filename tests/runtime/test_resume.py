@@ -1,17 +1,38 @@
 """Runs that go on from a checkpoint: to the bit under the same plan, to rounding under any other one."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from case_processes import run_on_ranks
-from checkpoint_cases import PLANS, PROCESSES, Continued, moved_plans, run_checkpoint_cases, saved_plans
-from safetensors.torch import load_file
-from torch import Tensor
 
+pytest.importorskip("transformers")
+
+from case_processes import run_on_ranks
+from checkpoint_cases import (
+    JOBS,
+    LLAVA_ONE_STAGE,
+    LLAVA_TWO_STAGES,
+    PLANS,
+    PROCESSES,
+    Continued,
+    moved_plans,
+    run_checkpoint_cases,
+    saved_plans,
+    tiny,
+)
+from ghost_models import llava
+from safetensors.torch import load_file
+from tiny_plans import hand_plan
+from torch import Tensor
+from transformers import LlavaForConditionalGeneration
+
+from mmplan.planner.plan import Plan
 from mmplan.runtime.checkpoint.before_run import checkpoint_bytes
 from mmplan.runtime.measurement import Measurement
+from mmplan.scenario.formats.hf_config import read_hf_config
 
 pytestmark = pytest.mark.distributed
 
@@ -23,9 +44,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checkpoints")
 
 
+def job_plans(folder: Path) -> list[Plan]:
+    """Two plans of the model that the jobs train."""
+    config = folder / "config.json"
+    config.write_text(json.dumps(llava()[0]().config.to_dict()))
+    scenario = replace(tiny(), model=read_hf_config(config))
+    return [hand_plan(scenario, LLAVA_ONE_STAGE, dp=2), hand_plan(scenario, LLAVA_TWO_STAGES)]
+
+
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, Any]:
-    torch.save((SAVED, MOVED), folder / PLANS)
+    torch.save((SAVED, MOVED, job_plans(folder)), folder / PLANS)
     measured: dict[str, Any] = run_on_ranks(run_checkpoint_cases, PROCESSES, folder)[0]
     return measured
 
@@ -36,7 +65,7 @@ def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
     return {key: value for file in files for key, value in file.items() if not key.startswith("random/")}
 
 
-@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("name", [*SAVED, *(f"job {job}" for job in JOBS)])
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(name: str, results: dict[str, Any], folder: Path) -> None:
     case: Continued = results[name]
     assert [step.losses for step in case.resumed.steps] == [step.losses for step in case.unbroken.steps]
@@ -71,3 +100,23 @@ def test_other_plans_go_on_where_the_last_one_stopped(results: dict[str, Any]) -
     for step, expected in zip(last.steps, unbroken.steps, strict=True):
         assert step.losses == pytest.approx(expected.losses, rel=1e-5)
     assert last.resumed is not None and last.resumed.step == len(moved) - 1
+
+
+def test_a_job_goes_on_under_another_plan_and_its_weights_are_read_by_its_library(
+    results: dict[str, Any], folder: Path
+) -> None:
+    same, moved = results["moved job"]
+    assert [step.losses["llm"] for step in moved.steps] == pytest.approx(
+        [step.losses["llm"] for step in same.steps], rel=1e-5
+    )
+    checkpoint = tensors_of(folder / "job llava, resumed" / "step-00000004")
+    for written in ("resumed weights", "same weights"):
+        model = LlavaForConditionalGeneration.from_pretrained(folder / written)
+        for name, parameter in model.named_parameters():
+            assert parameter.equal(checkpoint[f"{name}:weight@{','.join('0' * parameter.dim())}"]), name
+
+
+def test_dropout_draws_what_it_would_have_drawn(results: dict[str, Any]) -> None:
+    """Else the case of the job that drops would say nothing."""
+    dropping, plain = results["job dropout"], results["job llava"]
+    assert dropping.unbroken.steps[0].losses != plain.unbroken.steps[0].losses

@@ -80,11 +80,9 @@ def _check_resume(folder: Path, plan: Plan, options: RunOptions) -> None:
         try:
             manifest = read_manifest(path)
             require_same_training(path, manifest, plan, job=options.job is not None)
+            return
         except Damaged:
             continue
-        if manifest.step >= options.steps:
-            raise InputError(f"{manifest.step:,} steps are done, and --steps {options.steps:,} leaves none", file=path)
-        return
 
 
 def _require_room(folder: Path, plan: Plan, options: RunOptions, there: int) -> None:

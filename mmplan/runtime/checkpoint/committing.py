@@ -82,7 +82,9 @@ class Committer:
                 size = manifest.total_bytes
                 prune(self._folder, commit(opened.folder, manifest, checksums), self._keep)
         except OSError as error:
-            problem = f"cannot write to '{error.filename}': {error.strerror}"
+            problem = f"cannot write to '{error.filename or opened.folder}': {error.strerror}"
+        except Exception as error:  # a thread has nobody to raise to
+            problem = f"{type(error).__name__}: {error}"
         if problem is not None:
             shutil.rmtree(opened.folder, ignore_errors=True)
             self._note(f"no checkpoint at step {parts[0].step}, the one before stays: {problem}")
@@ -102,7 +104,8 @@ class Committer:
         for name, content in contents.items():
             write_durably(opened.folder / name, content)
         counts = {part.updates for part in parts if part.updates is not None}
-        assert len(counts) <= 1, f"ranks count {counts} updates"
+        if len(counts) > 1:
+            raise ValueError(f"ranks count unlike numbers of updates: {sorted(counts)}")
         manifest = Manifest(
             mmplan_version=mmplan.__version__,
             saved_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -9,6 +9,8 @@ import hashlib
 import os
 import re
 import shutil
+import socket
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +23,7 @@ _COMMITTED = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"\.step-\d{8,}\.\w+\.(partial|replaced)")
 _CHECKSUM = re.compile(r"([0-9a-f]{64})  ([\w.-]+)")
 _CHUNK_BYTES = 2**24
+_MOST_BYTES = 1_000_000_000  # of a manifest: some 10 million pieces
 
 
 class Damaged(Exception):
@@ -87,11 +90,15 @@ def lock(folder: Path) -> IO[bytes]:
     """
     try:
         file = (folder / ".lock").open("ab")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise InputError("another run writes its checkpoints there", file=folder) from error
     except OSError as error:
         raise InputError(f"cannot write checkpoints there: {error.strerror}", file=folder) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise InputError("another run writes its checkpoints there", file=folder) from error
+    except OSError:  # some network file systems have no locks
+        pass
     return file
 
 
@@ -102,10 +109,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         Damaged: it is not, or is of another version.
     """
     digests = _checksums(checkpoint)
-    try:
-        text = (checkpoint / MANIFEST).read_bytes()
-    except OSError as error:
-        raise Damaged(f"{MANIFEST} cannot be read: {error.strerror}") from error
+    text = _read(checkpoint, MANIFEST)
     if hashlib.sha256(text).hexdigest() != digests.get(MANIFEST):
         raise Damaged(f"{MANIFEST} ({len(text):,} bytes) differs from its checksum")
     try:
@@ -121,12 +125,12 @@ def require_whole(checkpoint: Path, manifest: Manifest, names: Iterable[str]) ->
     """Raise Damaged unless these files are as they were written."""
     digests = _checksums(checkpoint)
     for name in names:
+        size = _size(checkpoint, name)
+        if size != manifest.files[name]:
+            raise Damaged(f"{name} has {size:,} bytes, {manifest.files[name]:,} were written")
+        digest = hashlib.sha256()
         try:
             with (checkpoint / name).open("rb") as file:
-                found = os.fstat(file.fileno()).st_size
-                if found != manifest.files[name]:
-                    raise Damaged(f"{name} has {found:,} bytes, {manifest.files[name]:,} were written")
-                digest = hashlib.sha256()
                 while chunk := file.read(_CHUNK_BYTES):
                     digest.update(chunk)
         except OSError as error:
@@ -163,11 +167,33 @@ def _children(folder: Path) -> list[Path]:
 
 def _checksums(checkpoint: Path) -> dict[str, str]:
     """SHA-256 by file name."""
-    try:
-        lines = (checkpoint / CHECKSUMS).read_text(errors="replace").splitlines()
-    except OSError as error:
-        raise Damaged(f"{CHECKSUMS} cannot be read: {error.strerror}") from error
+    *lines, end = _read(checkpoint, CHECKSUMS).decode(errors="replace").split("\n")
     found = [_CHECKSUM.fullmatch(line) for line in lines]
-    if not lines or None in found:
+    if not lines or end or None in found:
         raise Damaged(f"{CHECKSUMS} has lines that are no checksums")
     return {match[2]: match[1] for match in found if match is not None}
+
+
+def _read(checkpoint: Path, name: str) -> bytes:
+    """A file that fits into memory."""
+    size = _size(checkpoint, name)
+    if size > _MOST_BYTES:
+        raise Damaged(f"{name} has {size:,} bytes, more than {_MOST_BYTES:,}")
+    try:
+        return (checkpoint / name).read_bytes()
+    except OSError as error:
+        raise Damaged(f"{name} cannot be read: {error.strerror}") from error
+
+
+def _size(checkpoint: Path, name: str) -> int:
+    """Of a plain file; whatever else has its name is never opened."""
+    try:
+        status = (checkpoint / name).stat()
+    except FileNotFoundError as error:
+        host = "" if checkpoint.is_dir() else f" on {socket.gethostname()}, and all hosts have to share the folder"
+        raise Damaged(f"{name} is missing{host}") from error
+    except OSError as error:
+        raise Damaged(f"{name} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise Damaged(f"{name} is no file")
+    return status.st_size

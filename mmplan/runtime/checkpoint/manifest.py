@@ -50,6 +50,20 @@ class Manifest:
     files: dict[str, int]
     tensors: dict[str, SavedTensor]
 
+    def __post_init__(self) -> None:
+        least = (self.step, self.samples, self.updates or 0, self.ranks - 1, *self.files.values())
+        if min(least) < 0:
+            raise ValueError("counts are negative")
+        for name, tensor in self.tensors.items():
+            for piece in tensor.pieces:
+                ends = zip(piece.offset, piece.shape, strict=False)
+                fits = len(piece.offset) == len(piece.shape) == len(tensor.shape) and all(
+                    offset >= 0 and size > 0 and offset + size <= whole
+                    for (offset, size), whole in zip(ends, tensor.shape, strict=True)
+                )
+                if not fits or part_name(piece.rank) not in self.files:
+                    raise ValueError(f"a piece of '{name}' lies outside of it")
+
     @property
     def total_bytes(self) -> int:
         return sum(self.files.values())

@@ -44,21 +44,19 @@ class Start:
 
     found: Found | None = None
     steps: tuple[StepMeasurement, ...] = ()
+    finished: bool = False  # there are no steps left
 
     @property
     def samples(self) -> int:
         return 0 if self.found is None else self.found.manifest.samples
 
-    def load(self, plan: Plan, stages: Sequence[WeightedStage], note: OnNote) -> Resumed | None:
+    def load(self, plan: Plan, stages: Sequence[WeightedStage]) -> Resumed | None:
         """Fill the stages from the checkpoint, if there is one. Collective."""
         if self.found is None:
             return None
         manifest = self.found.manifest
-        for text in self.found.damaged:
-            note(f"{text}: this checkpoint is damaged, the one before is used")
         read_bytes = torch.tensor(load_state(self.found, plan, stages, dist.get_rank()))
         dist.all_reduce(read_bytes)
-        note(f"going on behind step {manifest.step:,} from {self.found.path}")
         return Resumed(
             checkpoint=str(self.found.path),
             step=manifest.step,
@@ -68,25 +66,32 @@ class Start:
         )
 
 
-def find_start(plan: Plan, options: RunOptions) -> Start:
+def find_start(plan: Plan, options: RunOptions, note: OnNote) -> Start:
     """The newest whole checkpoint of the folder to go on from, or the beginning. Collective.
 
     Raises:
-        InputError: there is none although one is demanded, it is of another training, or behind the last step.
+        InputError: there is none although one is demanded, or it is of another training.
     """
     folder = options.checkpoints.resume
-    found = None if folder is None else newest_whole(folder, None)
-    if found is None:
-        if folder is not None and options.checkpoints.required:
-            raise InputError("there is no checkpoint", file=folder)
+    if folder is None:
         return Start()
+    found = newest_whole(folder, None)
+    if found is None:
+        if options.checkpoints.required:
+            raise InputError("there is no checkpoint to go on from", file=folder)
+        note(f"there is no checkpoint in {folder} yet: starting from the beginning")
+        return Start()
+    for text in found.damaged:
+        note(f"{text}: this checkpoint is damaged, the one before is used")
     require_same_training(found.path, found.manifest, plan, job=options.job is not None)
-    if found.manifest.step >= options.steps:
-        raise InputError(
-            f"{found.manifest.step:,} steps are done, and --steps {options.steps:,} leaves none", file=found.path
-        )
     steps = STEP_LIST.validate_json((found.path / STEPS).read_bytes())
-    return Start(found=found, steps=tuple(steps))
+    finished = found.manifest.step >= options.steps
+    note(
+        f"nothing is left to do: {found.path} is behind step {found.manifest.step:,} of {options.steps:,}"
+        if finished
+        else f"going on behind step {found.manifest.step:,} from {found.path}"
+    )
+    return Start(found=found, steps=tuple(steps), finished=finished)
 
 
 def newest_whole(folder: Path, group: dist.ProcessGroup | None) -> Found | None:

@@ -97,7 +97,10 @@ class RunCheckpoints:
     def finish(self) -> tuple[SavedCheckpoint, ...]:
         """Wait for the last checkpoint; returns all, on rank 0."""
         self._settle()
-        return () if self._committer is None else tuple(self._committer.saved)
+        if self._committer is None:
+            return ()
+        self._lock.close()
+        return tuple(self._committer.saved)
 
     def _settle(self) -> None:
         """Until the checkpoint before is there or left out, on all ranks."""

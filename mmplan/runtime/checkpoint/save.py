@@ -4,7 +4,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 
@@ -62,35 +62,40 @@ class PartWriter:
         self._done: WrittenPart | None = None
 
     def start(self, step: int, folder: Path) -> None:
-        """Copy the state behind `step` steps and begin to write it into a folder, which is made.
-
-        Raises:
-            MemoryError, RuntimeError: there is no room for the copy.
-        """
-        assert self._thread is None, "the part before is still being written"
+        """Copy the state behind `step` steps and begin to write it into a folder, which is made."""
+        assert self._thread is None and self._done is None, "the part before is not reported"
         started = time.perf_counter()
+        part = WrittenPart(step=step, rank=self._rank, updates=self._updates(), stall_s=0.0, write_s=0.0)
+        try:
+            tensors = {**self._copied(), **self._more()}
+        except (MemoryError, RuntimeError) as error:
+            size = sum(tensor.nbytes for tensor in self._live.values())
+            problem = f"rank {self._rank}: no room for a copy of {format_bytes(size)} in host memory: {error}"
+            self._copies, self._done = {}, replace(part, problem=problem)
+            return
+        part = replace(part, stall_s=time.perf_counter() - started)
+
+        def write() -> None:
+            self._done = _written(part, folder, tensors, _not_finite(self._copies))
+
+        self._thread = Thread(target=write, daemon=True)  # a disk that hangs must not hold up the end of the process
+        self._thread.start()
+
+    def _copied(self) -> dict[str, Tensor]:
+        """The live tensors of now, in host memory."""
         if not self._copies:
             self._copies = {key: _host_like(tensor) for key, tensor in self._live.items()}
         for key, tensor in self._live.items():
             self._copies[key].copy_(tensor, non_blocking=True)
         if any(tensor.is_cuda for tensor in self._live.values()):
             torch.cuda.synchronize()
-        part = WrittenPart(step=step, rank=self._rank, updates=self._updates(), stall_s=0.0, write_s=0.0)
-        tensors = {**self._copies, **self._more()}
-        stall_s = time.perf_counter() - started
-
-        def write() -> None:
-            self._done = _written(part, stall_s, folder, tensors, _not_finite(self._copies))
-
-        self._thread = Thread(target=write, daemon=True)  # a disk that hangs must not hold up the end of the process
-        self._thread.start()
+        return self._copies
 
     def report(self) -> WrittenPart | None:
         """What has been written since the last report, once."""
-        if self._thread is None or self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             return None
-        self._thread, done = None, self._done
-        assert done is not None
+        self._thread, self._done, done = None, None, self._done
         return done
 
     def wait(self, timeout_s: float) -> None:
@@ -105,9 +110,7 @@ class PartWriter:
                 raise RunError(f"rank {self._rank} has not written its checkpoint within {format_seconds(timeout_s)}")
 
 
-def _written(
-    part: WrittenPart, stall_s: float, folder: Path, tensors: Mapping[str, Tensor], problem: str | None
-) -> WrittenPart:
+def _written(part: WrittenPart, folder: Path, tensors: Mapping[str, Tensor], problem: str | None) -> WrittenPart:
     path, started = folder / part_name(part.rank), time.perf_counter()
     size, digest = 0, ""
     try:
@@ -122,13 +125,10 @@ def _written(
         path.unlink(missing_ok=True)
     except Exception as error:  # a thread has nobody to raise to
         problem = f"cannot write '{path}': {type(error).__name__}: {error}"
-    return WrittenPart(
-        step=part.step,
-        rank=part.rank,
+    return replace(
+        part,
         bytes=size,
         sha256=digest,
-        updates=part.updates,
-        stall_s=stall_s,
         write_s=time.perf_counter() - started,
         problem=problem and f"rank {part.rank}: {problem}",
     )

@@ -4,11 +4,15 @@
     def batches(size: int) -> Iterable[dict]: ...  # arguments of that forward, `size` samples each
     def weight(batch: dict) -> float: ...          # optional: what its loss counts in the mean over a step
 
+With a parameter `start`, `batches(size, start=N)` gives what follows the first N batches; a run that goes on then skips
+them without making them.
+
 All processes call these and must get the same. Without `weight`, a batch counts by its labels: those of `labels` that
 are not -100, without the first of each sequence where `labels` and `input_ids` have one shape, because there the model
 shifts them.
 """
 
+import inspect
 import runpy
 import sys
 from collections.abc import Callable, Iterable
@@ -27,8 +31,16 @@ NO_LABEL = -100
 class Job:
     file: Path
     model: Callable[[], nn.Module]
-    batches: Callable[[int], Iterable[Batch]]
+    batches: Callable[..., Iterable[Batch]]
     weight: Callable[[Batch], float]
+
+    @property
+    def starts(self) -> bool:
+        """Whether `batches` can begin behind the first ones."""
+        try:
+            return "start" in inspect.signature(self.batches).parameters
+        except (TypeError, ValueError):
+            return False
 
 
 def load_job(file: Path) -> Job:

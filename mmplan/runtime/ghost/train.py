@@ -103,18 +103,20 @@ def prepare_job(
             stage.load(examples, cut.cuts, [part.layers for part in plan.stages])
         return program, stages
 
-    return Prepared(step=prepare, stages=tuple(stages.values()))
+    return Prepared(step=prepare, stages=tuple(stages.values()), model=laid.model)
 
 
 def _behind(stream: Iterator[Batch], job: Job, plan: Plan, samples: int) -> Iterator[Batch]:
-    """What the data gives behind so many samples; batches before them are drawn and left, so that whatever the job's
-    generators have drawn is drawn again."""
+    """What the data gives behind so many samples. Where the job cannot start there, batches before are drawn and left:
+    what its own generators have drawn is so drawn again."""
     batches, rest = divmod(samples, plan.microbatch_size)
     if rest:
         raise InputError(f"{samples:,} samples are no whole batches of {plan.microbatch_size}", file=job.file)
+    if batches and job.starts:
+        return iter(job.batches(plan.microbatch_size, start=batches))
     skipped = sum(1 for _ in islice(stream, batches))
     if skipped < batches:
-        raise InputError(f"`batches` ended after {skipped:,}; {batches:,} had been trained on before", file=job.file)
+        raise InputError(f"`batches` ended after {skipped:,}, and {batches:,} were trained on before", file=job.file)
     return stream
 
 
