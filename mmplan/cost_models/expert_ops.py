@@ -73,3 +73,41 @@ class Combine:
     y: Value
     experts: int
     capacity: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToExperts:
+    """Sorted rows go to the ranks of their experts; there they lie expert by expert. An all-to-all over ep.
+
+    Like all operators below it stands in what one rank runs (`local_layer.py`), never in a layer of the graph.
+    """
+
+    x: Value
+    chosen: Value
+    y: Value
+    experts: int
+    capacity: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FromExperts:
+    """The way back of what came by `ToExperts`."""
+
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnRows:
+    """A tp rank's part of rows that all of them hold alike; its gradient is gathered."""
+
+    x: Value
+    y: Value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinRows:
+    """The rows of all tp ranks, each of which has its part; a rank's gradient is that of its part."""
+
+    x: Value
+    y: Value

@@ -1,17 +1,28 @@
-"""What one tensor-parallel rank runs of a layer: operators on its columns, with every communication written out.
+"""What one rank runs of a layer that ranks share: operators on its columns, with every communication written out.
 
 Megatron-LM's scheme (arXiv 1909.08053, section 3): a row-parallel product gives parts that are summed over the ranks;
-what all ranks hold alike and split operators read has its gradient summed. The runtime runs these operators, and the
-bytes that the ranks sum follow from the same list.
+what all ranks hold alike and split operators read has its gradient summed. Experts on ep ranks get their rows by an
+all-to-all (GShard, arXiv 2006.16668); where each lies whole on one of the tp ranks, every tp rank sends the rows
+of its part of the tokens (Megatron Core's parallel folding, arXiv 2504.14960). The runtime runs these operators, and
+the bytes that the ranks exchange follow from the same list.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TypeGuard, TypeVar
 
 from mmplan.cost_models.counts import FP32_BYTES
 from mmplan.cost_models.delta_ops import DeltaRule
-from mmplan.cost_models.expert_ops import Combine, Dispatch
+from mmplan.cost_models.expert_ops import (
+    Combine,
+    Dispatch,
+    FromExperts,
+    GroupedLinear,
+    JoinRows,
+    OwnRows,
+    ToExperts,
+)
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.ops import (
@@ -32,6 +43,7 @@ from mmplan.cost_models.ops import (
     SumGradients,
     SumParts,
 )
+from mmplan.cost_models.shard import Shard, as_shard
 from mmplan.cost_models.values import Value, split
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 
@@ -40,69 +52,118 @@ LOSS_STATISTICS = 3  # fp32 numbers of each row: largest logit, sum of exponenti
 AnyOp = TypeVar("AnyOp", bound=Op)
 
 
-def local_layer(layer: Layer, tp: int) -> Layer:
-    """The layer as each of `tp` ranks runs it, experts split like everything else; every rank has the same widths.
+def local_layer(layer: Layer, degrees: int | Shard) -> Layer:
+    """The layer as each rank runs it; every rank has the same widths. With ep of 1 experts are split over tp like
+    everything else.
 
     Raises:
         ValueError: a layer norm reaches over all heads, which no rank has.
     """
+    shard = as_shard(degrees)
+    local = _split_layer(layer, shard) if shard.tp > 1 else layer
+    return _with_exchanges(local, shard.ep) if shard.ep > 1 and layer.has_experts else local
+
+
+def _split_layer(layer: Layer, shard: Shard) -> Layer:
+    """The layer over tp; where experts lie whole on ranks of tp, these see a part of the tokens."""
     grads, ops = list(layer.grad_values), list[Op]()
     copies: dict[str, Value] = {}
+    own_tokens = tokens_are_dealt(shard)
     for op in layer.ops:
-        local = _local(op, tp)
-        for field in _read_whole(op):
+        local, routes = _local(op, shard), own_tokens and isinstance(op, Dispatch | Combine)
+        for field in (*_read_whole(op), *(("chosen",) if routes else ())):
             value: Value = getattr(op, field)
-            if value.name in layer.grad_values:
-                if value.name not in copies:
-                    copies[value.name] = replace(value, name=f"{value.name}.copy")
-                    ops.append(SumGradients(x=value, y=copies[value.name]))
-                    grads.append(copies[value.name].name)
-                local = replace(local, **{field: copies[value.name]})  # type: ignore[arg-type]
+            if not routes and value.name not in layer.grad_values:
+                continue
+            name = f"{value.name}.{'own' if routes else 'copy'}"
+            if name not in copies:
+                copies[name] = replace(value, name=name, routed=routes)
+                ops.append((OwnRows if routes else SumGradients)(x=value, y=copies[name]))
+                grads += [name] if value.name in layer.grad_values else []
+            local = replace(local, **{field: copies[name]})  # type: ignore[arg-type]
         if _gives_parts(op):
-            parts = replace(op.y, name=f"{op.y.name}.parts")
-            ops += [replace(local, y=parts), _sum_of(op, parts)]
+            parts = replace(op.y, name=f"{op.y.name}.parts", routed=routes)
+            ops += [replace(local, y=parts), JoinRows(x=parts, y=op.y) if routes else _sum_of(op, parts)]
             grads += [parts.name] if op.y.name in layer.grad_values else []
         else:
             ops.append(local)
     return replace(layer, ops=tuple(ops), grad_values=tuple(grads))
 
 
-def forward_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> int:
-    """Bytes that each rank gives to sums (or a maximum) over the `tp` ranks in the layer's forward."""
-    return _sum_bytes(layer, local_layer(layer, tp).ops, load, precision) if tp > 1 else 0
+def _with_exchanges(layer: Layer, ep: int) -> Layer:
+    """Rows go to the ranks of their experts behind each dispatch, and come back before they are combined."""
+    grads, ops = list(layer.grad_values), list[Op]()
+    for op in layer.ops:
+        if isinstance(op, Dispatch):
+            rows = replace(op.y, name=f"{op.y.name}.sorted")
+            there = ToExperts(x=rows, chosen=op.chosen, y=op.y, experts=op.experts, capacity=op.capacity)
+            ops += [replace(op, y=rows), there]
+            grads += [rows.name] if op.y.name in layer.grad_values else []
+        elif isinstance(op, Combine):
+            rows = replace(op.x, name=f"{op.x.name}.back")
+            ops += [FromExperts(x=op.x, y=rows), replace(op, x=rows)]
+            grads += [rows.name] if op.x.name in layer.grad_values else []
+        elif isinstance(op, GroupedLinear):
+            ops.append(replace(op, experts=op.experts // ep))
+        else:
+            ops.append(op)
+    return replace(layer, ops=tuple(ops), grad_values=tuple(grads))
 
 
-def recomputed_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> int:
+def tokens_are_dealt(shard: Shard) -> bool:
+    """Whether each tp rank sends to experts the rows of its part of the tokens: where these lie whole on such ranks."""
+    return shard.ep > 1 and shard.expert_tp < shard.tp
+
+
+def forward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int | Shard) -> int:
+    """Bytes that a rank exchanges with those that share the layer in its forward: buffers of sums and gathers, and the
+    rows of its own tokens that go to experts and come back."""
+    shard = as_shard(degrees)
+    return _sum_bytes(layer, local_layer(layer, shard).ops, load, precision, shard)
+
+
+def recomputed_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int | Shard) -> int:
     """The same when the forward runs once more for a backward: up to the last operator that keeps something, where
     `torch.utils.checkpoint` stops."""
-    if tp == 1 or not layer.has_backward:
+    shard = as_shard(degrees)
+    if not layer.has_backward:
         return 0
-    local = local_layer(layer, tp)
+    local = local_layer(layer, shard)
     keeping = [index for index, op in enumerate(local.ops) if _keeps(op, local.grad_values)]
-    return _sum_bytes(layer, local.ops[: max(keeping, default=0)], load, precision)
+    return _sum_bytes(layer, local.ops[: max(keeping, default=0)], load, precision, shard)
 
 
-def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, tp: int) -> int:
+def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int | Shard) -> int:
     """The same in its backward. A norm of each head sums its own gradients, because every rank has other heads; a norm
     over all heads sums one number of each row."""
-    if tp == 1:
-        return 0
+    shard = as_shard(degrees)
+    local = local_layer(layer, shard)
     elements, statistics, wide = 0.0, 0.0, norms_over_heads(layer)
-    for op in local_layer(layer, tp).ops:
+    for op in local.ops:
         if isinstance(op, SumGradients):
             elements += op.x.rows.of(load) * op.x.width
-        elif isinstance(op, Norm) and op.name in wide:
+        elif isinstance(op, OwnRows) and op.x.name in local.grad_values:
+            elements += _joined_elements(op.x, load, shard)
+        elif isinstance(op, ToExperts | FromExperts) and op.x.name in local.grad_values:
+            elements += _routed_elements(layer, op, load, shard)
+        elif shard.tp > 1 and isinstance(op, Norm) and op.name in wide:
             statistics += op.x.rows.of(load) if op.x.name in layer.grad_values else 0
-        elif norm_of_heads(op) and op.trainable and op.x.rows.of(load) > 0:
+        elif shard.tp > 1 and norm_of_heads(op) and op.trainable and op.x.rows.of(load) > 0:
             elements += op.x.width // op.groups * (2 if op.kind == "layer" else 1)
     return round(elements * DTYPE_BYTES[precision] + statistics * FP32_BYTES)
 
 
-def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype) -> int:
+def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype, shard: Shard) -> int:
     """Of the first operators that a rank runs of a layer."""
     total, wide = 0.0, norms_over_heads(layer)
     for op in ops:
-        if isinstance(op, SumParts | Embedding):
+        if isinstance(op, ToExperts | FromExperts):
+            total += _routed_elements(layer, op, load, shard) * DTYPE_BYTES[precision]
+        elif isinstance(op, JoinRows):
+            total += _joined_elements(op.y, load, shard) * DTYPE_BYTES[precision]
+        elif shard.tp == 1:
+            continue
+        elif isinstance(op, SumParts | Embedding):
             total += op.y.rows.of(load) * op.y.width * DTYPE_BYTES[precision]
         elif isinstance(op, CrossEntropy):
             total += op.x.rows.of(load) * LOSS_STATISTICS * FP32_BYTES
@@ -111,9 +172,25 @@ def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype) ->
     return round(total)
 
 
+def _routed_elements(layer: Layer, op: ToExperts | FromExperts, load: Load, shard: Shard) -> int:
+    """Of the rows that a rank's tokens (the first rank's, where they are dealt out) have at experts."""
+    dispatch = next(one for one in layer.ops if isinstance(one, Dispatch))
+    tokens = round(dispatch.chosen.rows.of(load))
+    own = math.ceil(tokens / shard.tp) if tokens_are_dealt(shard) else tokens
+    rows = own * dispatch.chosen.width
+    if dispatch.capacity is not None:
+        rows = dispatch.experts * math.ceil(dispatch.capacity * rows / dispatch.experts)
+    return rows * op.x.width
+
+
+def _joined_elements(value: Value, load: Load, shard: Shard) -> int:
+    """Of a gather over tp, which has equal parts."""
+    return math.ceil(value.rows.of(load) / shard.tp) * shard.tp * value.width
+
+
 def _keeps(op: Op, grad_values: Sequence[str]) -> bool:
     """Whether autograd keeps a tensor of the operator, weights and indices included; sums and means need none."""
-    if isinstance(op, Add | SumParts | SumGradients | Pool | Stored):
+    if isinstance(op, Add | SumParts | SumGradients | OwnRows | JoinRows | Pool | Stored):
         return False
     return (op.b if isinstance(op, AddRows) else op.y).name in grad_values
 
@@ -153,17 +230,17 @@ def _sum_of(op: Linear | Combine, parts: Value) -> SumParts:
     return SumParts(name=f"{op.name}_sum", x=parts, y=op.y, bias=op.bias, trainable=op.trainable)
 
 
-def _local(op: AnyOp, tp: int) -> AnyOp:
+def _local(op: AnyOp, shard: Shard) -> AnyOp:
     """The operator on one rank's columns; a bias behind a sum is left to the sum."""
 
     def heads(count: int, value: Value) -> int:
-        return value.local_width(tp) // (value.width // count)
+        return value.local_width(shard) // (value.width // count)
 
     changes: dict[str, object] = {}
     for field in fields(op):
         value = getattr(op, field.name)
         if isinstance(value, Value) and value.sharded:
-            changes[field.name] = replace(value, width=value.local_width(tp))
+            changes[field.name] = replace(value, width=value.local_width(shard))
     match op:
         case Linear() if op.parallel == "row":
             changes["bias"] = False
@@ -184,5 +261,5 @@ def _local(op: AnyOp, tp: int) -> AnyOp:
                 raise ValueError(f"norm {op.name} reaches over all heads, and tensor parallelism splits them")
             changes["groups"] = 1 if op.groups == 1 else heads(op.groups, op.x)
         case Embedding():
-            changes["size"] = split(op.size, op.unit, tp)
+            changes["size"] = split(op.size, op.unit, shard.tp)
     return replace(op, **changes)  # type: ignore[arg-type]

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmplan.cost_models.delta_ops import CausalConv, DeltaRule
-from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear, Route, TopK
+from mmplan.cost_models.expert_ops import (
+    Combine,
+    Dispatch,
+    FromExperts,
+    GroupedLinear,
+    JoinRows,
+    OwnRows,
+    Route,
+    ToExperts,
+    TopK,
+)
 from mmplan.cost_models.values import Parallel, Rows, Value
 
 
@@ -355,6 +365,10 @@ Op = (
     | DeltaRule
     | SumParts
     | SumGradients
+    | ToExperts
+    | FromExperts
+    | OwnRows
+    | JoinRows
     | CrossEntropy
 )
 
@@ -366,7 +380,7 @@ def op_inputs(op: Op) -> tuple[Value, ...]:
             return (op.q, op.k, op.v)
         case Multiply() | Add() | JoinHeads() | AddRows():
             return (op.a, op.b)
-        case Route() | Dispatch() | GroupedLinear():
+        case Route() | Dispatch() | GroupedLinear() | ToExperts():
             return (op.x, op.chosen)
         case Combine():
             return (op.x, op.chosen, op.weights)

@@ -98,12 +98,15 @@ def stage_trained(plan: Plan, graph: ComputationGraph, stage: int) -> Trained:
 
 
 def _reduced_bytes(plan: Plan, graph: ComputationGraph, stage: int) -> int:
-    """Nothing where a rank shares no weights with another one."""
+    """Of those gradients of a rank that another one has as well."""
     trained, layout = stage_trained(plan, graph, stage), plan.layout(stage)
-    shared = (
-        layout.replicas > 1 or (trained.spread and layout.tp > 1) or (trained.experts and layout.expert_replicas > 1)
+    held = (
+        (trained.dense, layout.replicas),
+        (trained.spread, layout.replicas * layout.tp),
+        (trained.experts, layout.expert_replicas),
     )
-    return stage_gradient_bytes(plan, graph, stage) if shared else 0
+    shared = sum(count for count, ranks in held if ranks > 1)
+    return shared * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype]
 
 
 def _shared_bytes(plan: Plan, graph: ComputationGraph) -> tuple[SharedBytes, ...]:

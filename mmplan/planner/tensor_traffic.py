@@ -1,4 +1,4 @@
-"""Bytes that the ranks of a tensor-parallel group sum in a step: what validation holds a run to."""
+"""Bytes that ranks which share layers exchange in a step, sums and rows for experts: what validation holds a run to."""
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
@@ -29,6 +29,6 @@ def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: S
 
 
 def _layer_bytes(layer: Layer, layout: Layout, load: Load, precision: Dtype) -> int:
-    tp = layout.shard(layer).tp
-    summed = forward_sum_bytes(layer, load, precision, tp) + backward_sum_bytes(layer, load, precision, tp)
-    return summed + (recomputed_sum_bytes(layer, load, precision, tp) if layout.recomputed(layer) == "full" else 0)
+    shard = layout.shard(layer)
+    summed = forward_sum_bytes(layer, load, precision, shard) + backward_sum_bytes(layer, load, precision, shard)
+    return summed + (recomputed_sum_bytes(layer, load, precision, shard) if layout.recomputed(layer) == "full" else 0)

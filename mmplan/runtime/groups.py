@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
-from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.runtime.tensor_sums import ExpertRanks, TensorRanks
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,27 @@ def replica_group(plan: Plan, rank: int, backend: str, timeout: timedelta) -> di
 
 
 def tensor_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> TensorRanks | None:
-    """The ranks that share the layers of one replica's stage; None where each has them whole. Collective."""
-    if plan.width == 1:
+    """The ranks that share the layers of a stage: all in one replica, experts over all of them. None where each has
+    them whole. Collective."""
+    if plan.width == 1 and plan.ep == 1:
         return None
     group = _own_group(np.arange(plan.rank_count).reshape(-1, plan.width), rank, backend, timeout)
-    return TensorRanks(degree=plan.width, index=place_of(plan, rank).shard, group=group)
+    experts = _expert_ranks(plan, rank, backend, timeout) if plan.ep > 1 else None
+    return TensorRanks(degree=plan.width, index=place_of(plan, rank).shard, group=group, experts=experts)
+
+
+def _expert_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> ExpertRanks:
+    """Sets of experts lie one behind the other on the ranks of a stage, the parts of an expert side by side."""
+    ranks = np.arange(plan.rank_count).reshape(plan.pp, -1, plan.ep, plan.etp)
+    sharing = _own_group(ranks.swapaxes(2, 3).reshape(-1, plan.ep), rank, backend, timeout)
+    holding = ranks.transpose(0, 2, 3, 1).reshape(-1, ranks.shape[1])
+    return ExpertRanks(
+        degree=plan.ep,
+        tp=plan.etp,
+        index=int(np.argwhere(ranks == rank)[0][2]),
+        group=sharing,
+        replicas=_own_group(holding, rank, backend, timeout) if ranks.shape[1] > 1 else None,
+    )
 
 
 def _own_group(rows: np.ndarray, rank: int, backend: str, timeout: timedelta) -> dist.ProcessGroup | None:

@@ -29,12 +29,14 @@ class Held:
 class Place:
     """Where a rank's parameter lies in that of the whole model: its name and shape there, and the first element.
 
-    What lies beyond the end is padding, which is zero and stays so.
+    What lies beyond the end is padding, which is zero and stays so. `writes`: whether this rank writes to checkpoints
+    what others hold as well; None: it takes turns with its replicas.
     """
 
     name: str
     shape: tuple[int, ...]
     offset: tuple[int, ...]
+    writes: bool | None = None
 
 
 def whole_place(name: str, parameter: Parameter) -> Place:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.ops import Linear
+from mmplan.cost_models.shard import Shard
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.layers import build_layer
 from mmplan.runtime.tensor_parallel import split_layer
@@ -27,7 +28,7 @@ class MultimodalModel(nn.Module):
     Args:
         layers: in topological order; all layers of the graph, or those of one stage.
         precision: `fp32`, `bf16` or `fp16`: dtype of weights and activations.
-        ranks: the tensor-parallel group that splits every layer; None: layers are whole.
+        ranks: who shares the layers with this rank; None: they are whole.
     """
 
     def __init__(
@@ -88,4 +89,4 @@ def _seeded_layer(layer: Layer, seed: int, ranks: TensorRanks | None) -> nn.Modu
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(f"{seed}/{layer.id}".encode()))
         whole = build_layer(layer)
-        return whole if ranks is None or ranks.degree == 1 else split_layer(whole, ranks)
+        return whole if ranks is None or ranks.shard(layer) == Shard() else split_layer(whole, ranks)

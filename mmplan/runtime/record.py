@@ -130,7 +130,8 @@ def _transfers(run: RankRun) -> list[TransferMeasurement]:
 
 def listed_run(sharing: Sequence[RankRun]) -> RankRun:
     """The run of the first of the ranks that share a stage's layers, ranks counted without the others; they do the same
-    at the same time. The peak of memory is that of the fullest.
+    at the same time. The peak of memory is that of the fullest, and the first has the most tokens where these are dealt
+    out.
 
     Raises:
         RunError: they sent or summed different numbers of bytes.
@@ -138,7 +139,7 @@ def listed_run(sharing: Sequence[RankRun]) -> RankRun:
     if len(sharing) == 1:
         return sharing[0]
     same = [run.recorded for run in sharing]
-    counts = {(s.activation_bytes, s.gradient_bytes, s.reduce_bytes, s.tensor_bytes) for s in same}
+    counts = {(s.activation_bytes, s.gradient_bytes, s.reduce_bytes) for s in same}
     if len(counts) > 1:
         first = same[0].program.rank
         told = " and ".join(str(count) for count in sorted(counts))
@@ -217,7 +218,8 @@ def _reduce_s(own: RankStep, steps: Sequence[RankStep]) -> float:
     if not ends_s:
         return 0.0
     same_stage = [step for step in steps if step.program.stage == own.program.stage]
-    return max(ends_s) - max(item.start_s for step in same_stage for item in _reduces(step))
+    arrived_s = max(item.start_s for step in same_stage for item in _reduces(step))
+    return max(0.0, max(ends_s) - arrived_s)  # where layers reduce behind each backward, nobody waits at the end
 
 
 def _reduces(step: RankStep) -> list[TimedAction]:

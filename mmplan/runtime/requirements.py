@@ -53,10 +53,7 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
 
 def _choices(plan: Plan) -> tuple[tuple[str, object, object], ...]:
     """Name of a constraint, what the plan has, and what the runtime does."""
-    return (
-        ("cp", plan.cp, 1),
-        ("ep", plan.ep, 1),
-    )
+    return (("cp", plan.cp, 1),)
 
 
 def _refuse_forms(plan: Plan) -> None:
@@ -92,6 +89,13 @@ def _refuse_split_modules(plan: Plan) -> None:
                 f"the plan has '{module.name}' whole on each of {plan.width} ranks, which take images or clips in "
                 "turn, and this release executes it split over them: set `constraints.spread: []` in the scenario and "
                 "optimize again, or rehearse the plan"
+            )
+        moe = None if shape is None else shape.moe
+        if moe is not None and moe.capacity_factor is not None and plan.ep > 1 and plan.etp < plan.tp:
+            raise InputError(
+                f"'{module.name}' drops tokens beyond an expert's capacity and the plan deals tokens out over "
+                f"tp={plan.tp} ranks with etp={plan.etp}, so that each would count its own: set `constraints.etp: "
+                f"[{plan.tp}]`, or rehearse the plan"
             )
         if shape is not None and shape.qk_norm_whole and shape.norm == "layer":
             raise InputError(

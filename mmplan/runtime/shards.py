@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 
 from mmplan.runtime.flat import FlatBuffer
@@ -24,15 +24,18 @@ from mmplan.scenario.scenario import Optimizer
 class OptimizerShards:
     """ZeRO-1. See `StageState`."""
 
-    def __init__(self, layers: Mapping[str, nn.Module], optimizer: Optimizer, replicas: dist.ProcessGroup) -> None:
+    def __init__(
+        self, layers: Mapping[str, Sequence[Parameter]], optimizer: Optimizer, replicas: dist.ProcessGroup
+    ) -> None:
         self.moved_bytes = 0
         self._replicas = replicas
-        self._parameters = tuple(nn.ModuleList(layers.values()).parameters())
+        self._parameters = each_once(layers)
         self._gradients = FlatGradients(self._parameters, TORCH_DTYPES[optimizer.gradient_dtype], replicas.size())
         trained = self._gradients.parameters
         self._weights = [_flattened(trained, replicas.size())] if trained else []  # nothing where all is frozen
         own_gradients = [self._gradients.buffer.share(replicas)] if trained else []
-        self.optimizer = StageOptimizer([buffer.share(replicas) for buffer in self._weights], own_gradients, optimizer)
+        self._optimizer = StageOptimizer([buffer.share(replicas) for buffer in self._weights], own_gradients, optimizer)
+        self.optimizers = (self._optimizer,)
 
     def enter(self, layer: str, *, backward: bool) -> None:
         pass
@@ -45,7 +48,7 @@ class OptimizerShards:
             self.moved_bytes += self._gradients.buffer.scatter_sum(self._replicas)
 
     def step(self) -> None:
-        self.optimizer.step()
+        self._optimizer.step()
         for buffer in self._weights:
             self.moved_bytes += buffer.gather(buffer.share(self._replicas), self._replicas)
         self._gradients.zero()
@@ -58,11 +61,11 @@ class OptimizerShards:
 
     def memory_bytes(self) -> int:
         weights = sum(_storages(self._parameters).values())
-        return weights + self._gradients.buffer.held_bytes + self.optimizer.memory_bytes()
+        return weights + self._gradients.buffer.held_bytes + self._optimizer.memory_bytes()
 
     def held(self) -> list[Held]:
         frozen = [whole_parameter(p) for p in self._parameters if not p.requires_grad]
-        trained = zip(self._weights, self.optimizer.state(), strict=True)
+        trained = zip(self._weights, self._optimizer.state(), strict=True)
         return frozen + [
             held
             for buffer, own in trained
@@ -70,7 +73,7 @@ class OptimizerShards:
         ]
 
     def refresh(self) -> None:
-        self.optimizer.publish()
+        self._optimizer.publish()
         for buffer in self._weights:
             buffer.gather(buffer.share(self._replicas), self._replicas)
 
@@ -79,28 +82,34 @@ class LayerShards:
     """ZeRO-2, and with `weights` ZeRO-3. See `StageState`. A matrix that two layers share belongs to the first."""
 
     def __init__(
-        self, layers: Mapping[str, nn.Module], optimizer: Optimizer, replicas: dist.ProcessGroup, *, weights: bool
+        self,
+        layers: Mapping[str, Sequence[Parameter]],
+        optimizer: Optimizer,
+        replicas: dist.ProcessGroup,
+        *,
+        weights: bool,
     ) -> None:
         self.moved_bytes = 0
         dtype = TORCH_DTYPES[optimizer.gradient_dtype]
         owner: dict[Parameter, str] = {}
-        for layer, module in layers.items():
-            for parameter in module.parameters():
+        for layer, parameters in layers.items():
+            for parameter in parameters:
                 owner.setdefault(parameter, layer)
         units = {
-            layer: _Unit([p for p in module.parameters() if owner[p] == layer], dtype, replicas, split=weights)
-            for layer, module in layers.items()
+            layer: _Unit([p for p in parameters if owner[p] == layer], dtype, replicas, split=weights)
+            for layer, parameters in layers.items()
         }
         self._units = tuple(units.values())
         self._used_by = {
-            layer: tuple(units[one] for one in dict.fromkeys(owner[p] for p in module.parameters()))
-            for layer, module in layers.items()
+            layer: tuple(units[one] for one in dict.fromkeys(owner[p] for p in parameters))
+            for layer, parameters in layers.items()
         }
-        self.optimizer = StageOptimizer(
+        self._optimizer = StageOptimizer(
             [own for unit in self._units for own in unit.own_weights],
             [own for unit in self._units for own in unit.own_gradients],
             optimizer,
         )
+        self.optimizers = (self._optimizer,)
 
     def enter(self, layer: str, *, backward: bool) -> None:
         for unit in self._used_by[layer]:
@@ -114,7 +123,7 @@ class LayerShards:
         """Done behind every backward."""
 
     def step(self) -> None:
-        self.optimizer.step()
+        self._optimizer.step()
         for unit in self._units:
             self.moved_bytes += unit.updated()
 
@@ -125,14 +134,14 @@ class LayerShards:
         return {address for unit in self._units for address in _storages(unit.parameters)}
 
     def memory_bytes(self) -> int:
-        return sum(unit.memory_bytes() for unit in self._units) + self.optimizer.memory_bytes()
+        return sum(unit.memory_bytes() for unit in self._units) + self._optimizer.memory_bytes()
 
     def held(self) -> list[Held]:
-        states = iter(self.optimizer.state())
+        states = iter(self._optimizer.state())
         return [held for unit in self._units for held in unit.held(next(states) if unit.own_weights else {})]
 
     def refresh(self) -> None:
-        self.optimizer.publish()
+        self._optimizer.publish()
         for unit in self._units:
             unit.refresh()
 
@@ -211,6 +220,11 @@ class _Unit:
             buffer.restore()
             moved_bytes += buffer.gather(own, self._replicas)
         return moved_bytes
+
+
+def each_once(layers: Mapping[str, Sequence[Parameter]]) -> tuple[Parameter, ...]:
+    """The parameters of all layers, in order; layers may share some."""
+    return tuple(dict.fromkeys(parameter for parameters in layers.values() for parameter in parameters))
 
 
 def _flattened(parameters: Sequence[Parameter], shares: int) -> FlatBuffer:

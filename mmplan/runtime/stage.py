@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
 
@@ -22,11 +22,12 @@ from mmplan.runtime.held import Place
 from mmplan.runtime.in_flight import Computed, InFlight, cut_off
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.recompute import recomputed
-from mmplan.runtime.state import stage_state
-from mmplan.runtime.tensor_parallel import places_of
+from mmplan.runtime.state import JointState, StageState, stage_state
+from mmplan.runtime.tensor_parallel import SplitLayer, places_of
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
 from mmplan.runtime.weighted_stage import WeightedStage
 from mmplan.scenario.scenario import Optimizer
+from mmplan.scenario.technique import Sharding
 
 
 class Stage(Protocol):
@@ -81,6 +82,7 @@ class LayerStage(WeightedStage):
         replicas: the ranks with the same weights; None where there is one.
         count_kept: see `WeightedStage`.
         split_backward: the program has I and W instead of whole backwards.
+        experts: the ranks with the same experts where these lie on more ranks than the rest; None where there is one.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class LayerStage(WeightedStage):
         replicas: dist.ProcessGroup | None,
         count_kept: bool,
         split_backward: bool = False,
+        experts: dist.ProcessGroup | None = None,
     ) -> None:
         self.model = model
         self._layers = tuple(layers)
@@ -113,7 +116,7 @@ class LayerStage(WeightedStage):
         places: dict[Parameter, Place] = {}
         for layer in layers:
             places = places_of(modules[layer.id], layer) | places  # a tied matrix is the first layer's
-        state = stage_state(modules, optimizer, layout.sharding, replicas)
+        state = _state_of(modules, optimizer, layout.sharding, replicas, experts)
         super().__init__(state, store, places, count_kept=count_kept)
         self._microbatches: Sequence[Microbatch] = ()
         self._in_flight: dict[int, InFlight] = {}
@@ -213,3 +216,18 @@ class LayerStage(WeightedStage):
             known = self._losses.get(layer.module)
             self._losses[layer.module] = part if known is None else known + part
         return output.detach()
+
+
+def _state_of(
+    modules: Mapping[str, nn.Module],
+    optimizer: Optimizer,
+    sharding: Sharding,
+    replicas: dist.ProcessGroup | None,
+    expert_replicas: dist.ProcessGroup | None,
+) -> StageState:
+    """Experts that lie on other ranks than the rest of their layers have a state of their own."""
+    experts = {name: part.expert_parameters() if isinstance(part, SplitLayer) else [] for name, part in modules.items()}
+    apart = {parameter for parameters in experts.values() for parameter in parameters}
+    rest = {name: [p for p in part.parameters() if p not in apart] for name, part in modules.items()}
+    state = stage_state(rest, optimizer, sharding, replicas)
+    return JointState([state, stage_state(experts, optimizer, sharding, expert_replicas)]) if apart else state

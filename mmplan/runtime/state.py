@@ -1,16 +1,17 @@
 """Weights, gradients and optimizer state of a stage, as its replicas, the ranks with the same weights, keep them."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import Parameter
 
 from mmplan.runtime.gradients import FlatGradients
 from mmplan.runtime.held import Held, whole_parameter
 from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.optimizer import StageOptimizer
-from mmplan.runtime.shards import LayerShards, OptimizerShards
+from mmplan.runtime.shards import LayerShards, OptimizerShards, each_once
 from mmplan.scenario.scenario import Optimizer
 from mmplan.scenario.technique import Sharding
 
@@ -21,11 +22,14 @@ class StageState(Protocol):
 
     Attributes:
         moved_bytes: handed to collectives among the replicas so far.
-        optimizer: what updates this rank's part of the weights.
+        optimizers: what updates this rank's part of the weights.
     """
 
-    moved_bytes: int
-    optimizer: StageOptimizer
+    @property
+    def optimizers(self) -> Sequence[StageOptimizer]: ...
+
+    @property
+    def moved_bytes(self) -> int: ...
 
     def enter(self, layer: str, *, backward: bool) -> None:
         """Before the forward or backward of a layer: its weights are whole from here on."""
@@ -56,9 +60,12 @@ class StageState(Protocol):
 
 
 def stage_state(
-    layers: Mapping[str, nn.Module], optimizer: Optimizer, sharding: Sharding, replicas: dist.ProcessGroup | None
+    layers: Mapping[str, Sequence[Parameter]],
+    optimizer: Optimizer,
+    sharding: Sharding,
+    replicas: dist.ProcessGroup | None,
 ) -> StageState:
-    """The state of the layers (by id, in order); whole where there is one replica."""
+    """The state of the parameters of layers (by id, in order); whole where there is one replica."""
     if replicas is None or sharding == "none":
         return WholeState(layers, optimizer, replicas)
     if sharding == "optimizer":
@@ -66,19 +73,65 @@ def stage_state(
     return LayerShards(layers, optimizer, replicas, weights=sharding == "parameters")
 
 
+class JointState:
+    """Parameters that lie on unlike numbers of ranks: those of experts beside all others. See `StageState`."""
+
+    def __init__(self, parts: Sequence[StageState]) -> None:
+        self._parts = tuple(parts)
+        self.optimizers = tuple(optimizer for part in parts for optimizer in part.optimizers)
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(part.moved_bytes for part in self._parts)
+
+    def enter(self, layer: str, *, backward: bool) -> None:
+        for part in self._parts:
+            part.enter(layer, backward=backward)
+
+    def leave(self, layer: str, *, backward: bool) -> None:
+        for part in self._parts:
+            part.leave(layer, backward=backward)
+
+    def reduce(self) -> None:
+        for part in self._parts:
+            part.reduce()
+
+    def step(self) -> None:
+        for part in self._parts:
+            part.step()
+
+    def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Of those that are not experts': these have their gradients at once (`weight_store.py`)."""
+        self._parts[0].accumulate(parameter, gradient)
+
+    def addresses(self) -> Set[int]:
+        return {address for part in self._parts for address in part.addresses()}
+
+    def memory_bytes(self) -> int:
+        return sum(part.memory_bytes() for part in self._parts)
+
+    def held(self) -> list[Held]:
+        return [held for part in self._parts for held in part.held()]
+
+    def refresh(self) -> None:
+        for part in self._parts:
+            part.refresh()
+
+
 class WholeState:
     """Every replica has all of it, and gradients are all-reduced at the end of a step."""
 
     def __init__(
-        self, layers: Mapping[str, nn.Module], optimizer: Optimizer, replicas: dist.ProcessGroup | None
+        self, layers: Mapping[str, Sequence[Parameter]], optimizer: Optimizer, replicas: dist.ProcessGroup | None
     ) -> None:
         self.moved_bytes = 0
         self._replicas = replicas
-        parameters = tuple(nn.ModuleList(layers.values()).parameters())
+        parameters = each_once(layers)
         self._weights = {p.untyped_storage().data_ptr(): p.nbytes for p in parameters}
         self._gradients = FlatGradients(parameters, TORCH_DTYPES[optimizer.gradient_dtype])
         self._parameters = parameters
-        self.optimizer = StageOptimizer(self._gradients.parameters, self._gradients.views, optimizer)
+        self._optimizer = StageOptimizer(self._gradients.parameters, self._gradients.views, optimizer)
+        self.optimizers = (self._optimizer,)
 
     def enter(self, layer: str, *, backward: bool) -> None:
         pass
@@ -91,7 +144,7 @@ class WholeState:
             self.moved_bytes += self._gradients.buffer.sum(self._replicas)
 
     def step(self) -> None:
-        self.optimizer.step()
+        self._optimizer.step()
         self._gradients.zero()
 
     def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
@@ -102,11 +155,11 @@ class WholeState:
 
     def memory_bytes(self) -> int:
         weights = sum(self._weights.values())
-        return weights + self._gradients.buffer.held_bytes + self.optimizer.memory_bytes()
+        return weights + self._gradients.buffer.held_bytes + self._optimizer.memory_bytes()
 
     def held(self) -> list[Held]:
-        trained = dict(zip(self._gradients.parameters, self.optimizer.state(), strict=True))
+        trained = dict(zip(self._gradients.parameters, self._optimizer.state(), strict=True))
         return [whole_parameter(parameter, trained.get(parameter)) for parameter in self._parameters]
 
     def refresh(self) -> None:
-        self.optimizer.publish()
+        self._optimizer.publish()

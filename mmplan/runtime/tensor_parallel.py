@@ -1,4 +1,4 @@
-"""A layer of which each rank of a tensor-parallel group has the weights of its columns.
+"""A layer of which each rank of a tensor-parallel group has the weights of its columns, and whole experts of its own.
 
 Weights are slices of those that one process would have, so every degree starts from the same model.
 """
@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from mmplan.cost_models.expert_ops import FromExperts, GroupedLinear, JoinRows, OwnRows, ToExperts
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.local_layer import local_layer, norm_of_heads, norms_over_heads
 from mmplan.cost_models.ops import CrossEntropy, Embedding, Op, SumGradients, SumParts
 from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.exchange import Exchange, from_experts, join_rows, own_rows, plan_exchange, to_experts
+from mmplan.runtime.experts import rows_per_expert
 from mmplan.runtime.held import Place, whole_place
 from mmplan.runtime.layers import Blocks, LayerModule, build_layer, joined
 from mmplan.runtime.split_norm import split_rms_norm
@@ -23,13 +26,31 @@ class SplitLayer(LayerModule):
     """Runs what `local_layer` lists; called like any layer, by all ranks of the group on the same inputs."""
 
     def __init__(self, layer: Layer, ranks: TensorRanks) -> None:
-        super().__init__(local_layer(layer, ranks.degree))
+        super().__init__(local_layer(layer, ranks.shard(layer)))
         self._whole, self._ranks = layer, ranks
+        self._exchange: Exchange | None = None  # of the microbatch that is at work
+
+    def expert_parameters(self) -> list[nn.Parameter]:
+        """Those that lie on other ranks than the rest of the layer."""
+        if self._ranks.shard(self._whole).ep == 1:
+            return []
+        names = [op.name for op in self.layer.ops if isinstance(op, GroupedLinear)]
+        return [parameter for name in names for parameter in self.parts[name].parameters()]
+
+    def place(self, name: str) -> tuple[int, int | None]:
+        """Which part of the whole layer's parameter this rank has: `index` and `inner` of `slice_of`."""
+        ranks, experts = self._ranks, self._ranks.experts
+        operator = name.removeprefix("parts.").split(".")[0]
+        of_experts = any(isinstance(op, GroupedLinear) and op.name == operator for op in self.layer.ops)
+        if experts is None or not of_experts:
+            return ranks.index, None
+        return experts.index, ranks.index if experts.tp > 1 else 0
 
     @property
-    def index(self) -> int:
-        """This rank's place among those that share the layer."""
-        return self._ranks.index
+    def has_first_experts(self) -> bool:
+        """Whether this rank is the first of those with the same experts."""
+        replicas = None if self._ranks.experts is None else self._ranks.experts.replicas
+        return replicas is None or replicas.rank() == 0
 
     def _run(self, op: Op, inputs: Sequence[Tensor | Blocks], batch: Microbatch) -> Tensor | Blocks:
         match op:
@@ -41,12 +62,35 @@ class SplitLayer(LayerModule):
             case Embedding():
                 ids = batch.inputs[self.layer.module]
                 return look_up(ids, self.parts[op.name].get_parameter("weight"), self._ranks)
+            case ToExperts() | FromExperts() | OwnRows() | JoinRows():
+                return self._moved(op, [joined(value) for value in inputs], batch)
+            case GroupedLinear() if self._exchange is not None:
+                result: Tensor = self.parts[op.name](joined(inputs[0]), self._exchange.rows)
+                return result
             case CrossEntropy():
                 return self._loss(joined(inputs[0]), batch)
             case _ if norm_of_heads(op):
                 return self._normed(op.name, joined(inputs[0]))
             case _:
                 return super()._run(op, inputs, batch)
+
+    def _moved(
+        self, op: ToExperts | FromExperts | OwnRows | JoinRows, inputs: Sequence[Tensor], batch: Microbatch
+    ) -> Tensor:
+        x = inputs[0]
+        match op:
+            case ToExperts():
+                assert self._ranks.experts is not None
+                counts = rows_per_expert(inputs[1], op.experts, op.capacity)
+                self._exchange = plan_exchange(counts, self._ranks.experts, x.device)
+                return to_experts(x, self._exchange, self._ranks)
+            case FromExperts():
+                assert self._exchange is not None
+                return from_experts(x, self._exchange, self._ranks)
+            case OwnRows():
+                return own_rows(x, self._ranks)
+            case JoinRows():
+                return join_rows(x, sum(batch.lengths[self.layer.module]), self._ranks)
 
     def _loss(self, logits: Tensor, batch: Microbatch) -> Tensor:
         module = self.layer.module
@@ -75,7 +119,7 @@ def split_layer(whole: LayerModule, ranks: TensorRanks) -> SplitLayer:
     split = SplitLayer(whole.layer, ranks)
     weights = dict(whole.parts.named_parameters())
     for name, parameter in split.parts.named_parameters():
-        parameter.data = slice_of(weights[name_in_whole(name)].detach(), parameter.shape, ranks.index)
+        parameter.data = slice_of(weights[name_in_whole(name)].detach(), parameter.shape, *split.place(name))
     return split
 
 
@@ -93,19 +137,24 @@ def places_of(module: nn.Module, layer: Layer) -> dict[Parameter, Place]:
         whole = dict(build_layer(layer).named_parameters())
     places = {}
     for name, parameter in own:
-        shape = tuple(whole[name_in_whole(name)].shape)
-        parts = zip(shape, parameter.shape, strict=True)
-        offset = tuple(0 if size == part else part * module.index for size, part in parts)
-        places[parameter] = Place(name=f"{layer.id}/{name_in_whole(name)}", shape=shape, offset=offset)
+        shape, (first, inner) = tuple(whole[name_in_whole(name)].shape), module.place(name)
+        offset = tuple(
+            0 if size == part else part * (first if dim == 0 or inner is None else inner)
+            for dim, (size, part) in enumerate(zip(shape, parameter.shape, strict=True))
+        )
+        writes = None if inner is None else module.has_first_experts
+        places[parameter] = Place(name=f"{layer.id}/{name_in_whole(name)}", shape=shape, offset=offset, writes=writes)
     return places
 
 
-def slice_of(whole: Tensor, shape: torch.Size, index: int) -> Tensor:
-    """Part `index` of a tensor along every dimension where `shape` is smaller; zeros beyond its end."""
+def slice_of(whole: Tensor, shape: torch.Size, index: int, inner: int | None = None) -> Tensor:
+    """Part `index` of a tensor along every dimension where `shape` is smaller, `inner` of those but the first; zeros
+    beyond its end."""
     part = whole
     for dim, size in enumerate(shape):
         if size != whole.shape[dim]:
-            first = min(index * size, whole.shape[dim])
+            place = index if dim == 0 or inner is None else inner
+            first = min(place * size, whole.shape[dim])
             part = part.narrow(dim, first, min(size, whole.shape[dim] - first))
     result = whole.new_zeros(shape)
     result[tuple(slice(0, size) for size in part.shape)] = part

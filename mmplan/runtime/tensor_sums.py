@@ -12,18 +12,39 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRanks:
+    """This rank's place among those over which a layer's experts lie, whole experts on each of `degree` of them.
+
+    Attributes:
+        tp: ranks that share each expert, 1 or those of the tensor-parallel group.
+        group: the `degree` ranks that have the same part of experts.
+        replicas: the ranks that hold the same experts; None: no other one does.
+    """
+
+    degree: int
+    tp: int
+    index: int
+    group: dist.ProcessGroup | None
+    replicas: dist.ProcessGroup | None
+
 
 @dataclass(slots=True)
 class TensorRanks:
     """This rank's place among the `degree` ranks of its tensor-parallel group.
 
-    `forward_bytes`, `backward_bytes`: of the tensors that were handed to sums since the start, by the pass they belong
-    to.
+    `experts`: where these lie on more ranks. `forward_bytes`, `backward_bytes`: of the tensors that were handed to
+    sums, gathers and exchanges since the start, by the pass they belong to.
     """
 
     degree: int
     index: int
     group: dist.ProcessGroup | None
+    experts: ExpertRanks | None = None
     forward_bytes: int = 0
     backward_bytes: int = 0
 
@@ -31,11 +52,21 @@ class TensorRanks:
     def total_bytes(self) -> int:
         return self.forward_bytes + self.backward_bytes
 
+    def shard(self, layer: Layer) -> Shard:
+        """What of the layer is on a rank."""
+        if self.experts is None or not layer.has_experts:
+            return Shard(tp=self.degree)
+        return Shard(tp=self.degree, ep=self.experts.degree, etp=self.experts.tp)
+
     def reduce(self, tensor: Tensor, *, backward: bool = False, largest: bool = False) -> None:
         """Sum (or maximum) over the ranks, in place; nothing is sent where there are no rows."""
         if tensor.numel() == 0:
             return
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
+        self.count(tensor, backward=backward)
+
+    def count(self, tensor: Tensor, *, backward: bool) -> None:
+        """Take down a tensor that was exchanged."""
         if backward:
             self.backward_bytes += tensor.nbytes
         else:

@@ -135,6 +135,7 @@ def _build_stage(
         replicas=replicas,
         count_kept=device.type == "cpu",
         split_backward=any("I" in order for order in plan.orders),
+        experts=ranks.experts.replicas if ranks is not None and ranks.experts is not None else None,
     )
 
 

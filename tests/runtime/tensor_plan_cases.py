@@ -25,7 +25,7 @@ from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.groups import place_of, program_of_shard, replica_group, tensor_ranks
 from mmplan.runtime.model import MultimodalModel
-from mmplan.runtime.tensor_parallel import name_in_whole, slice_of
+from mmplan.runtime.tensor_parallel import SplitLayer, name_in_whole, slice_of
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.train import build_stages, step_data, step_microbatches
 from mmplan.scenario.scenario import Optimizer, Scenario
@@ -61,7 +61,24 @@ def tensor_cases() -> dict[str, Plan]:
         "recomputed blocks": replace(recomputed, stages=stages),
         "two stages on a rank, backwards in two parts": refuse_unusable(folded),
     }
-    return {name: replace(plan, tp=TP) for name, plan in plans.items()}
+    split = {name: replace(plan, tp=TP) for name, plan in plans.items()}
+    return {**split, **_expert_cases(models["experts, latent attention and DeepStack"])}
+
+
+def _expert_cases(experts: Scenario) -> dict[str, Plan]:
+    """Experts on more ranks than the rest of their layers."""
+    chain, one = (
+        hand_plan(experts, DEEP, dp=2),
+        hand_plan(experts, (tuple(id for stage in DEEP for id in stage),), dp=2),
+    )
+    stages = tuple(replace(stage, recompute="full") for stage in chain.stages)
+    return {
+        "experts over replicas, recomputed": replace(chain, ep=2, stages=stages),
+        "experts over replicas that share gradients": replace(chain, ep=2, sharding="gradients"),
+        "experts over replicas, each over tp": replace(one, tp=2, ep=2, etp=2),
+        "an expert on each rank": replace(one, tp=2, ep=4),
+        "experts over tp, replicas that share weights": replace(one, tp=2, ep=2, sharding="parameters"),
+    }
 
 
 class PerturbedPart(MultimodalModel):
@@ -83,7 +100,16 @@ class PerturbedPart(MultimodalModel):
         perturb(whole)
         weights = dict(whole.named_parameters())
         for name, parameter in self.named_parameters():
-            parameter.data.copy_(slice_of(weights[name_in_whole(name)].detach(), parameter.shape, ranks.index))
+            parameter.data.copy_(
+                slice_of(weights[name_in_whole(name)].detach(), parameter.shape, *place_in(self, name))
+            )
+
+
+def place_in(model: MultimodalModel, name: str) -> tuple[int, int | None]:
+    """Which part of the whole model's parameter the rank has (see `slice_of`)."""
+    _, layer, of_layer = name.split(".", 2)
+    module = model.layers[layer]
+    return module.place(of_layer) if isinstance(module, SplitLayer) else (0, None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +118,7 @@ class TensorRankResult:
 
     index: int
     gradients: dict[str, Tensor]
+    places: dict[str, tuple[int, int | None]]
     losses: dict[str, float]
     tensor_bytes: int
     planned_tensor_bytes: int
@@ -122,6 +149,9 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
         after |= trained_weights(stage, plan.stages[index].layers)
     return TensorRankResult(
         index=place.shard,
+        places={
+            name: place_in(stage.model, name) for stage in stages.values() for name, _ in stage.model.named_parameters()
+        },
         gradients={name: (weight - after[name]) / STEP_LENGTH for name, weight in before.items()},
         losses={module: loss for stage in stages.values() for module, loss in stage.losses().items()},
         tensor_bytes=ranks.total_bytes,

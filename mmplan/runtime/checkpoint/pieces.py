@@ -15,7 +15,7 @@ from mmplan.runtime.weighted_stage import WeightedStage
 class Piece:
     """A box of the parameter `name`, which has `shape` in the whole model: live tensors of the box's shape, by kind.
 
-    `copied`: all replicas keep the same; `everywhere`: so do all ranks that share the layer.
+    `copied`: all replicas keep the same; `everywhere`: so do all ranks that share the layer; `writes`: see `Place`.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Piece:
     tensors: Mapping[str, Tensor]
     copied: bool
     everywhere: bool
+    writes: bool | None
 
     @property
     def nbytes(self) -> int:
@@ -51,6 +52,7 @@ def pieces_of(stages: Iterable[WeightedStage]) -> list[Piece]:
                     tensors=tensors,
                     copied=held.copied,
                     everywhere=everywhere,
+                    writes=place.writes,
                 )
             )
     return pieces
@@ -61,6 +63,9 @@ def to_write(pieces: Sequence[Piece], plan: Plan, at: Place) -> list[Piece]:
     loads = [0] * plan.dp
     chosen = []
     for piece in pieces:
+        if piece.writes is not None:
+            chosen += [piece] if piece.writes or not piece.copied else []
+            continue
         replica = loads.index(min(loads)) if piece.copied else at.replica
         loads[replica] += piece.nbytes if piece.copied else 0
         if replica == at.replica and (at.shard == 0 or not piece.everywhere):

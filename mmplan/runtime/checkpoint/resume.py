@@ -137,7 +137,8 @@ def load_state(found: Found, plan: Plan, stages: Sequence[WeightedStage], rank: 
             read_bytes += _load(piece, found, files, stack)
     for stage in stages:
         if found.manifest.updates is not None:
-            stage.state.optimizer.updates = found.manifest.updates
+            for optimizer in stage.state.optimizers:
+                optimizer.updates = found.manifest.updates
         stage.state.refresh()
     if found.manifest.plan_hash == plan_hash(plan):
         restore_random_states(found.path / part_name(rank))

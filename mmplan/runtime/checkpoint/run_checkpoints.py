@@ -119,7 +119,8 @@ class RunCheckpoints:
 
 def updates_of(stages: Sequence[WeightedStage]) -> int | None:
     """Steps that the moments of the stages have seen."""
-    return max((n for stage in stages if (n := stage.state.optimizer.updates) is not None), default=None)
+    counts = (optimizer.updates for stage in stages for optimizer in stage.state.optimizers)
+    return max((count for count in counts if count is not None), default=None)
 
 
 def _saved_tensors(described: Sequence[Sequence[_Described]]) -> dict[str, SavedTensor]:

@@ -196,13 +196,13 @@ def _stages(
     return stages
 
 
-def _held(laid: _Laid, stage: int) -> dict[str, nn.Module]:
-    """Piece -> its parameters as a module; a tied one is with the first piece that has it."""
-    held: dict[str, nn.Module] = {}
+def _held(laid: _Laid, stage: int) -> dict[str, list[nn.Parameter]]:
+    """Piece -> its parameters; a tied one is with the first piece that has it."""
+    held: dict[str, list[nn.Parameter]] = {}
     seen: set[int] = set()
     for piece in laid.pieces[stage]:
         own = [laid.model.get_parameter(name) for name in parameter_names(laid.model, piece)]
-        held[piece] = nn.ParameterList([parameter for parameter in own if id(parameter) not in seen])
+        held[piece] = [parameter for parameter in own if id(parameter) not in seen]
         seen |= {id(parameter) for parameter in own}
     return held
 
@@ -210,8 +210,8 @@ def _held(laid: _Laid, stage: int) -> dict[str, nn.Module]:
 def _places(laid: _Laid, stage: int) -> dict[nn.Parameter, Place]:
     """Of tied parameters the first name counts."""
     names = {id(parameter): name for name, parameter in laid.model.named_parameters()}
-    held = nn.ModuleList(_held(laid, stage).values()).parameters()
-    return {parameter: whole_place(names[id(parameter)], parameter) for parameter in held}
+    held = _held(laid, stage).values()
+    return {p: whole_place(names[id(p)], p) for parameters in held for p in parameters}
 
 
 def _examples(plan: Plan, job: Job, stream: Iterator[Batch], replica: int, recorder: Recorder) -> list[Example]:
