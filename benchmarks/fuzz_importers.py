@@ -140,11 +140,11 @@ def finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def outcome(path: Path, content: bytes) -> Reading | None:
+def outcome(path: Path, content: bytes, kind: str | None = None) -> Reading | None:
     """The reading of a file with this content, None where it is refused; raises whatever else happens."""
     path.write_bytes(content)
     try:
-        reading = read_files([str(path)])
+        reading = read_files([*([kind] if kind is not None else []), str(path)])
     except MmplanError as error:
         assert "\n" not in str(error), f"more than one line: {error}"
         return None
@@ -172,7 +172,8 @@ def tried(seeds: list[Seed], kind: str, number: int, folder: Path, counts: Count
     if other is None:
         return
     counts["compared"] += 1
-    wrong = relation.expect(before, outcome(path, other))
+    # named, for a kind is guessed by the first 64 KB, and what shows it may have moved
+    wrong = relation.expect(before, outcome(path, other, before.kind if before is not None else None))
     if wrong is not None:
         counts["wrong"] += 1
         print(f"{kind}: number {number}, {seed.name}: {relation.name}: {wrong}", flush=True)

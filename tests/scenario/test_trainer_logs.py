@@ -55,7 +55,7 @@ def test_the_trainers_bar_and_summary_give_step_batch_and_samples(tmp_path: Path
     loading = "\r".join(bar(step, 400, "9.0s/it", "Loading checkpoint shards: ") for step in range(1, 300))
     reading = read(tmp_path, f"{loading}\n{HEADER}{bars()}\n{other}\n{END}\n")
     assert step_of(reading)["median_s"] == 3.0 and step_of(reading)["steps"] == 59
-    assert reading.fragment["configuration"] == {"global_batch": 64, "microbatch": 2}
+    assert reading.fragment["configuration"] == {"world": 8, "microbatch": 2, "global_batch": 64}
     assert reading.fragment["samples_per_s"] == pytest.approx(64 / 3)
     assert reading.fragment["printed_samples_per_s"] == 16.0
     assert "a progress bar" in told(reading) and "took 4 s a step, evaluations and checkpoints" in told(reading)
@@ -181,6 +181,10 @@ def test_ms_swift_and_llama_factory_count_their_steps(tmp_path: Path) -> None:
     )
     reading = read(tmp_path, "".join(swift.format(step) for step in range(5, 50, 5)))
     assert step_of(reading)["median_s"] == 4.0
+    megatron = swift.replace("'train_speed(iter/s)': 0.25", "'train_speed(s/it)': 4.0").replace(
+        "global_step/max_steps", "iteration"
+    )
+    assert step_of(read(tmp_path, "".join(megatron.format(step) for step in range(5, 50, 5))))["median_s"] == 4.0
     assert reading.fragment["memory"] == {"max_reserved_bytes": int(61.5 * 2**30)}
     factory = '{{"current_steps": {}, "total_steps": 90, "loss": 1.2, "lr": 1e-5, "elapsed_time": "0:0{}:{:02d}"}}\n'
     lines = "".join(factory.format(10 * n, n // 2, 30 * (n % 2)) for n in range(1, 9))
@@ -194,6 +198,9 @@ def test_lightnings_bar_goes_on_over_epochs(tmp_path: Path) -> None:
         for step in range(1, 51)
     )
     checks = "\r".join(bar(step, 20, "9.0it/s", "Validation DataLoader 0: ") for step in range(1, 21))
+    for description in ("Train: ", "Steps: ", "Epoch 1/3: "):
+        own = "\r".join(bar(step, 50, "0.50it/s", description) for step in range(1, 51))
+        assert step_of(read(tmp_path, f"{HEADER}{own}\n{checks}\n"))["median_s"] == 2.0
     reading = read(tmp_path, f"{text}\n{checks}\n")
     assert (step_of(reading)["median_s"], step_of(reading)["last_step"]) == (2.0, 100)
 

@@ -114,22 +114,13 @@ def _said_world(setup: SetUp, nodes: int | None, per_node: int | None, width: in
     for name in ("dp", "replicas"):
         if (replicas := setup.count(name)) is not None:
             return replicas * width
-    if nodes is None and (replicas := _implied_replicas(setup)) is not None:
+    if nodes is None and (replicas := setup.implied_replicas()) is not None:
         told.read.append(f"{replicas} replicas, as global batch / (microbatch x accumulation)")
         return replicas * width
     if nodes is None and per_node is None and (hinted := setup.count("hinted_world")) is not None:
         told.read.append(f"{hinted} devices, from {setup.facts['hinted_world'].place}")
         return hinted
     return None
-
-
-def _implied_replicas(setup: SetUp) -> int | None:
-    """global batch / (microbatch x accumulation), where files say all three and it is a whole number."""
-    numbers = [setup.count(name, most=10_000_000) for name in ("global_batch", "microbatch", "accumulation")]
-    batch, micro, steps = numbers
-    if batch is None or micro is None or steps is None or batch % (micro * steps):
-        return None
-    return batch // (micro * steps)
 
 
 def _replicas_of_batch(setup: SetUp, most: int) -> int | None:

@@ -96,6 +96,18 @@ class SetUp:
         fact = self.facts.get(name)
         return None if fact is None else str(_known(fact)).strip()
 
+    def implied_replicas(self) -> int | None:
+        """global batch / (microbatch x accumulation), where files say all three and it is a whole number.
+
+        Raises:
+            InputError: as `count`.
+        """
+        numbers = [self.count(name, most=10_000_000) for name in ("global_batch", "microbatch", "accumulation")]
+        batch, micro, steps = numbers
+        if batch is None or micro is None or steps is None or batch % (micro * steps):
+            return None
+        return batch // (micro * steps)
+
 
 def truth(value: Value) -> bool | None:
     """Yes or no of how configuration files write them; None of anything else."""

@@ -25,8 +25,10 @@ _DEEPSPEED_TIMER = re.compile(
     r"\b(?:global_step=(\d{1,12}), )?(?:RunningAvgSamplesPerSec=[\d.a-z]{1,30}, )?(?:Curr)?SamplesPerSec=([\d.]{1,30})"
 )
 _OLD_TIMER = re.compile(r"\b\d{1,9}/(\d{1,12}), (?:RunningAvg)?SamplesPerSec=")
-_SWIFT = re.compile(r"['\"]global_step/max_steps['\"]:\s*['\"](\d{1,12})/(\d{1,12})['\"]")
-_SWIFT_SPEED = re.compile(r"['\"]train_speed\((iter/s|s/it)\)['\"]:\s*['\"]?([\d.]{1,20})")
+_SWIFT = re.compile(r"['\"](?:global_step/max_steps|iteration)['\"]:\s*['\"](\d{1,12})/(\d{1,12})['\"]")
+_SWIFT_SPEED = re.compile(
+    r"['\"](?:train_speed\((iter/s|s/it)\)|elapsed_time_per_iteration)['\"]:\s*['\"]?([\d.]{1,20})(?=['\", }])"
+)
 _FACTORY = re.compile(r"\"current_steps\":\s*(\d{1,12}),\s*\"total_steps\":\s*(\d{1,12})")
 _FACTORY_CLOCK = re.compile(r"\"elapsed_time\":\s*\"(?:(\d{1,4}) days?, )?(\d{1,4}):(\d\d):(\d\d)\"")
 _LOSS = re.compile(r"['\"]loss['\"]:\s*['\"]?([-+.\deE]{1,30}|nan|inf)['\"]?\s*[,}]")
@@ -57,10 +59,10 @@ def other_steps_in(text: str, line: int) -> Iterator[Iteration]:
             yield Iteration(
                 line=line, step=int(counted), steps=None, seconds=None, fields=fields, label=label_of(text), at_s=at_s
             )
-    elif "max_steps" in text and (swift := _SWIFT.search(text)) is not None:
+    elif ("max_steps" in text or "'iteration'" in text) and (swift := _SWIFT.search(text)) is not None:
         speed = _SWIFT_SPEED.search(text)
         rate = number_of(speed[2]) if speed is not None else None
-        seconds = None if speed is None or rate is None else rate if speed[1] == "s/it" else 1 / rate
+        seconds = None if speed is None or rate is None else 1 / rate if speed[1] == "iter/s" else rate
         yield Iteration(
             line=line, step=int(swift[1]), steps=int(swift[2]), seconds=_possible(seconds), fields=loss_in(text)
         )
@@ -79,7 +81,8 @@ def _titan(match: re.Match[str], text: str, line: int) -> Iterator[Iteration]:
     fields = _positive(TOKENS_PER_GPU, rate[1])
     if (tflops := _TITAN_TFLOPS.search(text, match.end())) is not None:
         fields |= _positive("tflops per gpu", tflops[1])
-    fields |= _loss(match[2])
+    if match[2] not in ("-1.0", "-1.00000", "-1.0000"):  # of a pipeline rank that does not compute it
+        fields |= _loss(match[2])
     yield Iteration(
         line=line,
         step=int(match[1]),

@@ -1,9 +1,9 @@
 """Progress bars of a training: `10%|#   | 10/100 [00:30<04:30, 3.00s/it]` of the Hugging Face Trainer and of Lightning.
 
 A log holds many bars: of weights that are loaded, data that are mapped, evaluations. Those with a description are none
-of a training (Lightning's `Epoch 3:` is). Of the others it is the one whose total the log names, else the one beside
-which losses are printed, else the one with the most states. Its seconds are a mean over the last steps (tqdm, smoothing
-0.3).
+of a training (Lightning's `Epoch 3:` and ms-swift's `Train:` are). Of the others it is the one whose total the log
+names, else the one beside which losses are printed, else the one with the most states. Its seconds are a mean over the
+last steps (tqdm, smoothing 0.3).
 """
 
 import re
@@ -17,7 +17,8 @@ MOST_BARS = 1_000
 _BAR = re.compile(
     r"(\d{1,3})%\|[^|\n]{0,300}\|\s*(\d{1,9})/(\d{1,9})\s*\[[\d:]{4,12}<[\d:?]{1,12},\s*([\d.]{1,12})(s/it|it/s)"
 )
-_EPOCH = re.compile(r"\bEpoch (\d{1,6}):\s*$")
+_EPOCH = re.compile(r"\b[Ee]poch[ :\[]{0,3}(\d{1,6})(?:/\d{1,6})?\]?:?\s*$")
+_OF_TRAINING = re.compile(r"\b(?:Train(?:ing)?|Steps?|Progress|Global step):\s*$", re.IGNORECASE)
 _DESCRIBED = re.compile(r"[A-Za-z][\w ()\[\]./#-]{0,80}:\s*$")
 
 
@@ -37,7 +38,7 @@ class Bars:
         for match in _BAR.finditer(text):
             before = text[: match.start()]
             epoch = _EPOCH.search(before)
-            if epoch is None and _DESCRIBED.search(before):
+            if epoch is None and _DESCRIBED.search(before) and not _OF_TRAINING.search(before):
                 continue
             step, total, rate = int(match[2]), int(match[3]), _number(match[4])
             if not 0 < step <= total or rate is None or self.count >= MOST_STATES:

@@ -1,5 +1,6 @@
 """A training log for `mmplan import`: the record of a measured run, and the row of it that `mmplan backtest` reads."""
 
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -194,7 +195,23 @@ def _settings(run: Run, path: Path, warnings: list[str]) -> SetUp:
         hints["global_batch"] = Fact(value=batch, file=path, key="samples/sec x iter time")
     if "local_batch_size" in arguments and whole(arguments["local_batch_size"].values[0]):
         hints |= _titan_microbatch(arguments["local_batch_size"].fact(arguments["local_batch_size"].values[0]), facts)
-    return SetUp(kind="megatron-log", files=(path,), facts=hints | facts, warnings=told)
+    setup = SetUp(kind="megatron-log", files=(path,), facts=hints | facts, warnings=told)
+    return _with_world(setup, path)
+
+
+def _with_world(setup: SetUp, path: Path) -> SetUp:
+    """With the number of processes that batch, microbatch and accumulation imply where no line says it."""
+    if {"world", "nodes"} & setup.facts.keys():
+        return setup
+    try:
+        replicas = setup.implied_replicas()
+        widths = [setup.count(name, most=100_000) or 1 for name in ("tp", "pp", "cp")]
+    except InputError:
+        return setup
+    if replicas is None:
+        return setup
+    world = Fact(value=replicas * math.prod(widths), file=path, key="batch / (microbatch x accumulation)")
+    return replace(setup, facts={**setup.facts, "world": world})
 
 
 def _batch_of_rates(run: Run) -> int | None:
