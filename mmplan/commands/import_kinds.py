@@ -103,7 +103,7 @@ KINDS: dict[str, Kind] = {
         if name != "ms-swift"
     },
     "megatron-log": Kind(
-        what="log of a training with Megatron-LM, its forks, NeMo or DeepSpeed",
+        what="log of a training: Megatron-LM, its forks, NeMo, torchtitan, DeepSpeed, Hugging Face Trainer",
         looks_like=looks_like_megatron_log,
         read=read_megatron_logs,
         set_up=log_set_up,

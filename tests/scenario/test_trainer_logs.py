@@ -103,6 +103,8 @@ TITAN_START = (
     "dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=1, etp=1\n"
     "[rank0]:[titan] 2025-03-01 12:00:01,000 - root - INFO - CUDA capacity: NVIDIA H100 (0) with 94.99GiB memory\n"
     "[rank0]:[titan] 2025-03-01 12:00:02,000 - root - INFO - Model llama3 8B size: 8,030,261,248 total parameters\n"
+    "[rank0]:[titan] 2025-03-01 12:00:02,500 - root - INFO - Applied selective activation checkpointing to the model\n"
+    "[rank0]:[titan] 2025-03-01 12:00:02,600 - root - INFO - Applied FSDP to the model\n"
     "[rank0]:[titan] 2025-03-01 12:00:03,000 - root - INFO - Training starts at step 1, with local batch size 1, "
     "global batch size 8, sequence length 8192, total steps 1000 (warmup 200)\n"
 )
@@ -123,11 +125,13 @@ def test_torchtitan_says_its_step_by_the_clock_and_its_mesh(tmp_path: Path) -> N
     assert reading.fragment["parameters"] == 8030261248
     configuration = reading.fragment["configuration"]
     assert isinstance(configuration, dict)
-    wanted = {"world": 16, "tp": 2, "global_batch": 8, "sequence": 8192, "microbatch": 1}
+    wanted = {"world": 16, "tp": 2, "global_batch": 8, "sequence": 8192, "microbatch": 1, "layers": 32}
+    wanted |= {"recompute": "selective", "sharding": "parameters"}
     assert configuration.items() >= wanted.items()
     assert reading.fragment["printed_tokens_per_s_per_gpu"] == 2048
     assert reading.fragment["printed_tflops_per_gpu"] == 300.12
-    assert "counts otherwise" not in told(reading)
+    assert reading.fragment["row"].items() >= {"stack": "torch-2025", "hidden": 4096, "gpus": 16, "gpu": "H100"}.items()  # type: ignore[attr-defined]
+    assert "enough for a row of a table" in told(reading) and "counts otherwise" not in told(reading)
 
 
 def test_a_printed_rate_that_the_clock_contradicts_is_told(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from mmplan.scenario.formats.logs.run import Run, runs_of
 from mmplan.scenario.formats.logs.steps import Steps, typical_steps
 from mmplan.scenario.formats.logs.text import read_log_lines
 from mmplan.scenario.formats.logs.throughput import throughput_of
+from mmplan.scenario.formats.logs.torchtitan_facts import torchtitan_facts
 from mmplan.scenario.formats.reading import Head, Reading
 from mmplan.units import format_bytes, format_seconds
 
@@ -193,8 +194,7 @@ def _settings(run: Run, path: Path, warnings: list[str]) -> SetUp:
         hints["global_batch"] = Fact(value=int(sizes[-1]), file=path, key=_BATCH)
     elif (batch := _batch_of_rates(run)) is not None:
         hints["global_batch"] = Fact(value=batch, file=path, key="samples/sec x iter time")
-    if "local_batch_size" in arguments and whole(arguments["local_batch_size"].values[0]):
-        hints |= _titan_microbatch(arguments["local_batch_size"].fact(arguments["local_batch_size"].values[0]), facts)
+    facts |= torchtitan_facts(arguments, facts)
     setup = SetUp(kind="megatron-log", files=(path,), facts=hints | facts, warnings=told)
     return _with_world(setup, path)
 
@@ -220,11 +220,6 @@ def _batch_of_rates(run: Run) -> int | None:
     batches = [i.seconds * i.fields[SAMPLES] for i in said[1:] or said if i.seconds is not None]
     batch = round(statistics.median(batches)) if batches else 0
     return batch if batch > 0 and abs(statistics.median(batches) / batch - 1) < 0.01 else None
-
-
-def _titan_microbatch(local: Fact, facts: Mapping[str, Fact]) -> dict[str, Fact]:
-    """torchtitan's local batch is a microbatch unless a pipeline splits it."""
-    return {} if "pp" in facts and str(facts["pp"].value) != "1" else {"microbatch": local}
 
 
 def _named_degrees(path: Path) -> dict[str, Fact]:

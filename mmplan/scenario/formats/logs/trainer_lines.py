@@ -25,7 +25,10 @@ _TITAN_BATCH = re.compile(
     r"local batch size (\d{1,9}), global batch size (\d{1,9}),(?: gradient accumulation steps (\d{1,9}),)?"
     r" sequence length (\d{1,9})"
 )
-_TITAN_PARAMETERS = re.compile(r"\bsize: ([\d,]{1,25}) total parameters")
+_TITAN_PARAMETERS = re.compile(r"\bModel (?:(\S{1,60}) (\S{1,60}) )?size: ([\d,]{1,25}) total parameters")
+_TITAN_APPLIED = re.compile(r"\bApplied (full|selective) activation checkpointing|\bApplied (FSDP|HSDP)\b")
+# What these lines say has no argument of another framework; `torchtitan_facts.py` reads it.
+LOCAL_BATCH, MODEL, RECOMPUTE, FSDP = "titan_local_batch", "titan_model", "titan_recompute", "titan_fsdp"
 _NAMES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -94,9 +97,13 @@ def trainer_arguments_in(text: str, line: int, file: Path) -> Iterator[tuple[str
                 if axis in degrees:
                     yield argument(name, str(degrees[axis]), f"device mesh {axis}")
     if "local batch size" in text and (batch := _TITAN_BATCH.search(text)) is not None:
-        yield argument("local_batch_size", batch[1], "local batch size")
+        yield argument(LOCAL_BATCH, batch[1], "local batch size")
         yield argument("global_batch_size", batch[2], "global batch size")
         yield argument("seq_length", batch[4], "sequence length")
+    if "total parameters" in text and (model := _TITAN_PARAMETERS.search(text)) is not None and model[1]:
+        yield argument(MODEL, f"{model[1]}-{model[2]}", f"Model {model[1]} {model[2]}")
+    if "Applied " in text and (applied := _TITAN_APPLIED.search(text)) is not None:
+        yield argument(RECOMPUTE if applied[1] else FSDP, applied[1] or applied[2], applied[0])
 
 
 def _degrees(text: str) -> dict[str, int]:
@@ -112,4 +119,4 @@ def _degrees(text: str) -> dict[str, int]:
 def titan_parameters_in(text: str) -> int | None:
     """Parameters of the whole model, as torchtitan prints them."""
     found = _TITAN_PARAMETERS.search(text) if "total parameters" in text else None
-    return int(found[1].replace(",", "")) or None if found is not None else None
+    return int(found[3].replace(",", "")) or None if found is not None else None
