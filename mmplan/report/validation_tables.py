@@ -27,7 +27,7 @@ _QUANTITY: dict[str, tuple[str, Callable[[float], str]]] = {
     "bubble": ("bubble", lambda v: f"{v:.1%}"),
     "sent_bytes": ("sent", format_bytes),
     "reduce_bytes": ("reduced", format_bytes),
-    "tensor_bytes": ("summed over tp", format_bytes),
+    "tensor_bytes": ("exchanged in layers", format_bytes),
     "communication_s": ("communication", format_seconds),
     "overlap": ("communication overlapped", lambda v: f"{v:.1%}"),
     "step_time_s": ("step time", format_seconds),

@@ -165,13 +165,13 @@ def _run(
     one_host = len(set(groups.hosts)) == 1
     clock: Clock = CudaClock(control) if device.type == "cuda" else WallClock(control, one_host=one_host)
 
-    kept, steps_done = StepKeeper(), list(before)
+    kept, steps_done, sharing = StepKeeper(), list(before), 1 if options.rehearse else plan.width
 
     def take(step: int, done: RankStep) -> None:
         end = step_end(done, None if checkpoints is None else checkpoints.report())
         ends: list[StepEnd] = [end] * world
         dist.all_gather_object(ends, end, group=control)
-        totals = step_measurement(step, ends)
+        totals = step_measurement(step, ends[::sharing])  # of ranks that share layers the first is kept
         require_numbers(totals)
         kept.add(step, done, totals.step_time_s)
         steps_done.append(totals)
