@@ -35,6 +35,7 @@ KEPT = {
     "qk_rope_head_dim",
     "no_rope_layer_interval",
     "output_dim",
+    "insert_layer_id",
     "output_channels",
     "output_proj_dims",
     "output_size",

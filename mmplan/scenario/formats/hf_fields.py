@@ -108,6 +108,17 @@ class Fields:
             raise self.error(name, f"expected a list of layer indices, found {shown(value)}")
         return tuple(sorted({index for index in value if 0 <= index < count}))
 
+    def numbers(self, *names: str, count: int | None = None, most: int = MAX_WIDTH) -> tuple[int, ...]:
+        """Whole numbers from 1 to `most`, `count` of them or from one to MAX_LAYERS."""
+        value = self.get(*names)
+        if value is None:
+            raise self.missing(*names)
+        good = isinstance(value, list | tuple) and 0 < len(value) <= MAX_LAYERS and count in (None, len(value))
+        if not good or any(isinstance(one, bool) or not isinstance(one, int) or not 0 < one <= most for one in value):
+            many = "a list of" if count is None else str(count)
+            raise self.error(names[0], f"expected {many} whole numbers from 1 to {most:,}, found {value!r:.60}")
+        return tuple(value)
+
     def words(self, name: str, count: int) -> list[str] | None:
         """One word for each of `count` layers, or None where the key is null or nowhere."""
         value = self.get(name)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from mmplan.scenario.document import listed
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import Moe, Transformer, Variant
 
@@ -50,6 +51,15 @@ def full_layers(
             known = ", ".join(f"'{name}'" for name in ("full_attention", *other))
             raise text.error("layer_types", f"expected {known} for layer {index}, found '{word:.40}'")
     return tuple(index for index, word in enumerate(types) if word == "full_attention")
+
+
+def kinds_of_layers(text: Fields, layers: int, known: tuple[str, ...], usual: Callable[[int], str]) -> list[str]:
+    """What `layer_types` calls each layer, or what the class does where it is absent."""
+    types = text.words("layer_types", layers)
+    for index, word in enumerate(types or ()):
+        if word not in known:
+            raise text.error("layer_types", f"expected {listed(known)} for layer {index}, found '{word:.40}'")
+    return types or [usual(index) for index in range(layers)]
 
 
 def sliding(text: Fields, shape: Transformer, interval: int | None) -> Transformer:

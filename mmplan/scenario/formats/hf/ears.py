@@ -76,6 +76,29 @@ def chunked(ear: Fields) -> ModelModule:
     return audio_module(shape, front)
 
 
+def realtime(ear: Fields) -> ModelModule:
+    """Voxtral's causal encoder: RMS norms, a gated MLP with a bias on its last linear alone, a sliding window."""
+    hidden, heads = ear.count("hidden_size"), ear.count("num_attention_heads")
+    shape = Transformer(
+        layers=ear.layers(),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=ear.optional("num_key_value_heads") or heads,
+        head_dim=ear.optional("head_dim") or divided(ear, hidden, heads),
+        ffn=ear.count("intermediate_size"),
+        gated_mlp=True,
+        causal=True,
+        norm="rms",
+        qkv_bias=True,
+        key_bias=False,
+        out_bias=True,
+        window_tokens=ear.optional("sliding_window"),
+        sliding=True,
+        stored=hidden,
+    )
+    return audio_module(shape, AudioInput(mel_bins=ear.count("num_mel_bins"), pad_s=None))
+
+
 EARS: Mapping[str, Callable[[Fields], ModelModule]] = {
     "audioflamingo3_encoder": pooled_whisper,
     "glmasr_encoder": glm_asr,
@@ -83,6 +106,7 @@ EARS: Mapping[str, Callable[[Fields], ModelModule]] = {
     "qwen3_omni_moe_audio_encoder": chunked,
     "qwen2_audio_encoder": pooled_whisper,
     "voxtral_encoder": whisper,
+    "voxtral_realtime_encoder": realtime,
 }
 
 

@@ -113,6 +113,27 @@ def ernie_experts(text: Fields, shape: Transformer) -> Transformer:
     return each(experts_in(shape, replace(moe, shared_ffn=width * shared), layers), block)
 
 
+def ernie_vl_experts(text: Fields, shape: Transformer) -> Transformer:
+    """ERNIE 4.5 VL: a set of experts for words and one for image tokens, shared experts for both. All tokens are priced
+    in the first set, the second one's numbers are kept whole."""
+    usual = text.get("moe_intermediate_size") is None
+    words, images = (1536, 512) if usual else text.numbers("moe_intermediate_size", count=2)
+    moe = moe_of(text, "moe_num_experts", words, topk="moe_k", scoring="softmax")
+    shared = text.optional("moe_num_shared_experts", least=0, most=1_000) or 0
+    second = moe.experts * (3 * shape.hidden * images + shape.hidden + 1) + moe.experts
+    text.log.notes.append("experts of image tokens: weights whole on every rank, work as that of the experts of words")
+    layers = _sparse_layers(text, shape.layers, first=1)
+    stack = experts_in(shape, replace(moe, shared_ffn=words * shared), layers)
+    return each(
+        stack,
+        lambda index, block: (
+            replace(block, stored=second, moe=replace(moe, shared_ffn=words * shared))
+            if index in layers
+            else replace(block, moe=None)
+        ),
+    )
+
+
 def gpt_oss_experts(text: Fields, shape: Transformer) -> Transformer:
     """Biases in router and experts, and one sink for each head."""
     moe = moe_of(text, "num_local_experts", shape.ffn, scoring="softmax")

@@ -1,17 +1,54 @@
 """The families of Hugging Face models by `model_type`: who reads a config of each."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from mmplan.scenario.formats.hf import gemma_families, listeners, llava_like, querying, qwen3, sam
+from mmplan.scenario.document import shown
+from mmplan.scenario.formats.hf import (
+    decoders,
+    gemma_families,
+    listeners,
+    llava_like,
+    odd_projectors,
+    quantising,
+    querying,
+    qwen3,
+    sam,
+    shrinking,
+)
 from mmplan.scenario.formats.hf.encoders_alone import ENCODERS
 from mmplan.scenario.formats.hf.text import STACKS, text_module
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.scenario import Model
+from mmplan.scenario.formats.hf_modules import edge, projector_module
+from mmplan.scenario.scenario import Model, ModelModule, TextInput
 
 
 def plain(config: Fields, name: str) -> Model:
     """One language model."""
     return Model(name=name, modules=(text_module(config),), edges=())
+
+
+def headless(config: Fields, name: str) -> Model:
+    """The language model of a family without its head, as its own configuration class stands for it."""
+    module = text_module(config)
+    return Model(name=name, modules=(without_head(module),), edges=())
+
+
+def without_head(module: ModelModule) -> ModelModule:
+    turned = module.text.positions if module.text is not None else "rotary"
+    return replace(module, kind="text_encoder", text=TextInput(positions=turned))
+
+
+def retrieval(config: Fields, name: str) -> Model:
+    """ColPali and its kin: a family's model without head, and one linear that gives each token a short vector."""
+    inner = config.part("vlm_config")
+    if inner.kind not in FAMILIES:
+        raise inner.error("model_type", f"expected a family that is read, found {shown(inner.kind)}")
+    model = FAMILIES[inner.kind](inner, name)
+    bodies = tuple(without_head(module) if module.name == "llm" else module for module in model.modules)
+    dims = (model.module("llm").output_width, config.count("embedding_dim"))
+    last = projector_module(dims, name="embedding", modality="text")
+    return replace(model, modules=(*bodies, last), edges=(*model.edges, edge("llm", "embedding", "input")))
 
 
 # Language models that have no class of their own with a head: they stand inside the configs of their families.
@@ -27,11 +64,25 @@ PARTS = {
     "qwen3_omni_moe_text",
     "qwen3_vl_moe_text",
     "qwen3_vl_text",
+    "emu3_text_model",
+    "ernie4_5_vl_moe_text",
+    "gemma3n_text",
+    "gemma4_unified_text",
+    "granite4_vision_text",
+    "hunyuan_vl_text",
+    "idefics",
+    "kosmos_2_5_text_model",
+    "kosmos_2_text_model",
+    "molmo2_text",
+    "phi4_multimodal",
+    "step3p5",
     "step3p7_text",
+    "voxtral_realtime_text",
 }
 
 FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     **dict.fromkeys(sorted(set(STACKS) - PARTS), plain),
+    **dict.fromkeys(sorted(PARTS), headless),
     **ENCODERS,
     "aria": querying.aria,
     "deepseek_vl_hybrid": sam.deepseek_hybrid,
@@ -41,7 +92,28 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "kosmos-2.5": querying.kosmos,
     "pp_chart2table": sam.got_ocr,
     "audioflamingo3": listeners.audio_flamingo,
+    "blip": decoders.blip,
     "blip-2": querying.blip2,
+    "colmodernvbert": retrieval,
+    "colpali": retrieval,
+    "colqwen2": retrieval,
+    "ernie4_5_vl_moe": odd_projectors.ernie,
+    "fuyu": odd_projectors.fuyu,
+    "granite4_vision": odd_projectors.granite4,
+    "hunyuan_vl": odd_projectors.hunyuan,
+    "lfm3_vl": odd_projectors.lfm3,
+    "molmo2": odd_projectors.molmo2,
+    "video_llava": odd_projectors.video_llava,
+    "chameleon": quantising.chameleon,
+    "git": decoders.git,
+    "minicpm_ocr": shrinking.minicpm,
+    "minicpmv4_6": shrinking.minicpm,
+    "minicpmv4_7": shrinking.minicpm,
+    "musicflamingo": listeners.audio_flamingo,
+    "pix2struct": decoders.pix2struct,
+    "step3p7": shrinking.step3,
+    "vision-encoder-decoder": decoders.encoder_decoder,
+    "voxtral_realtime": listeners.voxtral_realtime,
     "granite_speech": querying.granite_speech,
     "granite_speech_plus": querying.granite_speech,
     "idefics2": querying.idefics2,

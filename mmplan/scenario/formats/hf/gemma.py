@@ -121,7 +121,7 @@ def audio(ear: Fields) -> ModelModule:
     right = ear.count(f"{before}attention_context_right", least=0)
     shape = replace(shape, norm="rms", window_tokens=chunk + max(0, left - 1) + right)
     bins = ear.count("input_feat_size") if old else 128
-    first, second = _channels(ear, "sscp_conv_channel_size" if old else "subsampling_conv_channels")
+    first, second = ear.numbers("sscp_conv_channel_size" if old else "subsampling_conv_channels", count=2)
     front: Steps = (
         Convolve(width=first, taps=9, bias=False, joins=4),
         Normed(bias=False),
@@ -152,10 +152,3 @@ def audio(ear: Fields) -> ModelModule:
     reduced = ear.count("conf_reduction_factor", most=100) if old else 1
     sound = AudioInput(mel_bins=bins, pad_s=None, stride=4, pool=reduced)
     return replace(audio_module(shape, sound), form=form)
-
-
-def _channels(ear: Fields, key: str) -> tuple[int, int]:
-    value = ear.get(key)
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(one, int) and 0 < one < 100_000 for one in value):
-        return value[0], value[1]
-    raise ear.error(key, f"expected two numbers of channels, found {shown(value)}")

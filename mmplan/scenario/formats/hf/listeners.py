@@ -48,3 +48,11 @@ def glm_asr(config: Fields, name: str) -> Model:
         raise ear.error("intermediate_size", message)
     merge = joined // audio.output_width
     return chain(name, audio, projector_module((joined, 2 * width, width), modality="audio", merge=merge), llm)
+
+
+def voxtral_realtime(config: Fields, name: str) -> Model:
+    """A causal encoder with a sliding window; four tokens joined, two linears without bias."""
+    audio, llm = ear_of(config), text_module(config, "text_config")
+    merge, width = config.count("downsample_factor", most=100), llm.output_width
+    dims = (audio.output_width * merge, width, width)
+    return chain(name, audio, projector_module(dims, modality="audio", merge=merge, bias=False), llm)

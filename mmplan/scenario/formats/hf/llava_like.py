@@ -244,9 +244,7 @@ def mllama(config: Fields, name: str) -> Model:
 def kimi_k25(config: Fields, name: str) -> Model:
     vision, tower = tower_of(config, kind="kimi_k25_vision"), config.part("vision_config", kind="kimi_k25_vision")
     llm = text_module(config, "text_config")
-    kernel = tower.get("merge_kernel_size")
-    if not isinstance(kernel, list) or len(kernel) != 2 or not all(isinstance(k, int) and 0 < k < 100 for k in kernel):
-        raise tower.error("merge_kernel_size", f"expected two numbers, found {shown(kernel)}")
+    kernel = tower.numbers("merge_kernel_size", count=2, most=100)
     width = config.optional("projection_hidden_size")
     if width not in (None, vision.output_width):
         message = f"expected the tower's width {vision.output_width}, found {width}"

@@ -1,9 +1,10 @@
 """Language models whose layers attend in different ways: linear attention, unlike heads in sliding and full layers."""
 
 from dataclasses import replace
+from typing import Literal
 
 from mmplan.scenario.attention_forms import GatedDelta
-from mmplan.scenario.formats.hf.blocks_by_layer import each, full_layers, sliding
+from mmplan.scenario.formats.hf.blocks_by_layer import each, full_layers, kinds_of_layers, sliding
 from mmplan.scenario.formats.hf.experts import moe_of
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import Transformer
@@ -52,6 +53,27 @@ def short_convolutions(text: Fields, shape: Transformer) -> Transformer:
         if index in full:
             return replace(plain, qk_norm=True)
         return replace(plain, short_conv=kernel, qkv_bias=bias, out_bias=bias, stored=plain.hidden if bias else 0)
+
+    return each(shape, block)
+
+
+def lfm3(text: Fields, shape: Transformer) -> Transformer:
+    """LFM3: convolutions between gates, windows and full layers, a gate for each head, norms on both sides."""
+    usual = ("conv", "conv", "full_attention", "conv", "sliding_attention", "conv")
+    known = ("conv", "sliding_attention", "full_attention")
+    types = kinds_of_layers(text, shape.layers, known, lambda i: usual[i] if i < 2 else usual[2 + (i - 2) % 4])
+    bias, kernel = text.flag("conv_bias"), text.count("conv_L_cache", most=1_000)
+    gate: Literal["head"] | None = "head" if text.flag("use_attention_gate") else None
+    shape = replace(shape, post_norms=text.flag("use_sandwich_norm"))
+
+    def block(index: int, plain: Transformer) -> Transformer:
+        if types[index] == "conv":
+            stored = plain.hidden if bias else 0
+            return replace(plain, short_conv=kernel, qkv_bias=bias, out_bias=bias, stored=stored)
+        plain = replace(plain, qk_norm=True, out_gate=gate)
+        if types[index] == "full_attention":
+            return plain
+        return replace(plain, window_tokens=text.count("sliding_window", most=100_000_000), sliding=True)
 
     return each(shape, block)
 

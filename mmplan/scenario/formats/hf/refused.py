@@ -12,7 +12,6 @@ _REMOTE = "its modelling code is no part of transformers"
 _SEQ2SEQ = "it is an encoder-decoder text model, whose encoder no projector feeds here"
 
 REFUSED: Mapping[str, str] = {
-    "chameleon": _VQ,
     "chatglm": _REMOTE,
     "deepseek_ocr2": _SAM,
     "deepseek_v32": _SPARSE,
@@ -20,12 +19,9 @@ REFUSED: Mapping[str, str] = {
     "deepseek_vl_v2": "its towers (SAM beside CLIP, or tiles with learned separators) have no counterpart here, and "
     "its modelling code is no part of transformers",
     "emu3": _VQ,
-    "ernie4_5_vl_moe": "its blocks hold two sets of experts, one for text and one for images",
     "fast_vlm": _CONV,
     "florence2": _CONV,
-    "fuyu": "its image patches enter the language model through one linear, and there is no tower to plan",
     "glm_moe_dsa": _SPARSE,
-    "granite4_vision": _QFORMER,
     "internlm2": _REMOTE,
     "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
     "so nothing confirms its parameters",
@@ -38,12 +34,8 @@ REFUSED: Mapping[str, str] = {
     "perception_lm": "its tower is one of timm's, which transformers does not describe",
     "phi3_v": _REMOTE,
     "phi4mm": _CONFORMER,
-    "pix2struct": _SEQ2SEQ,
     "qwen": _REMOTE,
-    "step3p7": "two convolutions join the tokens of its tower, which have no cost model",
     "ultravox": _REMOTE,
-    "video_llava": "a second tower for frames beside the one for images has no counterpart here",
-    "vision-encoder-decoder": "its parts are whole models of any kind",
 }
 
 

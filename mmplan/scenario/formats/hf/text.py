@@ -233,6 +233,15 @@ def _square_heads(text: Fields, shape: Transformer) -> Transformer:
     return shape
 
 
+def _molmo(text: Fields, shape: Transformer) -> Transformer:
+    text.refuse_unless("norm_after", False, None, why="norms stand behind the branches")
+    return replace(shape, qk_norm=True, qk_norm_whole=text.get("qk_norm_type") == "olmo")
+
+
+def _further_words(text: Fields, shape: Transformer) -> int:
+    return (text.optional("additional_vocab_size", least=0) or 0) * shape.hidden
+
+
 LAYER_NORM = {"norm": "layer"}
 LAYER_NORM_PLAIN_MLP = {"norm": "layer", "gated_mlp": False}
 POST_ONLY = {"pre_norms": False, "post_norms": True, "qk_norm": True}
@@ -262,9 +271,23 @@ KOSMOS = Stack(
     stored=lambda text, shape: 2 * shape.hidden if text.kind == "kosmos_2_5_text_model" else 0,
     turned=False,
 )
+STEP = Stack(
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    mlp_bias="mlp_bias",
+    adapt=(experts.step_experts, mixers.step),
+)
+ADA = 32  # width of the condition on the delay (modeling_voxtral_realtime.py)
 STACKS: Mapping[str, Stack] = {
     "aria_text": replace(LLAMA, adapt=(experts.aria_experts,)),
     "arcee": replace(LLAMA, shape={"gated_mlp": False}),
+    "chameleon": replace(
+        LLAMA,
+        adapt=(
+            _post_norms_if("swin_norm"),
+            lambda text, shape: replace(shape, stored=2 * (shape.heads + shape.kv_heads) * shape.head_dim),
+        ),
+    ),
     "cohere": replace(BIASED, shape=PARALLEL, adapt=(_norms_of_heads,)),
     "cohere2": replace(BIASED, shape=PARALLEL, adapt=(_every(4),)),
     "deepseek_v2": DEEPSEEK,
@@ -277,6 +300,10 @@ STACKS: Mapping[str, Stack] = {
         mlp_bias="use_bias",
         adapt=(experts.ernie_experts,),
         head_bias="use_bias",
+    ),
+    "emu3_text_model": replace(BIASED, mlp_bias="mlp_bias"),
+    "ernie4_5_vl_moe_text": Stack(
+        qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", adapt=(experts.ernie_vl_experts,)
     ),
     "exaone4": Stack(shape=POST_ONLY, adapt=(_interval,)),
     "gemma": replace(BIASED, shape=GEMMA),
@@ -305,12 +332,20 @@ STACKS: Mapping[str, Stack] = {
     ),
     "gpt_oss": replace(BIASED, adapt=(_every(2), experts.gpt_oss_experts)),
     "granite": LLAMA,
+    "granite4_vision_text": LLAMA,
     "granitemoe": replace(BIASED, adapt=(experts.granite_experts,)),
     "granitemoeshared": replace(BIASED, adapt=(experts.granite_experts,)),
     "helium": replace(LLAMA, out_bias=False, adapt=(_square_heads,)),
     "hunyuan_v1_dense": replace(BIASED, shape={"qk_norm": True}),
+    "hunyuan_vl_text": replace(BIASED, shape={"qk_norm": True}),
     "hyperclovax": replace(LLAMA, adapt=(_post_norms_if("use_post_norm"),)),
     "kimi_k2": DEEPSEEK,
+    "lfm3": Stack(adapt=(mixers.lfm3,)),
+    "molmo2_text": Stack(qkv_bias="attention_bias", adapt=(_molmo,), stored=_further_words),
+    "step3p5": STEP,
+    "voxtral_realtime_text": Stack(
+        adapt=(_window, lambda text, shape: replace(shape, stored=2 * ADA * shape.hidden)),
+    ),
     "lfm2": Stack(adapt=(mixers.short_convolutions,)),
     "llama": LLAMA,
     "llama4_text": Stack(
@@ -392,12 +427,7 @@ STACKS: Mapping[str, Stack] = {
     "starcoder2": Stack(
         qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", shape=LAYER_NORM_PLAIN_MLP, adapt=(_window,)
     ),
-    "step3p7_text": Stack(
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        mlp_bias="mlp_bias",
-        adapt=(experts.step_experts, mixers.step),
-    ),
+    "step3p7_text": STEP,
 }
 
 

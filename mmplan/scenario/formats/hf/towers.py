@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from mmplan.scenario.formats.hf.blocks_by_layer import each
-from mmplan.scenario.formats.hf.vit import RMS_GATED, fixed, native, vision_module, vit, whole_patches
+from mmplan.scenario.formats.hf.blocks_by_layer import each, kinds_of_layers
+from mmplan.scenario.formats.hf.vit import RMS_GATED, UNBIASED_GATED, fixed, native, vision_module, vit, whole_patches
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import divided
 from mmplan.scenario.scenario import ModelModule, VisionInput
+from mmplan.scenario.steps import Convolve, Dense, Fork, Form, Mlp, Normed, Steps, Usual, residual
 
 Tower = Callable[[Fields], ModelModule]
 
@@ -211,6 +212,22 @@ def mllama(tower: Fields) -> ModelModule:
     return vision_module(shape, vision, stored)
 
 
+def plain_stretched(tower: Fields) -> ModelModule:
+    """SigLIP's blocks with a table of positions that is stretched over images of any size."""
+    patch = tower.side("patch_size")
+    rows = (whole_patches(tower, patch) // patch) ** 2
+    return vision_module(vit(tower), native(tower, bias=True, rows=rows, channels="num_channels", temporal=False))
+
+
+def plain(tower: Fields) -> ModelModule:
+    """ViT, DeiT (a second token in front) and BEiT's kin: class token, biases, a pooler on the class token."""
+    shape = vit(tower, qkv_bias=tower.flag("qkv_bias"))
+    pooled = tower.optional("pooler_output_size") or shape.hidden
+    stored = shape.hidden * pooled + pooled
+    stored += 2 * shape.hidden if tower.kind == "deit" else 0  # the distillation token and its position
+    return vision_module(shape, replace(fixed(tower, class_token=True), keep_class_token=True), stored)
+
+
 def janus(tower: Fields) -> ModelModule:
     ratio, width = tower.ratio("mlp_ratio"), tower.count("hidden_size")
     qk_norm = tower.flag("use_qk_norm")
@@ -222,7 +239,7 @@ def janus(tower: Fields) -> ModelModule:
 
 def blip2(tower: Fields) -> ModelModule:
     """EVA's ViT: no bias on keys, yet the class stores one for all three."""
-    return vision_module(vit(tower, qkv_bias=tower.flag("qkv_bias")), _with_class(tower))
+    return vision_module(vit(tower, qkv_bias=tower.get("qkv_bias") is not False), _with_class(tower))
 
 
 def _with_class(tower: Fields) -> VisionInput:
@@ -298,6 +315,43 @@ def minimax(tower: Fields) -> ModelModule:
     return vision_module(shape, native(tower, bias=False, channels="num_channels"))
 
 
+def hunyuan(tower: Fields) -> ModelModule:
+    """A table of positions stretched over images of any size, with a row for a class token that is not there."""
+    rows = (tower.count("max_image_size", most=100_000) // tower.side("patch_size")) ** 2 + 1
+    kv_heads = tower.optional("num_key_value_heads") or tower.count("num_attention_heads")
+    vision = native(tower, bias=True, rows=rows, channels="num_channels", temporal=False)
+    return vision_module(vit(tower, final_norm=False, kv_heads=kv_heads), vision)
+
+
+def molmo2(tower: Fields) -> ModelModule:
+    side = 378 if tower.get("image_size") is None else tower.side("image_size")
+    rows = tower.optional("num_position_embeddings") or (side // tower.side("patch_size")) ** 2
+    shape = vit(tower, head_dim=tower.optional("head_dim"), final_norm=False)
+    return vision_module(shape, native(tower, bias=True, rows=rows, channels="num_channels", temporal=False))
+
+
+def lfm3(tower: Fields) -> ModelModule:
+    """Convolutions over the neighbours of each patch between gates, but for layers that attend; gated MLPs."""
+    kv_heads, heads = tower.count("num_key_value_heads"), tower.count("num_attention_heads")
+    shape = vit(tower, kv_heads=kv_heads, norm_first_extra=True, final_norm=False, qk_norm=True, **UNBIASED_GATED)
+    if heads % kv_heads:
+        raise tower.error("num_key_value_heads", f"{heads} heads are not a multiple of {kv_heads}")
+    types = kinds_of_layers(
+        tower, shape.layers, ("conv", "full_attention"), lambda i: "conv" if i < 2 or i % 2 else "full_attention"
+    )
+    width = shape.hidden
+    taps = tower.count("conv_kernel_size", most=100) ** 2
+    rms, linear = Normed(kind="rms"), Dense(width=width, bias=False)
+    mixed: Steps = (
+        Fork(left=(linear,), right=(linear,), product=True),
+        Convolve(width=width, taps=taps, groups=width, bias=False),
+    )
+    gated = residual(rms, Fork(left=(linear,), right=mixed, product=True), linear)
+    plain: Steps = (gated, residual(rms, Mlp()))
+    form = Form(blocks=tuple((1, plain if word == "conv" else (Usual(),)) for word in types))
+    return replace(vision_module(shape, native(tower, bias=False)), form=form)
+
+
 def dinov2(tower: Fields) -> ModelModule:
     """Class token and mask token, scaled branches."""
     tower.refuse_unless("use_swiglu_ffn", False, None, why="its gated MLP rounds its width")
@@ -325,6 +379,9 @@ TOWERS: Mapping[str, Tower] = {
     "glm4v_moe_vision": glm4v,
     "glm4v_vision": glm4v,
     "glm_ocr_vision": glm_ocr,
+    "hunyuan_vl_vision": hunyuan,
+    "lfm3_vl_vision": lfm3,
+    "molmo2_vision": molmo2,
     "idefics2_vision": idefics,
     "idefics_vision": clip_of_idefics,
     "idefics3_vision": idefics,
@@ -353,11 +410,18 @@ TOWERS: Mapping[str, Tower] = {
     "qwen3_omni_moe_vision_encoder": qwen3_vl,
     "qwen3_vl_moe_vision": qwen3_vl,
     "qwen3_vl_vision": qwen3_vl,
+    "minicpm_ocr_vision": plain_stretched,
+    "minicpmv4_6_vision": plain_stretched,
+    "minicpmv4_7_vision": plain_stretched,
+    "pix2struct_vision_model": pix2struct,
+    "step3p5_vision": step,
     "siglip2_vision_model": siglip2,
     "siglip_vision_model": siglip,
     "smolvlm_vision": idefics,
     "step3p7_vision": step,
+    "deit": plain,
     "video_llama_3_vision": video_llama,
+    "vit": plain,
 }
 
 

@@ -8,6 +8,14 @@ from mmplan.scenario.scenario import ModelModule, Transformer, VisionInput
 from mmplan.scenario.steps import Form, Kept, Steps
 
 BIASES: dict[str, Any] = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+UNBIASED_GATED: dict[str, Any] = {
+    "norm": "rms",
+    "gated_mlp": True,
+    "activation": "silu",
+    "qkv_bias": False,
+    "out_bias": False,
+    "mlp_bias": False,
+}
 RMS_GATED: dict[str, Any] = {"norm": "rms", "gated_mlp": True, "activation": "silu"}
 
 

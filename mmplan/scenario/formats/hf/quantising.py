@@ -1,0 +1,89 @@
+"""Families whose images are words: a convolutional encoder gives each stretch of an image the nearest code, and the
+language model's own table the code's embedding (Chameleon, Emu3)."""
+
+from mmplan.scenario.formats.hf.resamplers import encoder_module
+from mmplan.scenario.formats.hf.sam import stepping
+from mmplan.scenario.formats.hf.text import text_module
+from mmplan.scenario.formats.hf_fields import Fields
+from mmplan.scenario.formats.hf_modules import SOURCE, chain
+from mmplan.scenario.scenario import Model, ModelModule, Transformer, VisionInput
+from mmplan.scenario.steps import Active, Attend, Dense, Fork, Form, Kept, Look, Normed, Steps, conv, residual
+
+
+def chameleon(config: Fields, name: str) -> Model:
+    fields, llm = config.part("vq_config"), text_module(config)
+    levels = encoder(fields)
+    latent = fields.count("latent_channels") * (2 if fields.flag("double_latent") else 1)
+    width = fields.count("embed_dim")
+    codes: Steps = (
+        Normed(),
+        Active(function="silu"),
+        conv(latent, 3),
+        Dense(width=width),
+        Dense(width=fields.count("num_embeddings"), bias=False),  # distances to the codes
+        Look(size=0, width=llm.output_width),
+    )
+    extra = Kept(size=width * fields.count("latent_channels") + fields.count("latent_channels"))
+    config.log.notes.append("the linear behind the codes, which only draws, has weights and no work")
+    last = stepping((*codes, extra), (levels[-1].output_width, llm.output_width), name="codes")
+    return chain(name, *levels, last, llm)
+
+
+def encoder(fields: Fields) -> tuple[ModelModule, ...]:
+    """Levels of residual blocks, each with half the side of the one before; attention at the last."""
+    base, count = fields.count("base_channels"), fields.count("num_res_blocks", most=100)
+    factors = fields.numbers("channel_multiplier", most=1_000)
+    fields.refuse_unless("attn_resolutions", None, [], why="attention at several resolutions")
+    vanilla = fields.get("attn_type") == "vanilla"
+    side, channels = fields.count("resolution", most=100_000), fields.count("in_channels", most=1_000)
+    levels: list[ModelModule] = []
+    before = base
+    for index, factor in enumerate(factors):
+        width, last = base * factor, index + 1 == len(factors)
+        down: Steps = (conv(before, 3, stride=2),) if index else (conv(base, 3),)
+        blocks: list[tuple[int, Steps]] = [(1, residual_block(width, width))] * (count - 1)
+        if last:
+            middle: Steps = (residual(Normed(), Attend()),) if vanilla else ()
+            blocks += [(1, (*residual_block(width, width), *middle)), (1, residual_block(width, width))]
+        blocks = blocks or [(1, (Kept(size=0),))]
+        form = Form(
+            front=(*down, *residual_block(before, width)), raw_width=None if index else channels, blocks=tuple(blocks)
+        )
+        shape = Transformer(
+            layers=len(blocks),
+            hidden=width,
+            heads=1,
+            kv_heads=1,
+            head_dim=width,
+            ffn=1,
+            gated_mlp=False,
+            causal=False,
+            norm="layer",
+            qkv_bias=True,
+            out_bias=True,
+            final_norm=False,
+        )
+        if index:
+            levels.append(encoder_module(shape, form, name=f"vision_level{index}"))
+        else:
+            seen = VisionInput(patch=1, channels=channels, image_size=side)
+            levels.append(
+                ModelModule(
+                    name="vision",
+                    kind="vision_encoder",
+                    modality="vision",
+                    transformer=shape,
+                    vision=seen,
+                    form=form,
+                    source=SOURCE,
+                )
+            )
+        before = width
+    return tuple(levels)
+
+
+def residual_block(inputs: int, width: int) -> Steps:
+    """Two convolutions behind norms, added to the input or to a linear of it."""
+    silu = Active(function="silu")
+    inner: Steps = (Normed(), silu, conv(width, 3), Normed(), silu, conv(width, 3))
+    return (Fork(left=(Dense(width=width),) if inputs != width else (), right=inner),)
