@@ -9,6 +9,7 @@ from mmplan.cost_models.ops import (
     Add,
     Convolution,
     Embedding,
+    Interleave,
     MergeRows,
     Multiply,
     Norm,
@@ -25,6 +26,7 @@ from mmplan.scenario.steps import (
     Average,
     Convolve,
     Dense,
+    Doubled,
     Fork,
     Halve,
     Join,
@@ -109,6 +111,9 @@ class _Writer:
             case Average():
                 y = replace(y, rows=_scaled(x.rows, 1, step.rows))
                 self.ops.append(Pool(x=x, y=y, size=step.rows))
+            case Doubled():
+                y = replace(y, rows=_scaled(x.rows, 2, 1))
+                self.ops.append(Interleave(parts=(x,), keys=(x.name,), y=y))
             case Kept():
                 self.ops.append(Stored(name=name, x=x, y=y, size=step.size, trainable=trained))
             case Look():

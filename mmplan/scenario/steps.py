@@ -77,6 +77,13 @@ class Average:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Doubled:
+    """As many learned rows stand behind those that are read; their numbers are kept elsewhere."""
+
+    what: Literal["doubled"] = "doubled"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
     """Numbers whose arithmetic is not counted."""
 
@@ -129,7 +136,7 @@ class Fork:
 
 
 Step: TypeAlias = (
-    Dense | Convolve | Normed | Active | Halve | Join | Average | Kept | Attend | Mlp | Usual | Look | Fork
+    Dense | Convolve | Normed | Active | Halve | Join | Average | Doubled | Kept | Attend | Mlp | Usual | Look | Fork
 )
 Steps: TypeAlias = tuple[Step, ...]
 
@@ -188,6 +195,8 @@ def row_ratio(steps: Iterable[Step]) -> Fraction:
                 ratio *= Fraction(step.spreads, step.joins)
             case Join() | Average():
                 ratio /= step.rows
+            case Doubled():
+                ratio *= 2
             case Fork():
                 ratio *= row_ratio(step.left)
     return ratio

@@ -6,6 +6,7 @@ from dataclasses import replace
 from mmplan.scenario.document import shown
 from mmplan.scenario.formats.hf import (
     decoders,
+    deepseek_ocr,
     gemma_families,
     listeners,
     llava_like,
@@ -64,6 +65,8 @@ PARTS = {
     "qwen3_omni_moe_text",
     "qwen3_vl_moe_text",
     "qwen3_vl_text",
+    "deepseek_ocr2_text",
+    "unlimited_ocr_text",
     "emu3_text_model",
     "ernie4_5_vl_moe_text",
     "gemma3n_text",
@@ -123,6 +126,9 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "aya_vision": llava_like.aya,
     "cohere2_vision": llava_like.aya,
     "cosmos3_omni": qwen3.qwen3_vl,
+    "deepseek_ocr2": deepseek_ocr.ocr2,
+    "deepseek_vl_v2": deepseek_ocr.deepseek_vl_v2,
+    "unlimited_ocr": deepseek_ocr.unlimited,
     "deepseek_vl": llava_like.two_linears,
     "exaone4_5": llava_like.qwen_vl,
     "gemma3": llava_like.gemma3,

@@ -13,11 +13,8 @@ _SEQ2SEQ = "it is an encoder-decoder text model, whose encoder no projector feed
 
 REFUSED: Mapping[str, str] = {
     "chatglm": _REMOTE,
-    "deepseek_ocr2": _SAM,
     "deepseek_v32": _SPARSE,
     "deepseek_v4": _SPARSE,
-    "deepseek_vl_v2": "its towers (SAM beside CLIP, or tiles with learned separators) have no counterpart here, and "
-    "its modelling code is no part of transformers",
     "emu3": _VQ,
     "fast_vlm": _CONV,
     "florence2": _CONV,

@@ -258,6 +258,7 @@ QWEN3 = Stack(qkv_bias="attention_bias", out_bias="attention_bias", shape={"qk_n
 QWEN3_MOE = replace(QWEN3, adapt=(experts.qwen_experts,))
 MISTRAL = Stack(adapt=(_window,))
 GEMMA = {"activation": "gelu"}
+OCR = replace(LLAMA, adapt=(experts.ocr_experts,))
 BIASED = Stack(qkv_bias="attention_bias", out_bias="attention_bias")
 GEMMA4 = replace(BIASED, shape=GEMMA, adapt=(mixers.gemma4,), form=gemma.form_of_gemma4, stored=gemma.per_layer_norm)
 
@@ -301,6 +302,8 @@ STACKS: Mapping[str, Stack] = {
         adapt=(experts.ernie_experts,),
         head_bias="use_bias",
     ),
+    "deepseek_ocr2_text": OCR,
+    "unlimited_ocr_text": OCR,
     "emu3_text_model": replace(BIASED, mlp_bias="mlp_bias"),
     "ernie4_5_vl_moe_text": Stack(
         qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", adapt=(experts.ernie_vl_experts,)
