@@ -127,18 +127,19 @@ def op_parameters(op: Op, shard: int | Shard = 1) -> int:
             return 0
 
 
-def _is_tied(op: Op) -> bool:
-    return isinstance(op, Linear) and op.tied
+def is_tied(op: Op) -> bool:
+    """Whether the operator's matrix is counted at another operator."""
+    return isinstance(op, Linear | Embedding) and op.tied
 
 
 def parameters(layer: Layer) -> int:
     """Parameters of the layer; a tied head counts none, its matrix is the token table's."""
-    return sum(op_parameters(op) for op in layer.ops if not _is_tied(op))
+    return sum(op_parameters(op) for op in layer.ops if not is_tied(op))
 
 
 def trainable_parameters(layer: Layer) -> int:
     """Parameters of the layer that are trained, tied ones not counted."""
-    return sum(op_parameters(op) for op in layer.ops if op_trainable(op) and not _is_tied(op))
+    return sum(op_parameters(op) for op in layer.ops if op_trainable(op) and not is_tied(op))
 
 
 def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:

@@ -115,7 +115,8 @@ def token_embed_ops(
     trained = training.mode == "full"
     width = vocabulary.width or hidden
     text = Value("text", Rows("input_elements"), width)
-    table = Embedding(name="table", y=text, size=vocabulary.size, trainable=trained, unit=vocabulary.pad_to)
+    size, unit, elsewhere = vocabulary.size, vocabulary.pad_to, vocabulary.elsewhere
+    table = Embedding(name="table", y=text, size=size, trainable=trained, unit=unit, tied=elsewhere)
     ops: list[Op] = [table]
     parts, keys = [text, *(Value(name, TOKENS, hidden) for name in merged)], ["text", *merged]
     project_all = hidden_source is not None and vocabulary.width is not None

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
-from mmplan.cost_models.counts import edge_bytes, op_parameters
+from mmplan.cost_models.counts import edge_bytes, is_tied, op_parameters
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.memory_activations import BLOCKS
 from mmplan.cost_models.memory_states import Replicas, is_expert
-from mmplan.cost_models.ops import Linear, op_trainable
+from mmplan.cost_models.ops import op_trainable
 from mmplan.cost_models.shard import Shard
 from mmplan.scenario.scenario import Dtype
 from mmplan.scenario.technique import Recompute, Sharding
@@ -137,7 +137,7 @@ class Trained:
 def trained_on_rank(layer: Layer, layout: Layout) -> Trained:
     """Trained parameters of a layer on one rank; a tied head has none, its matrix is the token table's."""
     shard = layout.shard(layer)
-    trained = [op for op in layer.ops if op_trainable(op) and not (isinstance(op, Linear) and op.tied)]
+    trained = [op for op in layer.ops if op_trainable(op) and not is_tied(op)]
     experts = sum(op_parameters(op, shard) for op in trained if is_expert(op))
     rest = sum(op_parameters(op, shard) for op in trained if not is_expert(op))
     return Trained(0, rest, experts) if layer.module in layout.spread else Trained(rest, 0, experts)

@@ -197,13 +197,15 @@ class Add:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embedding:
-    """Rows of a table [size, width] by token id; the table is split over tp ranks by token id, in whole `unit`s."""
+    """Rows of a table [size, width] by token id; the table is split over tp ranks by token id, in whole `unit`s.
+    `tied`: it is another module's and counted there."""
 
     name: str
     y: Value
     size: int
     trainable: bool
     unit: int = 1
+    tied: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

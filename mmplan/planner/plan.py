@@ -242,7 +242,7 @@ def scenario_hash(scenario: Scenario) -> str:
     # a constraint or a form that is not there leaves hashes of older plans as they are
     unsaid = {"modules"} if scenario.constraints.modules == () else set()
     modules = {
-        index: {"form": True, "audio": {"stride": True}}
+        index: {"form": True, "audio": {"stride": True}, "vocabulary": {"elsewhere": True}}
         for index, module in enumerate(scenario.model.modules)
         if module.form is None and (module.audio is None or module.audio.stride == 2)
     }

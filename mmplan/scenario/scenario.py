@@ -192,6 +192,7 @@ class Vocabulary:
     tied: bool = False
     width: int | None = None  # of the token table when it is not `hidden` (a talker's, see `hidden` edges)
     pad_to: int = 1  # rows are filled up to a multiple of this times tp (Megatron: 128)
+    elsewhere: bool = False  # the table is that of another module and counted there (BART's encoder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ from mmplan.scenario.document import shown
 from mmplan.scenario.formats.hf import (
     decoders,
     deepseek_ocr,
+    florence,
     gemma_families,
     listeners,
     llava_like,
@@ -132,6 +133,7 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "deepseek_vl": llava_like.two_linears,
     "exaone4_5": llava_like.qwen_vl,
     "gemma3": llava_like.gemma3,
+    "florence2": florence.florence2,
     "gemma3n": gemma_families.gemma3n,
     "gemma4": gemma_families.gemma4,
     "gemma4_unified": gemma_families.gemma4_unified,
@@ -147,6 +149,7 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "internvl_chat": llava_like.internvl_chat,
     "janus": llava_like.janus,
     "kimi_k25": llava_like.kimi_k25,
+    "kimi_vl": llava_like.kimi_k25,
     "lfm2_vl": llava_like.lfm2,
     "lighton_ocr": llava_like.mistral3,
     "llama4": llava_like.llama4,

@@ -17,13 +17,11 @@ REFUSED: Mapping[str, str] = {
     "deepseek_v4": _SPARSE,
     "emu3": _VQ,
     "fast_vlm": _CONV,
-    "florence2": _CONV,
     "glm_moe_dsa": _SPARSE,
     "internlm2": _REMOTE,
     "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
     "so nothing confirms its parameters",
     "kimi_linear": "its linear attention has a gate for each column of a key (KDA), which has no cost model yet",
-    "kimi_vl": _REMOTE,
     "minicpmo": _REMOTE,
     "minicpmv": _REMOTE,
     "molmo": _REMOTE,

@@ -367,6 +367,12 @@ def cosmos(tower: Fields) -> ModelModule:
 
 
 TOWERS: Mapping[str, Tower] = {
+    "altclip_vision_model": clip,
+    "chinese_clip_vision_model": clip,
+    "clipseg_vision_model": clip,
+    "metaclip_2_vision_model": clip,
+    "owlv2_vision_model": clip,
+    "owlvit_vision_model": clip,
     "blip_2_vision_model": blip2,
     "blip_vision_model": blip2,
     "clip_vision_model": clip,
