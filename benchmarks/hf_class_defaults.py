@@ -18,6 +18,8 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from mmplan.scenario.formats.hf.class_defaults import FILE
+from mmplan.scenario.formats.hf.conformers import CONFORMERS
+from mmplan.scenario.formats.hf.decoders import DECODERS
 from mmplan.scenario.formats.hf.ears import EARS
 from mmplan.scenario.formats.hf.encoders_alone import ENCODERS
 from mmplan.scenario.formats.hf.families import FAMILIES
@@ -81,7 +83,7 @@ def part_of(config: type[PreTrainedConfig], name: str) -> dict[str, Any] | None:
         return None
     if not isinstance(absent, PreTrainedConfig):
         spec = (getattr(config, "sub_configs_defaults", None) or {}).get(name) or config.sub_configs[name]
-        kind = getattr(getattr(spec, "config_class", spec), "model_type", "")
+        kind = getattr(spec, "model_type", "") or getattr(getattr(spec, "config_class", spec), "model_type", "")
         return {"type": kind, "absent": {}, "fixed": True} if kind else None
     inner = type(absent)
     differing = set_by(absent)
@@ -171,7 +173,7 @@ def row(kind: str, config: type[PreTrainedConfig]) -> dict[str, Any]:
 
 
 def main() -> None:
-    kinds = {*FAMILIES, *STACKS, *TOWERS, *EARS, *ENCODERS}
+    kinds = {*FAMILIES, *STACKS, *TOWERS, *EARS, *ENCODERS, *CONFORMERS, *DECODERS}
     wanted, done = sorted(kinds), dict[str, Any]()
     unnamed: dict[str, type[PreTrainedConfig]] = {}
     while wanted:

@@ -9,7 +9,7 @@ query-key pairs whether causal or not, its backward with recomputed scores (5 pr
 import math
 from dataclasses import replace
 
-from mmplan.cost_models.delta_ops import CHUNK, CausalConv, DeltaRule
+from mmplan.cost_models.delta_ops import CausalConv, DeltaRule
 from mmplan.cost_models.expert_ops import Combine, GroupedLinear, Route
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layer import Layer
@@ -71,7 +71,7 @@ def op_dgrad_flops(layer: Layer, op: Op, load: Load, shard: int | Shard = 1) -> 
         return flops * (2 * op.product_width + op.head_dim) / op.product_width
     if isinstance(op, DeltaRule):  # the forward again, twice as much for gradients, two products for the solved system
         rows = load.chunk_tokens * row_fraction(False, as_shard(shard))
-        return 3 * flops + rows * op.gate.local_width(shard) * 4 * CHUNK**2
+        return 3 * flops + rows * op.gate.local_width(shard) * op.solve_flops()
     return flops
 
 
@@ -114,7 +114,7 @@ def op_parameters(op: Op, shard: int | Shard = 1) -> int:
         case CausalConv():
             return op.kernel * op.x.local_width(shard)
         case DeltaRule():
-            return 2 * op.gate.local_width(shard)
+            return (3 if op.scan else 2) * op.gate.local_width(shard)
         case Stored():
             return op.size
         case Embedding():

@@ -25,7 +25,8 @@ class DeltaRule:
 
     gate, step: [rows, value_heads]; a = exp(-exp(A) softplus(gate + bias)) and b = sigmoid(step), with A and bias per
     value head. Queries and keys are normalised; key heads serve equal numbers of value heads. Its inputs alone are
-    kept: the backward computes the chunks again.
+    kept: the backward computes the chunks again. With `scan` it is Mamba 2's state space (arXiv 2405.21060,
+    section 6) in chunks of so many rows: S = a S + d k v^T, with A, a bias and a skip per value head.
     """
 
     name: str
@@ -38,6 +39,7 @@ class DeltaRule:
     key_heads: int
     value_heads: int
     trainable: bool
+    scan: int = 0
 
     @property
     def key_dim(self) -> int:
@@ -47,8 +49,14 @@ class DeltaRule:
     def value_dim(self) -> int:
         return self.v.width // self.value_heads
 
+    def solve_flops(self) -> int:
+        """Of one row and value head in the backward, for the solved system, which a scan has not."""
+        return 0 if self.scan else 4 * CHUNK**2
+
     def row_flops(self) -> int:
         """Forward products of one row in one value head: keys with keys, the solved system with keys and with values,
         queries with keys, weights with new values, and three products with the state."""
         key, value = self.key_dim, self.value_dim
+        if self.scan:  # queries with keys in each group, weights with values, two products with the state
+            return 2 * (self.scan * key * self.key_heads // self.value_heads + self.scan * value + 2 * key * value)
         return 2 * (3 * CHUNK * key + 2 * CHUNK * value + 3 * key * value)

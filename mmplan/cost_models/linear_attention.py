@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from mmplan.cost_models.blocks import linear_ops
 from mmplan.cost_models.delta_ops import CausalConv, DeltaRule
-from mmplan.cost_models.ops import Activation, Multiply, Norm, Op
+from mmplan.cost_models.ops import Activation, Multiply, Norm, Op, Stored
 from mmplan.cost_models.values import TOKENS, Value
 from mmplan.scenario.attention_forms import GatedDelta
 from mmplan.scenario.scenario import Training, Transformer
+from mmplan.scenario.steps import Scan
 
 
 def delta_ops(shape: Transformer, delta: GatedDelta, training: Training, x: Value) -> tuple[Op, ...]:
@@ -68,3 +69,41 @@ def short_conv_ops(shape: Transformer, training: Training, x: Value) -> tuple[Op
     ops.append(Multiply(a=gate_out, b=turned, y=gated))
     out = Value("attn_out", TOKENS, shape.hidden)
     return (*ops, *linear_ops("o", gated, out, training, bias=shape.out_bias, parallel="row"))
+
+
+def scan_ops(scan: Scan, hidden: int, training: Training, x: Value, prefix: str) -> tuple[Op, ...]:
+    """Mamba 2: x [tokens, hidden], normed -> value `{prefix}out`. Never split over tp ranks."""
+    trained, inner, keys = training.mode == "full", scan.heads * scan.head_dim, scan.groups * scan.state
+    z, v = (Value(f"{prefix}{name}", TOKENS, inner) for name in ("z", "v"))
+    q, k = (Value(f"{prefix}{name}", TOKENS, keys) for name in ("q", "k"))
+    step = Value(f"{prefix}step", TOKENS, scan.heads)
+    ops: list[Op] = []
+    for projected in (z, v, q, k, step):
+        ops += linear_ops(projected.name, x, projected, training, bias=scan.bias)
+    mixed: list[Value] = []
+    for part in (q, k, v):
+        conv, active = replace(part, name=f"{part.name}_mixed"), replace(part, name=f"{part.name}_active")
+        ops.append(CausalConv(name=f"{part.name}_conv", x=part, y=conv, kernel=scan.kernel, trainable=trained))
+        ops.append(Activation(kind="silu", x=conv, y=active))
+        mixed.append(active)
+    ruled, opened, gated, normed = (replace(v, name=f"{prefix}{name}") for name in ("ruled", "open", "gated", "normed"))
+    rule = DeltaRule(
+        name=f"{prefix}rule",
+        q=mixed[0],
+        k=mixed[1],
+        v=mixed[2],
+        gate=step,
+        step=step,
+        y=ruled,
+        key_heads=scan.groups,
+        value_heads=scan.heads,
+        trainable=trained,
+        scan=scan.chunk,
+    )
+    ops += [rule, Activation(kind="silu", x=z, y=opened), Multiply(a=ruled, b=opened, y=gated)]
+    ops.append(Norm(name=f"{prefix}norm", x=gated, y=normed, kind="rms", trainable=trained))
+    if scan.conv_bias:
+        kept = replace(normed, name=f"{prefix}kept")
+        ops.append(Stored(name=f"{prefix}conv_bias", x=normed, y=kept, size=inner + 2 * keys, trainable=trained))
+        normed = kept
+    return (*ops, *linear_ops(f"{prefix}o", normed, Value(f"{prefix}out", TOKENS, hidden), training, bias=scan.bias))

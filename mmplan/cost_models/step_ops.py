@@ -4,9 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mmplan.cost_models.blocks import attention_ops, linear_ops, mlp_body
+from mmplan.cost_models.experts import moe_ops
+from mmplan.cost_models.linear_attention import scan_ops
 from mmplan.cost_models.ops import (
     Activation,
     Add,
+    Attention,
     Convolution,
     Embedding,
     Interleave,
@@ -24,9 +27,11 @@ from mmplan.scenario.steps import (
     Active,
     Attend,
     Average,
+    Choose,
     Convolve,
     Dense,
     Doubled,
+    Experts,
     Fork,
     Halve,
     Join,
@@ -34,6 +39,7 @@ from mmplan.scenario.steps import (
     Look,
     Mlp,
     Normed,
+    Scan,
     Step,
     Steps,
     Usual,
@@ -121,6 +127,13 @@ class _Writer:
                 self.ops.append(Embedding(name=name, y=y, size=step.size, trainable=trained))
             case Attend():
                 return self._attend(step, x, f"{name}_")
+            case Experts():
+                return self._experts(step, x, f"{name}_")
+            case Scan():
+                self.ops += scan_ops(step, x.width, self.training, x, f"{name}_")
+                return self.ops[-1].y
+            case Choose():
+                return self._choose(step, x, name)
             case Usual():
                 self.ops += self.around.usual()
                 return self.ops[-1].y
@@ -147,6 +160,50 @@ class _Writer:
             shared=step.shared,
         )
         return self.ops[-1].y
+
+    def _experts(self, step: Experts, x: Value, prefix: str) -> Value:
+        shape = self.around.shape
+        assert shape.moe is not None
+        if step.latent is None:
+            self.ops += moe_ops(shape, shape.moe, self.training, x)
+            return self.ops[-1].y
+        low, out = (
+            Value(f"{prefix}{name}", x.rows, width) for name, width in (("low", step.latent), ("high", x.width))
+        )
+        self.ops += linear_ops(low.name, x, low, self.training, bias=shape.mlp_bias)
+        routed = replace(shape.moe, shared_ffn=0)
+        self.ops += moe_ops(replace(shape, hidden=step.latent), routed, self.training, low)
+        self.ops += linear_ops(out.name, self.ops[-1].y, out, self.training, bias=shape.mlp_bias)
+        if not shape.moe.shared_ffn:
+            return out
+        shared, both = (Value(f"{prefix}{name}", x.rows, x.width) for name in ("shared", "both"))
+        self.ops += mlp_body(shape, self.training, x, shared, shape.moe.shared_ffn, prefix=prefix)
+        self.ops.append(Add(a=out, b=shared, y=both))
+        return both
+
+    def _choose(self, step: Choose, x: Value, name: str) -> Value:
+        """Scores are products of queries and keys without values; nothing but their order is used."""
+        width = step.heads * step.head_dim
+        q, k, scores = (
+            Value(f"{name}_{part}", x.rows, size) for part, size in (("q", width), ("k", step.head_dim), ("y", 0))
+        )
+        self.ops += linear_ops(q.name, x, q, self.training, bias=False)
+        self.ops += linear_ops(k.name, x, k, self.training, bias=False)
+        self.ops.append(
+            Attention(
+                q=q,
+                k=k,
+                v=k,
+                y=scores,
+                heads=step.heads,
+                kv_heads=1,
+                head_dim=step.head_dim,
+                causal=True,
+                pairs=Rows("pairs"),
+                value_dim=0,
+            )
+        )
+        return x
 
 
 def step_ops(steps: Steps, x: Value, y_rows: Rows, training: Training, around: Around | None = None) -> tuple[Op, ...]:

@@ -69,7 +69,8 @@ def _check_exchange(module: ModelModule, degrees: Degrees) -> None:
 
 def _check_linear_attention(module: ModelModule, degrees: Degrees) -> None:
     """The state of linear attention passes from one rank's rows to the next one's, which nothing here prices."""
-    if module.transformer is not None and degrees.cp > 1 and any(shape.delta for shape in module.transformer.shapes()):
+    linear = module.transformer is not None and any(shape.delta for shape in module.transformer.shapes())
+    if degrees.cp > 1 and (linear or (module.form is not None and module.form.scans)):
         raise InputError(
             f"{module.name}: cp {degrees.cp} splits rows, and the state of its linear attention runs through all"
         )

@@ -192,6 +192,7 @@ def context_degrees(scenario: Scenario, tp: int, rows: float) -> list[int]:
     rules, found = scenario.constraints, []
     languages = [module for module in scenario.model.modules if module.kind == "language_model"]
     linear = any(shape.delta for m in languages if m.transformer for shape in m.transformer.shapes())
+    linear = linear or any(m.form.scans for m in languages if m.form)
     cp = 1
     while cp == 1 or (cp <= MOST_CP and rows >= LEAST_ROWS * cp):
         exchanged = scenario.technique.context_parallel == "all-to-all" and cp > 1

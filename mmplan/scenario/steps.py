@@ -110,6 +110,39 @@ class Mlp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """The experts of the module's `transformer`, on rows of width `latent` between two linears where it is given."""
+
+    what: Literal["experts"] = "experts"
+    latent: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scan:
+    """Mamba 2's mixer (arXiv 2405.21060): a state [state, head_dim] per head, keys and queries of `groups` of heads, a
+    causal convolution of `kernel` rows on them and on values, a gate."""
+
+    what: Literal["scan"] = "scan"
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    kernel: int
+    chunk: int
+    bias: bool = False
+    conv_bias: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choose:
+    """An index of its own scores all rows for each row, so that attention reads the best alone."""
+
+    what: Literal["choose"] = "choose"
+    heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Usual:
     """The whole block as the module's `transformer` has it."""
 
@@ -136,7 +169,23 @@ class Fork:
 
 
 Step: TypeAlias = (
-    Dense | Convolve | Normed | Active | Halve | Join | Average | Doubled | Kept | Attend | Mlp | Usual | Look | Fork
+    Dense
+    | Convolve
+    | Normed
+    | Active
+    | Halve
+    | Join
+    | Average
+    | Doubled
+    | Kept
+    | Attend
+    | Mlp
+    | Experts
+    | Scan
+    | Choose
+    | Usual
+    | Look
+    | Fork
 )
 Steps: TypeAlias = tuple[Step, ...]
 
@@ -159,6 +208,11 @@ class Form:
     queries: int = 0
     window: int | None = None
     together: bool = False
+
+    @property
+    def scans(self) -> bool:
+        """Whether a state runs through all rows of a sequence."""
+        return any(uses(steps, Scan) for _, steps in self.blocks)
 
     def read_by_queries(self, rows: int) -> tuple[int, int]:
         """Query rows of a sequence of so many rows, and key rows that each of them attends to."""

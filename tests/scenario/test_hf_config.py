@@ -57,8 +57,8 @@ BAD = [
     ("[1]", ": expected a JSON object, found a list of 1 item"),
     ("{", ":1: not valid JSON: Expecting property name enclosed in double quotes"),
     (
-        '{"model_type": "chinese_clip"}',
-        f": unknown model_type 'chinese_clip'; known: {listed(sorted(FAMILIES))}",
+        '{"model_type": "telescope_net"}',
+        f": unknown model_type 'telescope_net'; known: {listed(sorted(FAMILIES))}",
     ),
     (
         '{"model_type": "llava", "text_config": {"model_type": "bert"}}',

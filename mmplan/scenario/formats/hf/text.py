@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmplan.scenario.document import listed, shown
-from mmplan.scenario.formats.hf import experts, gemma, mixers
+from mmplan.scenario.formats.hf import experts, gemma, mamba, mixers
 from mmplan.scenario.formats.hf.blocks_by_layer import each, sliding
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, divided
@@ -28,6 +28,7 @@ class Stack:
     stored: Callable[[Fields, Transformer], int] | None = None  # numbers beside the token table
     head_bias: str | bool = False
     form: Callable[[Fields, Transformer], Form | None] | None = None
+    layers: Callable[[Fields], int] = Fields.layers
     turned: bool = True  # positions turn queries and keys; False: they are among the numbers `stored`
 
 
@@ -98,7 +99,7 @@ def stack_shape(text: Fields, stack: Stack) -> Transformer:
         message = f"num_attention_heads = {heads} is not a multiple of num_key_value_heads = {kv_heads}"
         raise text.error("num_key_value_heads", message)
     shape = Transformer(
-        layers=text.layers(),
+        layers=stack.layers(text),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -359,6 +360,15 @@ STACKS: Mapping[str, Stack] = {
     "mistral": MISTRAL,
     "mixtral": replace(MISTRAL, adapt=(_window, experts.mixtral_experts)),
     "mllama_text_model": Stack(adapt=(_mllama,)),
+    "nemotron_h": Stack(
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        shape={"gated_mlp": False},
+        adapt=(mamba.nemotron_h,),
+        form=mamba.form_of_nemotron_h,
+        layers=lambda text: len(mamba.mixers(text)),
+    ),
     "olmo2": replace(BIASED, shape={**POST_ONLY, "qk_norm_whole": True}),
     "olmo3": replace(BIASED, shape={**POST_ONLY, "qk_norm_whole": True}, adapt=(_every(4),)),
     "olmoe": replace(

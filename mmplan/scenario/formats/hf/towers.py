@@ -352,6 +352,20 @@ def lfm3(tower: Fields) -> ModelModule:
     return replace(vision_module(shape, native(tower, bias=False)), form=form)
 
 
+def radio(tower: Fields) -> ModelModule:
+    """RADIO: class and register tokens in front of any number of patches, a table stretched over them, scaled branches;
+    a second linear for pairs of frames."""
+    width, patch = tower.count("hidden_size"), tower.side("patch_size")
+    tower.refuse_unless("use_swiglu_ffn", False, None, why="its gated MLP rounds its width")
+    shape = vit(tower, ffn=int(width * tower.ratio("mlp_ratio")), qkv_bias=tower.flag("qkv_bias"), layer_scale=True)
+    rows = (tower.count("max_img_size", most=100_000) // patch) ** 2
+    extra = tower.count("num_cls_tokens", least=0) + tower.count("num_registers", least=0)
+    frames = tower.optional("video_temporal_patch_size")
+    again = frames * 3 * patch**2 * width if frames else 0
+    vision = VisionInput(patch=patch, channels=tower.count("num_channels", most=1_000), position_rows=rows)
+    return vision_module(replace(shape, final_norm=False), vision, extra * width + again)
+
+
 def dinov2(tower: Fields) -> ModelModule:
     """Class token and mask token, scaled branches."""
     tower.refuse_unless("use_swiglu_ffn", False, None, why="its gated MLP rounds its width")
@@ -421,6 +435,7 @@ TOWERS: Mapping[str, Tower] = {
     "minicpmv4_7_vision": plain_stretched,
     "pix2struct_vision_model": pix2struct,
     "step3p5_vision": step,
+    "radio": radio,
     "siglip2_vision_model": siglip2,
     "siglip_vision_model": siglip,
     "smolvlm_vision": idefics,
