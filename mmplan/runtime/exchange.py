@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from mmplan.runtime.flat import gather
+from mmplan.runtime.network import all_to_all, gather
 from mmplan.runtime.tensor_sums import ExpertRanks, TensorRanks
 
 
@@ -32,7 +31,7 @@ def plan_exchange(rows_per_expert: list[int], experts: ExpertRanks, device: torc
     """From the rows of this rank's tokens at each of all experts; collective over the group."""
     sent = torch.tensor(rows_per_expert, dtype=torch.int64, device=device).view(experts.degree, -1)
     received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=experts.group)
+    all_to_all(received, sent, None, None, experts.group)
     here = torch.arange(sent.shape[1], device=device).repeat(experts.degree)
     return Exchange(
         sent=sent.sum(1).tolist(),
@@ -111,7 +110,7 @@ class _JoinRows(torch.autograd.Function):
 def _swapped(x: Tensor, sent: list[int], received: list[int], ranks: TensorRanks) -> Tensor:
     assert ranks.experts is not None
     result = x.new_empty(sum(received), x.shape[1])
-    dist.all_to_all_single(result, x.contiguous(), received, sent, group=ranks.experts.group)
+    all_to_all(result, x.contiguous(), received, sent, ranks.experts.group)
     return result
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from mmplan.errors import RunError
 from mmplan.planner.program import Action, RankProgram
 from mmplan.runtime.clock import Clock, Mark
+from mmplan.runtime.network import Message, post_receive, post_send
 from mmplan.runtime.stage import Stage
 
 _TAGS = 2**31  # gloo takes any non-negative 32-bit tag, NCCL ignores tags and matches by the program's order
@@ -171,46 +172,38 @@ class _Mailbox:
 
     def __init__(self, device: torch.device, network: dist.ProcessGroup | None) -> None:
         self._device, self._network = device, network
-        self._receives: dict[tuple[int, int, bool], list[tuple[str, Tensor, dist.Work]]] = {}
-        self._sends: dict[tuple[str, int], tuple[Tensor, dist.Work]] = {}
+        self._receives: dict[tuple[int, int, bool], list[tuple[str, Message]]] = {}
+        self._sends: dict[tuple[str, int], Message] = {}
 
     def receive(self, action: Action) -> None:
         """Post the buffer of a tensor that `take` hands out."""
-        buffer = torch.empty(action.bytes, dtype=torch.uint8, device=self._device)
-        work = _posted(dist.irecv(buffer, action.peer, group=self._network, tag=_tag(action)))
+        message = post_receive(action.bytes, self._device, action.peer, self._network, _tag(action))
         key = (action.stage, action.microbatch, "<" in action.tensor)
-        self._receives.setdefault(key, []).append((action.tensor, buffer, work))
+        self._receives.setdefault(key, []).append((action.tensor, message))
 
     def send(self, action: Action, tensor: Tensor) -> None:
         """Start to send; the bytes are kept until they have left."""
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        self._sends = {key: sent for key, sent in self._sends.items() if not sent[1].is_completed()}
-        work = dist.isend(flat, action.peer, group=self._network, tag=_tag(action))
-        self._sends[action.tensor, action.microbatch] = (flat, _posted(work))
+        self._sends = {key: sent for key, sent in self._sends.items() if not sent.left()}
+        self._sends[action.tensor, action.microbatch] = post_send(flat, action.peer, self._network, _tag(action))
 
     def take(self, stage: int, microbatch: int, *, gradients: bool) -> dict[str, Tensor]:
         """Wait for what was received for the forward or backward of a stage's microbatch."""
         taken = {}
-        for tensor, buffer, work in self._receives.pop((stage, microbatch, gradients), ()):
-            work.wait()
-            taken[tensor] = buffer
+        for tensor, message in self._receives.pop((stage, microbatch, gradients), ()):
+            taken[tensor] = message.there()
             # gloo knows that a send has left only after a wait; a gradient that is here proves that this one is free.
             sent = self._sends.pop((tensor.replace("<", ">"), microbatch), None) if gradients else None
             if sent is not None:
-                sent[1].wait()
+                sent.work.wait()
         return taken
 
     def drain(self) -> None:
         """Wait until every send has left."""
-        for _, work in self._sends.values():
-            work.wait()
+        for sent in self._sends.values():
+            sent.work.wait()
         self._sends.clear()
 
 
 def _tag(action: Action) -> int:
     return zlib.crc32(f"{action.tensor}@{action.microbatch}".encode()) % _TAGS
-
-
-def _posted(work: dist.Work | None) -> dist.Work:
-    assert work is not None, "this process is not in the group it sends to"
-    return work

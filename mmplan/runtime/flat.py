@@ -10,10 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mmplan.runtime.checkpoint.boxes import Box, boxes_of_range
-
-# Renamed in torch 2.13, which warns of the old names.
-gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from mmplan.runtime.network import all_reduce, gather, scatter_sum
 
 
 class FlatBuffer:
@@ -57,17 +54,17 @@ class FlatBuffer:
 
     def sum(self, replicas: dist.ProcessGroup) -> int:
         """Sum over the ranks; returns the bytes. Collective."""
-        dist.all_reduce(self.whole, op=dist.ReduceOp.SUM, group=replicas)
+        all_reduce(self.whole, replicas)
         return self.whole.nbytes
 
     def gather(self, own: Tensor, replicas: dist.ProcessGroup) -> int:
         """Fill the buffer with the shares of all ranks; returns its bytes. Collective."""
-        gather(self.whole, own.detach(), group=replicas)
+        gather(self.whole, own.detach(), replicas)
         return self.whole.nbytes
 
     def scatter_sum(self, replicas: dist.ProcessGroup) -> int:
         """Sum over the ranks, of which each gets the sum of its share, in place; returns the bytes. Collective."""
-        _scatter(self.share(replicas), self.whole, group=replicas)
+        scatter_sum(self.share(replicas), self.whole, replicas)
         return self.whole.nbytes
 
     def release(self) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mmplan.planner.program import RankProgram
+from mmplan.runtime.network import receive, send
 
 REPEATS = 5  # the best counts: on shared cores a median holds 2 ms scheduler slices
 
@@ -37,19 +38,17 @@ def probe_transfers(
 
 def _round_trip_s(peer: int, size: int, device: torch.device, network: dist.ProcessGroup) -> float:
     payload = torch.zeros(size, dtype=torch.uint8, device=device)
-    reply = torch.zeros(1, dtype=torch.uint8, device=device)
     _synchronize(device)
     started = time.perf_counter()
-    dist.send(payload, peer, group=network)
-    dist.recv(reply, peer, group=network)
+    send(payload, peer, network)
+    receive(1, device, peer, network)
     _synchronize(device)
     return time.perf_counter() - started
 
 
 def _answer(peer: int, size: int, device: torch.device, network: dist.ProcessGroup) -> None:
-    payload = torch.zeros(size, dtype=torch.uint8, device=device)
-    dist.recv(payload, peer, group=network)
-    dist.send(payload[:1], peer, group=network)
+    payload = receive(size, device, peer, network)
+    send(payload[:1], peer, network)
 
 
 def _synchronize(device: torch.device) -> None:

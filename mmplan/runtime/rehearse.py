@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Program, RankProgram
-from mmplan.runtime.flat import gather
 from mmplan.runtime.groups import collapsed
+from mmplan.runtime.network import all_reduce, gather
 from mmplan.scenario.technique import Sharding
 
 
@@ -112,7 +112,7 @@ class SleepStage:
         if self._replicas is None or size == 0:
             return
         if self._sharding == "none":
-            dist.all_reduce(self._buffer[:size], group=self._replicas)
+            all_reduce(self._buffer[:size], self._replicas)
         else:
             share = self._buffer[: size // self._replicas.size()]
-            gather(self._buffer[: share.nbytes * self._replicas.size()], share, group=self._replicas)
+            gather(self._buffer[: share.nbytes * self._replicas.size()], share, self._replicas)

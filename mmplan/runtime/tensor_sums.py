@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.shard import Shard
+from mmplan.runtime.network import all_reduce
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class TensorRanks:
         """Sum (or maximum) over the ranks, in place; nothing is sent where there are no rows."""
         if tensor.numel() == 0:
             return
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=self.group)
+        all_reduce(tensor, self.group, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM)
         self.count(tensor, backward=backward)
 
     def count(self, tensor: Tensor, *, backward: bool) -> None:
