@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import typer
 
+from mmplan.commands.checkpoints import checkpoints
 from mmplan.commands.explore import pareto, replan, sweep
 from mmplan.commands.formats import export, import_
 from mmplan.commands.launch import launch
@@ -35,7 +36,7 @@ app = typer.Typer(
 
 COMMANDS = (
     *(optimize, simulate, compare, check, execute, validate),
-    *(sweep, pareto, replan, fit, data, backtest, calibrate, import_, export, launch, schema, hardware),
+    *(sweep, pareto, replan, fit, data, backtest, calibrate, checkpoints, import_, export, launch, schema, hardware),
 )
 
 for command in COMMANDS:  # in the order of --help

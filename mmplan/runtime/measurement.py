@@ -108,13 +108,14 @@ class SavedCheckpoint:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resumed:
     """What a run went on from. `damaged`: newer checkpoints that could not be used, and why; `read_bytes`: of weights
-    and moments, by all ranks."""
+    and moments, by all ranks; `moved_bytes` of them from parts that other ranks had written."""
 
     checkpoint: str
     step: int
     plan_hash: str
     damaged: tuple[str, ...]
     read_bytes: int
+    moved_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,7 +77,7 @@ def saved_plans() -> dict[str, Plan]:
 
 
 def moved_plans() -> list[Plan]:
-    """Each goes on from what the one before has saved."""
+    """Each goes on from what the one before has saved; the first ones keep nothing twice."""
     one = hand_plan(tiny(), ONE_STAGE)
     two = hand_plan(tiny(), TWO_STAGES)
     chunks = with_family(two, "interleaved", build_graph(two.scenario), AnalyticCostModel(two.scenario))
@@ -85,9 +85,11 @@ def moved_plans() -> list[Plan]:
     stages = tuple(replace(stage, recompute="full") for stage in recomputed.stages)
     return [
         one,
+        refuse_unusable(chunks),
+        two,
+        replace(hand_plan(tiny(), ONE_STAGE, dp=4), sharding="parameters"),
         replace(recomputed, sharding="optimizer", stages=stages),
         replace(hand_plan(tiny(), ONE_STAGE, dp=2), tp=2, sharding="parameters"),
-        refuse_unusable(chunks),
         replace(hand_plan(tiny(), TWO_STAGES, microbatch_size=2), tp=2),
         replace(hand_plan(tiny(), ONE_STAGE, dp=4), sharding="gradients"),
         one,

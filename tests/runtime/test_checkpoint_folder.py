@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
+from mmplan.report.checkpoints import checkpoints_document, checkpoints_table
 from mmplan.runtime.checkpoint import before_run, committing
 from mmplan.runtime.checkpoint.before_run import check_checkpoints, checkpoint_bytes
 from mmplan.runtime.checkpoint.boxes import whole
@@ -32,6 +33,7 @@ from mmplan.runtime.checkpoint.folder import (
     require_whole,
 )
 from mmplan.runtime.checkpoint.identity import difference
+from mmplan.runtime.checkpoint.listing import list_checkpoints
 from mmplan.runtime.checkpoint.manifest import SavedPiece, SavedTensor, manifest_json
 from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.checkpoint.pieces import Piece
@@ -285,6 +287,21 @@ def test_another_training_is_named_by_the_first_thing_that_differs(run: Run, pla
         )
     with pytest.raises(InputError, match=r"is of the scenario's model, built here, this run trains a model of the us"):
         check_checkpoints(plan, RunOptions(steps=10, job=Path("job.py"), checkpoints=Checkpoints(resume=run.folder)))
+
+
+def test_a_folder_is_listed_with_what_is_damaged(run: Run) -> None:
+    run.save(1)
+    run.save(2)
+    (run.folder / "step-00000001" / "manifest.json").unlink()
+    newest, oldest = list_checkpoints(run.folder)
+    assert newest.damage is None and newest.plan is not None and newest.manifest is not None
+    assert newest.manifest.step == 2 and newest.manifest.samples == 8
+    assert (oldest.damage, oldest.manifest) == ("manifest.json is missing", None)
+    rows = checkpoints_document([newest, oldest])["checkpoints"]
+    assert [(row["step"], row["damage"]) for row in rows] == [(2, None), (None, "manifest.json is missing")]
+    assert checkpoints_table([newest, oldest]).row_count == 2
+    with pytest.raises(InputError, match=r"nothing: there are no checkpoints"):
+        list_checkpoints(run.folder / "nothing")
 
 
 def test_nothing_in_a_checkpoint_can_be_executed() -> None:

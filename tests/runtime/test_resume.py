@@ -30,6 +30,7 @@ from torch import Tensor
 from transformers import LlavaForConditionalGeneration
 
 from mmplan.planner.plan import Plan
+from mmplan.planner.switch_cost import switch_cost
 from mmplan.runtime.checkpoint.before_run import checkpoint_bytes
 from mmplan.runtime.measurement import Measurement
 from mmplan.scenario.formats.hf_config import read_hf_config
@@ -93,13 +94,22 @@ def test_every_element_is_written_once(name: str, results: dict[str, Any], folde
 
 
 def test_other_plans_go_on_where_the_last_one_stopped(results: dict[str, Any]) -> None:
-    """On 1, 4, 4, 2, 4, 4 and 1 ranks: cuts, chunks, replicas, tp, every sharding, recomputation, microbatches."""
+    """On 1, 2, 2, 4, ... and 1 ranks: cuts, chunks, replicas, tp, every sharding, recomputation, microbatches."""
     unbroken, *moved = results["moved"]
     last: Measurement = moved[-1]
     assert len(last.steps) == len(MOVED) == len(unbroken.steps)
     for step, expected in zip(last.steps, unbroken.steps, strict=True):
         assert step.losses == pytest.approx(expected.losses, rel=1e-5)
     assert last.resumed is not None and last.resumed.step == len(moved) - 1
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_what_moves_between_ranks_is_what_replan_has_priced(step: int, results: dict[str, Any]) -> None:
+    """Where no plan keeps anything twice, each element is read once, and to the byte as much of it was another's."""
+    _, *moved = results["moved"]
+    resumed, before, now = moved[step].resumed, MOVED[step - 1], MOVED[step]
+    assert resumed.read_bytes == checkpoint_bytes(now)
+    assert resumed.moved_bytes == switch_cost(before, now).moved_bytes > 0
 
 
 def test_a_job_goes_on_under_another_plan_and_its_weights_are_read_by_its_library(

@@ -4,6 +4,7 @@ All ranks check the files together, each its part of them. A damaged checkpoint 
 Every rank then reads the boxes that its own plan gives it, whoever wrote them. Nothing in a checkpoint is executed.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -55,14 +56,16 @@ class Start:
         if self.found is None:
             return None
         manifest = self.found.manifest
-        read_bytes = torch.tensor(load_state(self.found, plan, stages, dist.get_rank()))
-        dist.all_reduce(read_bytes)
+        counts = torch.tensor(load_state(self.found, plan, stages, dist.get_rank()))
+        dist.all_reduce(counts)
+        read_bytes, moved_bytes = counts.tolist()
         return Resumed(
             checkpoint=str(self.found.path),
             step=manifest.step,
             plan_hash=manifest.plan_hash,
             damaged=self.found.damaged,
-            read_bytes=int(read_bytes),
+            read_bytes=read_bytes,
+            moved_bytes=moved_bytes,
         )
 
 
@@ -122,19 +125,20 @@ def newest_whole(folder: Path, group: dist.ProcessGroup | None) -> Found | None:
     return None
 
 
-def load_state(found: Found, plan: Plan, stages: Sequence[WeightedStage], rank: int) -> int:
-    """Fill the stages from a checkpoint; returns the bytes read. Collective over replicas where state is sharded.
+def load_state(found: Found, plan: Plan, stages: Sequence[WeightedStage], rank: int) -> tuple[int, int]:
+    """Fill the stages from a checkpoint; returns the bytes read, and those of them that other ranks had written.
+    Collective over replicas where state is sharded.
 
     Random states are restored where the plan is the same; under another one ranks draw other parts of the model.
 
     Raises:
         InputError: the checkpoint lacks a tensor, or has it in another shape.
     """
-    read_bytes = 0
+    bytes_of: Counter[int] = Counter()  # by the rank that wrote them
     with ExitStack() as stack, torch.no_grad():
         files: dict[int, Any] = {}
         for piece in pieces_of(stages):
-            read_bytes += _load(piece, found, files, stack)
+            bytes_of += _load(piece, found, files, stack)
     for stage in stages:
         if found.manifest.updates is not None:
             for optimizer in stage.state.optimizers:
@@ -142,16 +146,18 @@ def load_state(found: Found, plan: Plan, stages: Sequence[WeightedStage], rank: 
         stage.state.refresh()
     if found.manifest.plan_hash == plan_hash(plan):
         restore_random_states(found.path / part_name(rank))
-    return read_bytes
+    return bytes_of.total(), bytes_of.total() - bytes_of[rank]
 
 
-def _load(piece: Piece, found: Found, files: dict[int, Any], stack: ExitStack) -> int:
+def _load(piece: Piece, found: Found, files: dict[int, Any], stack: ExitStack) -> Counter[int]:
+    """Fill a piece; returns the bytes read by the rank that wrote them."""
     saved = found.manifest.tensors.get(piece.name)
     if saved is None or saved.shape != piece.shape or set(saved.kinds) != set(piece.tensors):
         has = "nothing of it" if saved is None else f"{'x'.join(map(str, saved.shape))} ({', '.join(saved.kinds)})"
         wanted = f"{'x'.join(map(str, piece.shape))} ({', '.join(piece.tensors)})"
         raise InputError(f"the run has '{piece.name}' as {wanted}, the checkpoint {has}", file=found.path)
-    filled = read_bytes = 0
+    filled = 0
+    read: Counter[int] = Counter()
     for rank, offset, shape in saved.pieces:
         box = Box(offset, shape)
         common = piece.box.common(box)
@@ -164,11 +170,11 @@ def _load(piece: Piece, found: Found, files: dict[int, Any], stack: ExitStack) -
             for kind, tensor in piece.tensors.items():
                 part = read_box(files[rank], key_of(piece.name, kind, offset), box, common)
                 tensor[common.within(piece.box)].copy_(part)
-                read_bytes += part.nbytes
+                read[rank] += part.nbytes
         except (OSError, SafetensorError) as error:
             raise InputError(f"'{piece.name}' cannot be read: {error}", file=found.path / part_name(rank)) from error
     if filled != piece.box.count:
         raise InputError(
             f"the checkpoint has {filled:,} of {piece.box.count:,} elements of '{piece.name}'", file=found.path
         )
-    return read_bytes
+    return read
