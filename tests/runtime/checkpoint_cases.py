@@ -47,6 +47,13 @@ def _short(module: ModelModule) -> ModelModule:
     return replace(module, transformer=module.transformer and replace(module.transformer, layers=blocks))
 
 
+def with_experts() -> Scenario:
+    """Its language model has four experts."""
+    llm = tiny().model.module("llm")
+    assert llm.transformer is not None
+    return tiny(llm=replace(llm, transformer=replace(llm.transformer, moe=Moe(experts=4, topk=2, expert_ffn=48))))
+
+
 def saved_plans() -> dict[str, Plan]:
     """Name -> plan that saves and goes on under itself."""
     model = tiny().model
@@ -54,7 +61,7 @@ def saved_plans() -> dict[str, Plan]:
     assert vision.transformer is not None and llm.transformer is not None and llm.vocabulary is not None
     adapted = replace(llm, training=Training(mode="lora", rank=4, targets=("q", "v", "down")))
     frozen = tiny(vision=replace(vision, training=Training(mode="frozen")), llm=adapted)
-    experts = tiny(llm=replace(llm, transformer=replace(llm.transformer, moe=Moe(experts=4, topk=2, expert_ffn=48))))
+    experts = with_experts()
     # Numbers of parameters that replicas cannot share equally, and a matrix that two layers have.
     odd = tiny(
         vision=replace(vision, transformer=replace(vision.transformer, ffn=255)),
@@ -68,6 +75,8 @@ def saved_plans() -> dict[str, Plan]:
         "two stages": two,
         "two chunks on a rank": refuse_unusable(chunks),
         "two replicas": hand_plan(experts, ONE_STAGE, dp=2),
+        "experts over replicas, each over tp": replace(hand_plan(experts, ONE_STAGE, dp=2), tp=2, ep=2, etp=2),
+        "experts over ranks, ZeRO-3": replace(hand_plan(experts, ONE_STAGE, dp=4), ep=2, sharding="parameters"),
         "ZeRO-1, odd": replace(hand_plan(odd, ONE_STAGE, dp=2), sharding="optimizer"),
         "ZeRO-2 on two stages, in 16 bits": replace(half, sharding="gradients"),
         "ZeRO-3, frozen and LoRA": replace(hand_plan(frozen, ONE_STAGE, dp=4), sharding="parameters"),
@@ -96,6 +105,18 @@ def moved_plans() -> list[Plan]:
     ]
 
 
+def moved_experts() -> list[Plan]:
+    """The same of a model with experts."""
+    one, wide = hand_plan(with_experts(), ONE_STAGE), hand_plan(with_experts(), ONE_STAGE, dp=2)
+    return [
+        one,
+        replace(wide, tp=2, ep=4),
+        replace(wide, tp=2, ep=2, etp=2, sharding="optimizer"),
+        replace(hand_plan(with_experts(), ONE_STAGE, dp=4), ep=2, sharding="parameters"),
+        one,
+    ]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Continued:
     """A run without a break, and the second half of one that went on from its middle."""
@@ -111,10 +132,10 @@ def run_checkpoint_cases(rank: int, folder: str) -> None:
     runs = _Runs(rank, Path(folder))
     results: dict[str, object] = {}
     # Made once, because that takes longer than a run.
-    saved, moved, jobs = torch.load(Path(folder) / PLANS, weights_only=False)
+    saved, moved, experts, jobs = torch.load(Path(folder) / PLANS, weights_only=False)
     for name, plan in saved.items():
         results[name] = runs.saved(name, plan)
-    results["moved"] = runs.moved(moved)
+    results["moved"], results["moved experts"] = runs.moved("moved", moved), runs.moved("moved experts", experts)
     results |= {f"job {name}": runs.saved(f"job {name}", jobs[0], job) for name, job in JOBS.items()}
     results["moved job"] = runs.moved_job(jobs)
     torch.save(results, Path(folder) / f"rank{rank}.pt")
@@ -133,9 +154,9 @@ class _Runs:
         resumed = self._run(plan, 3, Checkpoints(folder=again, resume=again), job)
         return Continued(unbroken=unbroken, resumed=resumed) if unbroken and resumed else None
 
-    def moved(self, plans: list[Plan]) -> list[Measurement | None]:
+    def moved(self, name: str, plans: list[Plan]) -> list[Measurement | None]:
         """All steps under the first plan; then a step under each plan in turn, starting anew."""
-        folder = self._folder / "moved"
+        folder = self._folder / name
         runs = [self._run(plans[0], len(plans), Checkpoints())]
         for step, plan in enumerate(plans, start=1):
             runs.append(self._run(plan, step, Checkpoints(folder=folder, resume=folder)))

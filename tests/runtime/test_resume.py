@@ -18,6 +18,7 @@ from checkpoint_cases import (
     PLANS,
     PROCESSES,
     Continued,
+    moved_experts,
     moved_plans,
     run_checkpoint_cases,
     saved_plans,
@@ -55,7 +56,7 @@ def job_plans(folder: Path) -> list[Plan]:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, Any]:
-    torch.save((SAVED, MOVED, job_plans(folder)), folder / PLANS)
+    torch.save((SAVED, MOVED, moved_experts(), job_plans(folder)), folder / PLANS)
     measured: dict[str, Any] = run_on_ranks(run_checkpoint_cases, PROCESSES, folder)[0]
     return measured
 
@@ -93,11 +94,12 @@ def test_every_element_is_written_once(name: str, results: dict[str, Any], folde
     assert all(saved.problem is None and saved.bytes > sum(parts) for saved in case.unbroken.checkpoints)
 
 
-def test_other_plans_go_on_where_the_last_one_stopped(results: dict[str, Any]) -> None:
-    """On 1, 2, 2, 4, ... and 1 ranks: cuts, chunks, replicas, tp, every sharding, recomputation, microbatches."""
-    unbroken, *moved = results["moved"]
+@pytest.mark.parametrize("name", ["moved", "moved experts"])
+def test_other_plans_go_on_where_the_last_one_stopped(name: str, results: dict[str, Any]) -> None:
+    """On 1, 2, 2, 4, ... and 1 ranks: cuts, chunks, replicas, tp, ep, every sharding, recomputation, microbatches."""
+    unbroken, *moved = results[name]
     last: Measurement = moved[-1]
-    assert len(last.steps) == len(MOVED) == len(unbroken.steps)
+    assert len(last.steps) == len(moved) == len(unbroken.steps)
     for step, expected in zip(last.steps, unbroken.steps, strict=True):
         assert step.losses == pytest.approx(expected.losses, rel=1e-5)
     assert last.resumed is not None and last.resumed.step == len(moved) - 1

@@ -24,7 +24,7 @@ class Piece:
     tensors: Mapping[str, Tensor]
     copied: bool
     everywhere: bool
-    writes: bool | None
+    writes: bool | None = None
 
     @property
     def nbytes(self) -> int:
