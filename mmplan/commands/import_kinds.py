@@ -144,7 +144,7 @@ def _together(kinds: Mapping[Path, str]) -> Reading:
     """Files of several kinds that describe one run: how it is launched, its model, and the machines it runs on."""
     set_ups = [set_up(path) for path, kind in kinds.items() if (set_up := KINDS[kind].set_up) is not None]
     others = {kind for kind in kinds.values() if KINDS[kind].set_up is None}
-    machines = [KINDS[kind].read([path for path in kinds if kinds[path] == kind]) for kind in sorted(others)]
+    machines = _machines({kind: [path for path in kinds if kinds[path] == kind] for kind in sorted(others)})
     clusters = all(set(reading.fragment) == {"cluster"} for reading in machines)
     if not set_ups and clusters:
         return machines_reading(machines)
@@ -152,6 +152,16 @@ def _together(kinds: Mapping[Path, str]) -> Reading:
         told = ", ".join(f"'{path}' is {kind}" for path, kind in kinds.items())
         raise InputError(f"expected files of one kind, files of the machines, or launch files with these: {told}")
     return launch_reading(merged(set_ups), machines)
+
+
+def _machines(paths_of: Mapping[str, Sequence[Path]]) -> list[Reading]:
+    """Files of the machines, a reading for each kind; a host list says how the ranks of collectives lie on nodes."""
+    readings = {kind: KINDS[kind].read(paths) for kind, paths in paths_of.items() if kind != "nccl"}
+    if "nccl" in paths_of:
+        hosts = readings["hosts"].fragment["cluster"] if "hosts" in readings else {}
+        assert isinstance(hosts, dict)
+        readings["nccl"] = read_nccl(paths_of["nccl"], hosts)
+    return [readings[kind] for kind in paths_of]
 
 
 def _guess(paths: Sequence[Path]) -> dict[Path, str]:

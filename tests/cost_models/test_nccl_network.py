@@ -9,6 +9,7 @@ from nccl_texts import device_lines, log_text
 
 from mmplan.commands.import_kinds import read_files
 from mmplan.cost_models.collectives import Group, all_reduce_s, gather_s, message_s
+from mmplan.errors import InputError
 from mmplan.scenario.cluster import Cluster, Link
 from mmplan.scenario.document import Document
 from mmplan.scenario.formats.reading import Reading
@@ -87,6 +88,27 @@ def test_the_imported_cluster_takes_as_long_as_the_log_says(tmp_path: Path, netw
     for size in (8, 1024, 2**28, 2**33):
         priced_s = all_reduce_s(size, Group(16, 8), cluster.pools[0].node_link, cluster.network_link)
         assert priced_s == pytest.approx(all_reduce(network, 2)(size), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("hostfile", "nodes"),
+    [("node1\nnode2\n", 2), ("node1 slots=8\nnode2 slots=8\nnode3 slots=8\n", 2), ("node1\nnode2\nnode3\n", None)],
+)
+def test_a_host_list_beside_a_log_says_how_its_ranks_lie(tmp_path: Path, hostfile: str, nodes: int | None) -> None:
+    """16 ranks: on two hosts, on two of three with eight slots each, on three that do not divide them."""
+    (tmp_path / "hosts").write_text(hostfile)
+    (tmp_path / "log").write_text("\n".join(line for line in table(RINGS, 2).splitlines() if "Rank" not in line) + "\n")
+    paths = [str(tmp_path / "hosts"), str(tmp_path / "log")]
+    if nodes is None:
+        with pytest.raises(InputError, match="expected files of one kind"):
+            read_files(paths)
+        return
+    reading = read_files(paths)
+    assert any(f"on {nodes} nodes (by the list of" in sentence for sentence in reading.read)
+    cluster = reading.fragment["cluster"]
+    assert isinstance(cluster, dict) and float(cluster["network"]["bandwidth"].split()[0]) == pytest.approx(
+        49, rel=0.01
+    )
 
 
 def test_messages_give_the_network_that_slow_links_inside_nodes_hide(tmp_path: Path) -> None:

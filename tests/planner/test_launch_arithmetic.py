@@ -77,6 +77,18 @@ def test_a_name_without_a_stage_is_told(tmp_path: Path) -> None:
     assert "ds_config.json is not given and its name says no ZeRO stage" in told(reading)
 
 
+def test_megatron_deepspeed_names_its_file_beside_a_switch(tmp_path: Path) -> None:
+    run = (
+        "deepspeed --num_gpus 8 pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --bf16 "
+        "--seq-length 64 --micro-batch-size 1 --global-batch-size 8 --vocab-size 100 "
+        "--deepspeed --deepspeed_config ds.json {}\n"
+    )
+    reading = read(tmp_path, run__sh=run.format("--zero-stage 1"))
+    recipe = part(reading, "recipes")["present"]
+    assert (recipe["sharding"], recipe["source"]) == ("optimizer", "run.sh; without ds.json, which was not given")
+    assert "ds.json is not given and its name says no ZeRO stage" in told(read(tmp_path, run__sh=run.format("")))
+
+
 def test_the_file_itself_counts_and_another_one_is_told(tmp_path: Path) -> None:
     settings = json.dumps({"zero_optimization": {"stage": 2}})
     own = read(tmp_path, run__sh=SCRIPT.format(settings="zero3.json"), zero3__json=settings)

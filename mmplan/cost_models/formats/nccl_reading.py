@@ -57,13 +57,17 @@ def looks_like_nccl(head: Head) -> bool:
     return False
 
 
-def read_nccl(paths: Sequence[Path]) -> Reading:
+def read_nccl(paths: Sequence[Path], hosts: Mapping[str, object] | None = None) -> Reading:
     """The links that the tables of the files show.
+
+    Args:
+        hosts: `nodes` and `devices_per_node` of a host list beside them, for tables that do not say how ranks lie.
 
     Raises:
         InputError: no table, or none that can be used: the reason of the first one.
     """
     sweeps, ignored = _sweeps([run for path in paths for run in read_runs(list(read_lines(path)), path)], paths[0])
+    sweeps = [_placed(sweep, hosts or {}) for sweep in sweeps]
     chip, named = _chip(sweeps)
     for sweep in sweeps:
         _refuse_impossible(sweep, chip)
@@ -127,6 +131,18 @@ def _sweeps(runs: Sequence[Run], path: Path) -> tuple[list[Sweep], list[str]]:
     if len(sweeps) > MOST_SWEEPS:
         raise InputError(f"{len(sweeps)} tables; at most {MOST_SWEEPS} are read at a time", file=path)
     return sweeps, [f"the table from line {error.line}: {error.message}" for error in refused[:10]]
+
+
+def _placed(sweep: Sweep, hosts: Mapping[str, object]) -> Sweep:
+    """The sweep on as many nodes as a host list gives its ranks, where nothing else says it."""
+    nodes, slots = hosts.get("nodes"), hosts.get("devices_per_node")
+    low, high = sweep.ranks
+    if sweep.nodes is not None or low != high or not isinstance(nodes, int):
+        return sweep
+    used = low // slots if isinstance(slots, int) and low % slots == 0 else nodes
+    if used > nodes or low % used or low == used > nodes:
+        return sweep
+    return replace(sweep, nodes=used, why_nodes=f"by the list of {counted(nodes, 'host')} beside it")
 
 
 def _port(chip: Chip | None) -> float:

@@ -33,7 +33,8 @@ def state_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> No
     strategy = str(facts.pop("dp_sharding").value).lower() if "dp_sharding" in facts else ""
     distributed = taken.argument("use_distributed_optimizer", "use_dist_optimizer")
     zero = taken.argument("zero_stage")
-    deepspeed = taken.argument("deepspeed", "deepspeed_config", "ds_config")
+    named = [taken.argument(name) for name in ("deepspeed_config", "ds_config", "deepspeed")]
+    deepspeed = next((argument for argument in named if argument is not None and argument.values), None)
     stages = {"0": "none", "1": "optimizer", "2": "gradients", "3": "parameters"}
     if fsdp is not None and taken.on("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "fsdp"):
         kinds = {"optim": "optimizer", "optim_grads": "gradients", "no_shard": "none"}

@@ -10,6 +10,7 @@ from typing import Any
 
 from mmplan.errors import InputError
 from mmplan.scenario.document import MAX_DEPTH, read_text
+from mmplan.scenario.formats.reading import without_terminal_codes
 
 _TOKEN = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?(?:\*/|\Z)|(?:(?<=\s)|^)#[^\n]*|[{}\[\]:,]|[^\s"{}\[\]:,/#]+|.',
@@ -24,7 +25,7 @@ def relaxed_json(path: Path, what: str) -> tuple[Any, tuple[str, ...]]:
     Raises:
         InputError: not JSON even so, nested too deep, or a key that stands twice in one mapping.
     """
-    text = read_text(path, what)
+    text = without_terminal_codes(read_text(path, what))
     pieces: list[str] = []
     placeholders: list[str] = []
     depth: int = 0
