@@ -52,6 +52,12 @@ def execute(
     resume_from: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Go on from the newest whole checkpoint there.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all steps of all ranks for ui.perfetto.dev.")
+    ] = None,
+    share_devices: Annotated[
+        bool, typer.Option("--share-devices", help="Let processes share GPUs, over gloo: a check, not a training.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Run a plan: under torchrun (torchrun ... -m mmplan execute PLAN), or here with --local N."""
@@ -66,7 +72,7 @@ def execute(
     if resume and checkpoint is None:
         raise InputError("--resume goes on from the checkpoints of --checkpoint FOLDER, which is not given")
     if is_main_process():  # other hosts need no such folder
-        require_folder(output, json_path(json_file))
+        require_folder(output, trace, json_path(json_file))
     plan = load_plan(plan_file)
     checkpoints = Checkpoints(
         folder=checkpoint,
@@ -87,6 +93,8 @@ def execute(
             weights=weights,
             save_weights=save_weights,
             checkpoints=checkpoints,
+            trace=trace,
+            share_devices=share_devices,
             on_step=on_step,
             on_note=on_note,
         )

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from mmplan.files import write_file
+from mmplan.planner.modalities import stage_modality
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, TimedAction
 from mmplan.report.charts import shortened
@@ -56,15 +57,6 @@ def plot_gantt(plan: Plan, prediction: Prediction, path: Path, *, title: str = "
     png = BytesIO()
     figure.savefig(png, format="png")
     write_file(path, png.getvalue())
-
-
-def stage_modality(plan: Plan, stage: int) -> str:
-    """The modality that most layers of the stage belong to."""
-    counts: dict[str, int] = {}
-    for layer in plan.stages[stage].layers:
-        modality = plan.scenario.model.module(layer.rsplit(".", 1)[0]).modality
-        counts[modality] = counts.get(modality, 0) + 1
-    return max(counts, key=lambda modality: counts[modality])
 
 
 def _draw_rows(axes: Axes, plan: Plan, prediction: Prediction, modalities: Sequence[str]) -> None:

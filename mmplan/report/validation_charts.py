@@ -9,9 +9,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from mmplan.files import write_file
+from mmplan.planner.modalities import stage_modality
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction
-from mmplan.report.gantt import stage_modality
 from mmplan.report.palette import TRANSFER, colour
 from mmplan.report.validation_tables import decomposition_parts, signed
 from mmplan.runtime.validate import Validation

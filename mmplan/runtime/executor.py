@@ -18,6 +18,7 @@ from mmplan.errors import RunError
 from mmplan.planner.program import Action, RankProgram
 from mmplan.runtime.clock import Clock, Mark
 from mmplan.runtime.network import Message, post_receive, post_send
+from mmplan.runtime.ranges import action_range
 from mmplan.runtime.stage import Stage
 
 _TAGS = 2**31  # gloo takes any non-negative 32-bit tag, NCCL ignores tags and matches by the program's order
@@ -45,12 +46,14 @@ def run_step(
     device: torch.device,
     clock: Clock,
     network: dist.ProcessGroup | None = None,
+    modalities: Mapping[int, str] | None = None,
 ) -> StepRecord:
     """Run one optimizer step.
 
     Args:
         stages: the stages of this rank by index.
         network: the group of all ranks over which tensors are sent; None: torch's default group.
+        modalities: of each stage, for the names that profilers show.
 
     Raises:
         RunError: an action failed; names rank, action and cause.
@@ -67,7 +70,8 @@ def run_step(
                 received = _inputs(action, stage, mailbox, outputs)
                 record.wait_s += time.perf_counter() - started
                 start = clock.mark()
-                results = _compute(action, stage, received)
+                with action_range(action, modalities or {}, device):
+                    results = _compute(action, stage, received)
                 record.marks.append((action, asked, start, clock.mark()))
                 _count_moved(action, moved_bytes, stages, record)
                 in_use = sum(stage.memory_bytes() for stage in stages.values())
@@ -79,7 +83,8 @@ def run_step(
                 _send(action, outputs.pop((action.tensor, action.microbatch), None), mailbox, record)
             else:
                 start = clock.mark()
-                _finish(action, stages)
+                with action_range(action, modalities or {}, device):
+                    _finish(action, stages)
                 record.marks.append((action, start, start, clock.mark()))
                 _count_moved(action, moved_bytes, stages, record)
         except RunError:

@@ -6,8 +6,10 @@ from datetime import timedelta
 import numpy as np
 import torch.distributed as dist
 
+from mmplan.cost_models.build import build_graph
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
+from mmplan.planner.stage_graph import build_stage_graph
 from mmplan.runtime.tensor_sums import ExpertRanks, TensorRanks
 
 
@@ -38,6 +40,18 @@ def collapsed(program: RankProgram, width: int) -> RankProgram:
     """The program with one rank for the `width` that share a stage's layers: ranks and peers counted without others."""
     actions = tuple(replace(action, peer=action.peer // width) for action in program.actions)
     return replace(program, rank=program.rank // width, actions=actions)
+
+
+def peer_pairs(plan: Plan) -> set[tuple[int, int]]:
+    """Ranks that send each other tensors: those of stages that the cut joins, replica by replica."""
+    stages = build_stage_graph([stage.layers for stage in plan.stages], build_graph(plan.scenario))
+    pairs = {
+        (plan.rank(cut.source, replica) + shard, plan.rank(cut.target, replica) + shard)
+        for cut in stages.cuts
+        for replica in range(plan.dp)
+        for shard in range(plan.width)
+    }
+    return {(low, high) for low, high in pairs if low != high}
 
 
 def replica_group(plan: Plan, rank: int, backend: str, timeout: timedelta) -> dist.ProcessGroup | None:

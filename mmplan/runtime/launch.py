@@ -50,6 +50,8 @@ def execute(
     weights: Path | None = None,
     save_weights: Path | None = None,
     checkpoints: Checkpoints | None = None,
+    trace: Path | None = None,
+    share_devices: bool = False,
     on_step: OnStep | None = None,
     on_note: OnNote | None = None,
 ) -> Measurement | None:
@@ -63,6 +65,8 @@ def execute(
         weights: a folder of safetensors files with the weights of the job's model; None: they are drawn.
         save_weights: a folder that is made at the end, with the weights of the job's model.
         checkpoints: what is saved while the run goes on, and what it goes on from; None: nothing.
+        trace: a file for all steps of all ranks, in the form of Chrome's traces (`trace.py`), written by rank 0.
+        share_devices: several processes may compute on one GPU, and talk over gloo.
         on_note: hears what a user has to know meanwhile, as `on_step` does.
         on_step: is told each finished step while the run goes on; under torchrun on rank 0 only.
 
@@ -87,6 +91,8 @@ def execute(
         timeout_s=timeout_s,
         job=job,
         weights=weights,
+        trace=trace and trace.resolve(),
+        share_devices=share_devices,
         save_weights=save_weights and save_weights.resolve(),
         checkpoints=checkpoints.resolved() if checkpoints is not None else Checkpoints(),
     )

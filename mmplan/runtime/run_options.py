@@ -19,6 +19,8 @@ class RunOptions:
     timeout_s: float | None = None
     job: Path | None = None
     weights: Path | None = None
+    trace: Path | None = None
+    share_devices: bool = False
     save_weights: Path | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
 

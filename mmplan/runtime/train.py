@@ -199,6 +199,7 @@ def run_steps(
     device: torch.device,
     ranks: TensorRanks | None,
     clock: Clock,
+    modalities: Mapping[int, str],
     on_step: Callable[[int, RankStep], None],
 ) -> None:
     """Run these optimizer steps of this rank; collective. `on_step` takes each."""
@@ -209,7 +210,7 @@ def run_steps(
         before = 0 if ranks is None else ranks.total_bytes
         clock.start()
         started_s = time.time()
-        record = run_step(program, stages, network=network, device=device, clock=clock)
+        record = run_step(program, stages, network=network, device=device, clock=clock, modalities=modalities)
         losses: dict[str, float] = {}
         for stage in stages.values() if ranks is None or ranks.index == 0 else ():
             losses |= stage.losses()

@@ -22,16 +22,19 @@ import torch
 import torch.distributed as dist
 
 from mmplan.errors import InputError, MmplanError, RunError
+from mmplan.planner.modalities import stage_modalities
 from mmplan.planner.plan import Plan, load_plan
 from mmplan.runtime.checkpoint.resume import find_start
 from mmplan.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
+from mmplan.runtime.devices import backend_of, run_device
 from mmplan.runtime.executor import described
 from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.save_weights import save_weights
 from mmplan.runtime.ghost.train import prepare_job
-from mmplan.runtime.groups import place_of, replica_group, tensor_ranks
+from mmplan.runtime.groups import peer_pairs, place_of, replica_group, tensor_ranks
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, StepMeasurement, save_run
+from mmplan.runtime.network import connect
 from mmplan.runtime.probe import probe_transfers
 from mmplan.runtime.record import (
     RankRun,
@@ -46,6 +49,7 @@ from mmplan.runtime.rehearse import time_scale
 from mmplan.runtime.requirements import default_timeout_s, process_count
 from mmplan.runtime.run_options import RunOptions, load_options
 from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.runtime.trace import TracedStep, write_trace
 from mmplan.runtime.train import Prepare, RankStep, prepare_rehearsal, prepare_training, run_steps
 
 # To import, meet and build stages, which takes minutes for billions of weights; less where the user set a time-out.
@@ -72,14 +76,15 @@ def run_worker(plan: Plan, options: RunOptions, on_step: OnStep | None, on_note:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != expected:
         raise InputError(f"torchrun started {world} processes, the plan needs {expected}")
-    device = run_device(plan, rehearse=options.rehearse)
+    device = run_device(plan, rehearse=options.rehearse, share=options.share_devices)
     scale = time_scale(plan, options.unit_s) if options.rehearse else 1.0
     try:
         setup_s = _SETUP_TIMEOUT_S if options.timeout_s is None else max(options.timeout_s, _SHORTEST_SETUP_TIMEOUT_S)
         dist.init_process_group("gloo", timeout=timedelta(seconds=setup_s))
         # In a rehearsal one process stands for all that share a stage's layers.
         started = replace(plan, tp=1, cp=1) if options.rehearse else plan
-        groups = _join(started, rank, device, options.timeout_s or default_timeout_s(plan, scale))
+        backend = backend_of(device, share=options.share_devices)
+        groups = _join(started, rank, device, backend, options.timeout_s or default_timeout_s(plan, scale))
         note = on_note if on_note is not None and rank == 0 else _nobody
         start = find_start(plan, options, note)
         if start.finished and options.save_weights is None:
@@ -119,17 +124,18 @@ class _Groups:
     """Who talks over what. `network` carries tensors (gloo or NCCL), `control` (gloo) everything else.
 
     replicas: the ranks that hold the same weights, None without data parallelism; tensor: those that share layers,
-    None where every rank has them whole; hosts: of all ranks.
+    None where every rank has them whole; pairs: ranks that send each other tensors; hosts: of all ranks.
     """
 
     network: dist.ProcessGroup
     control: dist.ProcessGroup
     replicas: dist.ProcessGroup | None
     tensor: TensorRanks | None
+    pairs: set[tuple[int, int]]
     hosts: list[str]
 
 
-def _join(plan: Plan, rank: int, device: torch.device, timeout_s: float) -> _Groups:
+def _join(plan: Plan, rank: int, device: torch.device, backend: str, timeout_s: float) -> _Groups:
     """The groups of a run, once all processes agree on the kind of device."""
     places = [("", "")] * dist.get_world_size()
     dist.all_gather_object(places, (socket.gethostname(), device.type))
@@ -139,12 +145,12 @@ def _join(plan: Plan, rank: int, device: torch.device, timeout_s: float) -> _Gro
             f"host {by_device['cuda']} has CUDA devices for its processes, host {by_device['cpu']} has none"
         )
     timeout = timedelta(seconds=timeout_s)
-    backend = _backend(device)
     return _Groups(
         network=dist.new_group(backend=backend, timeout=timeout),
         control=dist.new_group(backend="gloo", timeout=timeout),
         replicas=replica_group(plan, rank, backend, timeout),
         tensor=tensor_ranks(plan, rank, backend, timeout),
+        pairs=peer_pairs(plan),
         hosts=[host for host, _ in places],
     )
 
@@ -165,6 +171,8 @@ def _run(
     one_host = len(set(groups.hosts)) == 1
     clock: Clock = CudaClock(control) if device.type == "cuda" else WallClock(control, one_host=one_host)
 
+    traced, modalities = list[TracedStep](), stage_modalities(plan)
+    connect(groups.pairs, rank, device, groups.network)
     kept, steps_done, sharing = StepKeeper(), list(before), 1 if options.rehearse else plan.width
 
     def take(step: int, done: RankStep) -> None:
@@ -174,6 +182,8 @@ def _run(
         totals = step_measurement(step, ends[::sharing])  # of ranks that share layers the first is kept
         require_numbers(totals)
         kept.add(step, done, totals.step_time_s)
+        if options.trace is not None:
+            traced.append(TracedStep(step=step, rank=done))
         steps_done.append(totals)
         if rank == 0 and on_step is not None:
             on_step(step, totals.step_time_s, totals.losses)
@@ -188,6 +198,7 @@ def _run(
         device=device,
         ranks=groups.tensor,
         clock=clock,
+        modalities=modalities,
         on_step=take,
     )
     saved = () if checkpoints is None else checkpoints.finish()
@@ -201,6 +212,10 @@ def _run(
         host_cores=_usable_cores(),
     )
     runs = _gathered(run, rank, world, control)
+    if options.trace is not None:
+        traces = _gathered(traced, rank, world, control)
+        if traces:
+            write_trace(traces, modalities, options.trace)
     if not runs:
         return None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -210,7 +225,7 @@ def _run(
         steps_done,
         kept.recorded_step,
         device=name,
-        backend=_backend(device),
+        backend=backend_of(device, share=options.share_devices),
         rehearsed=options.rehearse,
         time_scale=scale,
     )
@@ -222,30 +237,6 @@ def _gathered(value: T, rank: int, world: int, control: dist.ProcessGroup) -> li
     values = [value] * world if rank == 0 else None
     dist.gather_object(value, values, dst=0, group=control)
     return values or []
-
-
-def run_device(plan: Plan, *, rehearse: bool) -> torch.device:
-    """This process's CUDA device; the CPU to sleep on, for a plan for CPUs, and on a machine without CUDA.
-
-    Raises:
-        InputError: there are CUDA devices, but fewer than processes: NCCL refuses two ranks on one device.
-    """
-    local_rank, local_world = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    for_cpu = all(pool.device.name.startswith("cpu") for pool in plan.scenario.cluster.pools)
-    count = 0 if rehearse or for_cpu else torch.cuda.device_count()
-    if count == 0:
-        return torch.device("cpu")
-    if count < local_world:
-        raise InputError(
-            f"{local_world} processes on this machine, and {count} CUDA devices: start one process for each device, "
-            "set CUDA_VISIBLE_DEVICES= (empty) to compute on the CPU, or rehearse the plan"
-        )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
-
-
-def _backend(device: torch.device) -> str:
-    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def _usable_cores() -> int:

@@ -10,12 +10,13 @@ from matplotlib.axes import Axes
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
+from mmplan.planner.modalities import stage_modality
 from mmplan.planner.plan import Certificate, Plan, StagePlan, scenario_hash
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
 from mmplan.planner.simulate import simulate
 from mmplan.report.charts import shortened
-from mmplan.report.gantt import plot_gantt, stage_modality
+from mmplan.report.gantt import plot_gantt
 from mmplan.report.page import compare_page
 from mmplan.report.perfetto import save_trace, trace_events
 from mmplan.report.summary import summarise
