@@ -80,6 +80,14 @@ def test_a_summary_alone_gives_the_mean_of_the_whole_training_or_its_samples(tmp
     assert step_of(read(tmp_path, f"{HEADER}{metrics}"))["median_s"] == 4.0
 
 
+def test_a_bar_of_something_else_is_no_step(tmp_path: Path) -> None:
+    """Shards that are loaded, beside lines of memory alone."""
+    memory = "[Rank 0] (after 1 iterations) memory (MB) | allocated: 10.0 | max allocated: 20.0 | reserved: 30.0 |\n"
+    other = "\r".join(bar(step, 8, "9.0s/it") for step in range(1, 9))
+    (tmp_path / "train.log").write_text(f"using world size: 8\n{other}\n{memory}")
+    assert "step" not in read_files([str(tmp_path / "train.log")]).fragment
+
+
 @pytest.mark.parametrize("losses", ["'1.2'", "1.2"])
 def test_losses_of_evaluations_are_no_training(tmp_path: Path, losses: str) -> None:
     with pytest.raises(InputError, match=r"not a kind of file|no line of an iteration"):

@@ -2,8 +2,8 @@
 
 A log holds many bars: of weights that are loaded, data that are mapped, evaluations. Those with a description are none
 of a training (Lightning's `Epoch 3:` and ms-swift's `Train:` are). Of the others it is the one whose total the log
-names, else the one beside which losses are printed, else the one with the most states. Its seconds are a mean over the
-last steps (tqdm, smoothing 0.3).
+names, else the one beside which losses are printed, else one whose words say so, else the one with the most states
+where other lines tell of a training. Its seconds are a mean over the last steps (tqdm, smoothing 0.3).
 """
 
 import re
@@ -24,9 +24,13 @@ _DESCRIBED = re.compile(r"[A-Za-z][\w ()\[\]./#-]{0,80}:\s*$")
 
 @dataclass(slots=True)
 class Bars:
-    """States of each bar by its total, filled line by line; `beside`: how often a loss stood beside it."""
+    """States of each bar by its total, filled line by line.
+
+    `beside`: how often a loss stood beside it. `described`: those whose words say that they are of a training.
+    """
 
     states: dict[int, list[Iteration]] = field(default_factory=dict)
+    described: set[int] = field(default_factory=set)
     beside: Counter[int] = field(default_factory=Counter)
     last: int | None = None
     count: int = 0
@@ -38,7 +42,8 @@ class Bars:
         for match in _BAR.finditer(text):
             before = text[: match.start()]
             epoch = _EPOCH.search(before)
-            if epoch is None and _DESCRIBED.search(before) and not _OF_TRAINING.search(before):
+            of_training = epoch is not None or _OF_TRAINING.search(before) is not None
+            if not of_training and _DESCRIBED.search(before):
                 continue
             step, total, rate = int(match[2]), int(match[3]), _number(match[4])
             if not 0 < step <= total or rate is None or self.count >= MOST_STATES:
@@ -56,14 +61,16 @@ class Bars:
                 known.append(Iteration(line=line, step=number, steps=None, seconds=seconds))
                 self.count += 1
             self.last = total
+            self.described |= {total} if of_training else set()
 
-    def of_training(self, named_total: int | None) -> list[Iteration]:
-        """The states of the training's bar; empty without one."""
+    def of_training(self, named_total: int | None, *, trained: bool) -> list[Iteration]:
+        """The states of the training's bar; empty without one. `trained`: other lines say that this is a training."""
         if named_total in self.states:
             return self.states[named_total]
         if self.beside:
             return self.states[self.beside.most_common(1)[0][0]]
-        return max(self.states.values(), key=len, default=[])
+        totals = self.described or (self.states.keys() if trained else ())
+        return max((self.states[total] for total in totals), key=len, default=[])
 
 
 def _number(text: str) -> float | None:

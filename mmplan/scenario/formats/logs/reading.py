@@ -200,17 +200,17 @@ def _settings(run: Run, path: Path, warnings: list[str]) -> SetUp:
 
 
 def _with_world(setup: SetUp, path: Path) -> SetUp:
-    """With the number of processes that batch, microbatch and accumulation imply where no line says it."""
+    """With the processes that replicas, or batch, microbatch and accumulation imply where no line says their number."""
     if {"world", "nodes"} & setup.facts.keys():
         return setup
     try:
-        replicas = setup.implied_replicas()
+        replicas = setup.count("dp") or setup.implied_replicas()
         widths = [setup.count(name, most=100_000) or 1 for name in ("tp", "pp", "cp")]
     except InputError:
         return setup
     if replicas is None:
         return setup
-    world = Fact(value=replicas * math.prod(widths), file=path, key="batch / (microbatch x accumulation)")
+    world = Fact(value=replicas * math.prod(widths), file=path, key="replicas x degrees")
     return replace(setup, facts={**setup.facts, "world": world})
 
 
@@ -224,7 +224,7 @@ def _batch_of_rates(run: Run) -> int | None:
 
 def _named_degrees(path: Path) -> dict[str, Fact]:
     """`..._dp1_tp4_pp16-1809577.log`."""
-    found = re.findall(r"(?:^|[_-])(tp|pp|cp|ep)(\d{1,4})(?=[_.-]|$)", path.name.lower())
+    found = re.findall(r"(?:^|[_-])(dp|tp|pp|cp|ep)(\d{1,4})(?=[_.-]|$)", path.name.lower())
     return {name: Fact(value=int(size), file=path, key="the file's name") for name, size in found if int(size) > 0}
 
 

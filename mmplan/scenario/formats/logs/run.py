@@ -99,7 +99,7 @@ def _finish(run: Run) -> None:
             Iteration(line=0, step=index, steps=None, seconds=seconds)
             for index, (seconds, _) in enumerate(run.step_times, 1)
         ]
-    elif states := run.bars.of_training(run.summary.steps or None):
+    elif states := run.bars.of_training(run.summary.steps or None, trained=bool(run.summary.runtime_s)):
         run.iterations, run.timed_by = states, "a progress bar, which is a mean over the last steps"
     elif (step_s := run.summary.step_s) is not None and not run.iterations:
         last = max(2, run.summary.steps)
