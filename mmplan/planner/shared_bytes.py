@@ -48,12 +48,12 @@ def shared_bytes(layers: Sequence[Layer], layout: Layout, scenario: Scenario) ->
 
 def _shared(layers: Iterable[Layer], layout: Layout, *, trained: bool) -> int:
     """Trained or frozen parameters in one buffer for each number of ranks that hold them, more than one."""
-    by_ranks: Counter[int] = Counter()
+    by_ranks: Counter[tuple[int, bool]] = Counter()  # experts on ranks of their own are apart
     for layer in layers:
         counts, replicas = layer_counts(layer, layout.shard(layer), tied_here=True), layout.state_replicas(layer)
-        by_ranks[replicas.dense] += counts.dense if trained else counts.dense_frozen
-        by_ranks[replicas.expert] += counts.expert if trained else counts.expert_frozen
-    return sum(math.ceil(count / ranks) * ranks for ranks, count in by_ranks.items() if ranks > 1)
+        by_ranks[replicas.dense, False] += counts.dense if trained else counts.dense_frozen
+        by_ranks[replicas.expert, layout.ep > 1] += counts.expert if trained else counts.expert_frozen
+    return sum(math.ceil(count / ranks) * ranks for (ranks, _), count in by_ranks.items() if ranks > 1)
 
 
 def _used(layer: Layer, layers: Sequence[Layer]) -> list[Layer]:

@@ -1,6 +1,7 @@
 """Bytes that ranks which share layers exchange in a step, sums and rows for experts: what validation holds a run to."""
 
-from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.counts import edge_bytes
+from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.load import Load
@@ -24,6 +25,12 @@ def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: S
                 for layer in map(graph.layer, plan.stages[stage].layers)
                 for microbatch in seen.of_stage(stage)[rank.replica]
             )
+            + sum(
+                edge_bytes(edge, microbatch, precision)
+                for stage in stages
+                for edge in _gathered(plan, graph, stage)
+                for microbatch in seen.of_stage(stage)[rank.replica]
+            )
         )
     return tuple(totals)
 
@@ -32,3 +39,16 @@ def _layer_bytes(layer: Layer, layout: Layout, load: Load, precision: Dtype) -> 
     shard = layout.shard(layer)
     summed = forward_sum_bytes(layer, load, precision, shard) + backward_sum_bytes(layer, load, precision, shard)
     return summed + (recomputed_sum_bytes(layer, load, precision, shard) if layout.recomputed(layer) == "full" else 0)
+
+
+def _gathered(plan: Plan, graph: ComputationGraph, stage: int) -> list[Edge]:
+    """Tensors that ranks have in parts, because they take images or clips of a module in turn, and make whole: for who
+    has all rows, once in a forward; of what such a module reads of others, the gradient. One edge for each tensor."""
+    if plan.width == 1 or not plan.spread:
+        return []
+    here = set(plan.stages[stage].layers)
+    parts = {name for name in here if graph.layer(name).module in plan.spread}
+    edges = [edge for edge in graph.edges() if {edge.producer, edge.consumer} & here]
+    outputs = {e.producer: e for e in edges if e.producer in parts and e.consumer not in parts}
+    inputs = {e.producer: e for e in edges if e.producer not in parts and e.consumer in parts and e.carries_grad}
+    return [*outputs.values(), *inputs.values()]

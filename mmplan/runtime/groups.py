@@ -69,7 +69,15 @@ def tensor_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> Ten
         return None
     group = _own_group(np.arange(plan.rank_count).reshape(-1, plan.width), rank, backend, timeout)
     experts = _expert_ranks(plan, rank, backend, timeout) if plan.ep > 1 else None
-    return TensorRanks(degree=plan.width, index=place_of(plan, rank).shard, group=group, experts=experts)
+    holding = np.arange(plan.rank_count).reshape(plan.pp, -1)
+    return TensorRanks(
+        degree=plan.width,
+        index=place_of(plan, rank).shard,
+        group=group,
+        experts=experts,
+        spread=plan.spread,
+        stage=_own_group(holding, rank, backend, timeout) if plan.spread else None,
+    )
 
 
 def _expert_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> ExpertRanks:

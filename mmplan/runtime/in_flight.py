@@ -40,11 +40,12 @@ class InFlight:
         self.gradients[producer] = gradient if known is None else known + gradient
 
 
-def cut_off(producer: str, value: Tensor, state: InFlight) -> Tensor:
-    """The same rows; their gradient goes to the microbatch's state and not into the layer that made them."""
+def cut_off(producer: str, value: Tensor, state: InFlight, key: str | None = None) -> Tensor:
+    """The same rows; their gradient goes to the microbatch's state (under `key`, else the producer's name) and not into
+    the layer that made them."""
     if producer not in state.carrying:
         return value
-    rows: Tensor = _Cut.apply(value, torch.empty(0, requires_grad=True), partial(state.add, producer))  # type: ignore[no-untyped-call]
+    rows: Tensor = _Cut.apply(value, torch.empty(0, requires_grad=True), partial(state.add, key or producer))  # type: ignore[no-untyped-call]
     return rows
 
 

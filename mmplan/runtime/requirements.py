@@ -85,11 +85,7 @@ def _refuse_split_modules(plan: Plan) -> None:
     for module in plan.scenario.model.modules:
         shape = module.transformer
         if module.name in plan.spread:
-            raise InputError(
-                f"the plan has '{module.name}' whole on each of {plan.width} ranks, which take images or clips in "
-                "turn, and this release executes it split over them: set `constraints.spread: []` in the scenario and "
-                "optimize again, or rehearse the plan"
-            )
+            continue
         moe = None if shape is None else shape.moe
         if moe is not None and moe.capacity_factor is not None and plan.ep > 1 and plan.etp < plan.tp:
             raise InputError(

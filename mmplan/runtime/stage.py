@@ -9,25 +9,23 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.nn import Parameter
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.batch import Microbatch
-from mmplan.runtime.held import Place
+from mmplan.runtime.dealt import Dealt, part_key, whole_key
+from mmplan.runtime.holders import Holders
 from mmplan.runtime.in_flight import Computed, InFlight, cut_off
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.recompute import recomputed
-from mmplan.runtime.state import JointState, StageState, stage_state
-from mmplan.runtime.tensor_parallel import SplitLayer, places_of
+from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
 from mmplan.runtime.weighted_stage import WeightedStage
-from mmplan.scenario.scenario import Optimizer
-from mmplan.scenario.technique import Sharding
+from mmplan.scenario.scenario import Scenario
 
 
 class Stage(Protocol):
@@ -82,7 +80,7 @@ class LayerStage(WeightedStage):
         replicas: the ranks with the same weights; None where there is one.
         count_kept: see `WeightedStage`.
         split_backward: the program has I and W instead of whole backwards.
-        experts: the ranks with the same experts where these lie on more ranks than the rest; None where there is one.
+        ranks: who shares the layers with this rank; None: they are whole.
     """
 
     def __init__(
@@ -93,14 +91,16 @@ class LayerStage(WeightedStage):
         cuts: Sequence[CutTensor],
         graph: ComputationGraph,
         model: MultimodalModel,
-        optimizer: Optimizer,
+        scenario: Scenario,
         layout: Layout,
         replicas: dist.ProcessGroup | None,
         count_kept: bool,
         split_backward: bool = False,
-        experts: dist.ProcessGroup | None = None,
+        ranks: TensorRanks | None = None,
     ) -> None:
         self.model = model
+        edges = [edge for edge in graph.edges() if {edge.producer, edge.consumer} & {layer.id for layer in layers}]
+        self._dealt = Dealt(layers, edges, scenario.model, ranks)
         self._layers = tuple(layers)
         self._reads = {layer.id: tuple(graph.predecessors(layer.id)) for layer in layers}
         self._incoming = tuple(cut for cut in cuts if cut.target == stage)
@@ -113,12 +113,12 @@ class LayerStage(WeightedStage):
         store = WeightStore()
         if split_backward:
             postpone_linears(model, store)
-        places: dict[Parameter, Place] = {}
-        for layer in layers:
-            places = places_of(modules[layer.id], layer) | places  # a tied matrix is the first layer's
-        state = _state_of(modules, optimizer, layout.sharding, replicas, experts)
-        super().__init__(state, store, places, count_kept=count_kept)
+        holders = Holders(layers=layers, modules=modules, replicas=replicas, ranks=ranks)
+        super().__init__(
+            holders.state(scenario.optimizer, layout.sharding), store, holders.places(), count_kept=count_kept
+        )
         self._microbatches: Sequence[Microbatch] = ()
+        self._own_microbatches: Sequence[Microbatch] = ()  # of layers that take images or clips in turn
         self._in_flight: dict[int, InFlight] = {}
         self._losses: dict[str, Tensor] = {}
 
@@ -130,6 +130,7 @@ class LayerStage(WeightedStage):
     def load(self, microbatches: Sequence[Microbatch]) -> None:
         """Take the data of the next step; its losses start from nothing."""
         self._microbatches = microbatches
+        self._own_microbatches = [self._dealt.own_batch(batch) for batch in microbatches]
         self._losses = {}
 
     def losses(self) -> dict[str, float]:
@@ -139,28 +140,39 @@ class LayerStage(WeightedStage):
         batch = self._microbatches[microbatch]
         state = InFlight()
         values = self._received_values(received, state)
+        whole = dict(values)  # as others than dealt layers see them
         for layer in self._layers:
+            is_dealt = layer.id in self._dealt.parts
             self.state.enter(layer.id, backward=False)
             with self.counting(state.kept, batch.addresses()):
-                values[layer.id] = self._compute(layer, values, batch, state)
+                inputs = self._inputs(layer, values, whole, batch, state)
+                seen = self._own_microbatches[microbatch] if is_dealt else batch
+                values[layer.id] = self._compute(layer, inputs, seen, state)
             self.state.leave(layer.id, backward=False)
+            if not is_dealt:
+                whole[layer.id] = values[layer.id]
+            elif layer.id in self._dealt.gathered:
+                whole[layer.id] = self._dealt.whole(layer.id, values[layer.id], batch, backward=False)
         if self._has_backward:
             self._in_flight[microbatch] = state
-        return {cut.activation: values[cut.edge.producer].detach() for cut in self._outgoing}
+        return {cut.activation: whole[cut.edge.producer].detach() for cut in self._outgoing}
 
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        state = self._in_flight.pop(microbatch)
-        self._add_received(state, received)
+        state, batch = self._in_flight.pop(microbatch), self._microbatches[microbatch]
+        self._add_received(state, received, batch)
         while state.computed:
             computed = state.computed.pop()
             name = computed.layer.id
             if computed.layer.kind == "loss":
                 state.gradients[name] = torch.ones_like(computed.like, device=self.model.device)
             self.state.enter(name, backward=True)
+            self._join_gradients(name, computed.like, state, batch)
             gradient = state.gradients.pop(name, None)  # None: nobody reads what has no rows
             if computed.edge is not None and gradient is not None:
                 torch.autograd.backward(computed.edge, gradient)
             self.state.leave(name, backward=True)
+        for name, like in state.received.items():
+            self._join_gradients(name, like, state, batch)
         return {
             cut.gradient: state.gradients[cut.edge.producer]
             if cut.edge.producer in state.gradients
@@ -190,21 +202,51 @@ class LayerStage(WeightedStage):
                 state.received[cut.edge.producer] = torch.empty_like(value, device="meta")
         return values
 
-    def _add_received(self, state: InFlight, received: Mapping[str, Tensor]) -> None:
+    def _add_received(self, state: InFlight, received: Mapping[str, Tensor], batch: Microbatch) -> None:
         """The gradients that came back of what other stages read; of a tensor that several read, their sum."""
         likes = {computed.layer.id: computed.like for computed in state.computed}
         for cut in self._outgoing:
             if not cut.carries_grad:
                 continue
-            like = likes[cut.edge.producer]
+            name, like = cut.edge.producer, likes[cut.edge.producer]
+            is_part = name in self._dealt.parts
+            shape = (self._dealt.rows(name, batch), like.shape[1]) if is_part else tuple(like.shape)
             if cut.gradient in received:
-                state.add(cut.edge.producer, received[cut.gradient].view(like.dtype).view(like.shape))
-            elif like.numel() > 0:
-                raise ValueError(f"no gradient {cut.gradient} came for {like.numel()} elements that were sent")
+                state.add(whole_key(name) if is_part else name, received[cut.gradient].view(like.dtype).view(shape))
+            elif shape[0]:
+                raise ValueError(f"no gradient {cut.gradient} came for {shape[0]} rows that were sent")
 
-    def _compute(self, layer: Layer, values: Mapping[str, Tensor], batch: Microbatch, state: InFlight) -> Tensor:
+    def _inputs(
+        self,
+        layer: Layer,
+        values: Mapping[str, Tensor],
+        whole: Mapping[str, Tensor],
+        batch: Microbatch,
+        state: InFlight,
+    ) -> dict[str, Tensor]:
+        """What the layer reads, cut off: all rows, or of a dealt layer this rank's."""
+        parts, inputs = self._dealt.parts, dict[str, Tensor]()
+        for name in self._reads[layer.id]:
+            if layer.id not in parts:
+                inputs[name] = cut_off(name, whole[name], state, whole_key(name) if name in parts else None)
+            elif name in parts:
+                inputs[name] = cut_off(name, values[name], state)
+            else:
+                inputs[name] = cut_off(name, self._dealt.part(name, values[name], batch), state, part_key(name))
+        return inputs
+
+    def _join_gradients(self, name: str, like: Tensor, state: InFlight, batch: Microbatch) -> None:
+        """Gradients that came for all rows of a part, or for parts of all rows, are added to the producer's own."""
+        if name in self._dealt.gathered and whole_key(name) in state.gradients:
+            state.add(name, self._dealt.part(name, state.gradients.pop(whole_key(name)), batch))
+        if name in self._dealt.cut and name in state.carrying:
+            part = state.gradients.pop(part_key(name), None)
+            if part is None:  # this rank's part has no rows, but others' may have
+                part = torch.empty(0, like.shape[1], dtype=like.dtype, device=self.model.device)
+            state.add(name, self._dealt.whole(name, part, batch, backward=True))
+
+    def _compute(self, layer: Layer, inputs: Mapping[str, Tensor], batch: Microbatch, state: InFlight) -> Tensor:
         """The layer's output, detached."""
-        inputs = {producer: cut_off(producer, values[producer], state) for producer in self._reads[layer.id]}
         module = self.model.layer(layer.id)
         output = recomputed(module, inputs, batch) if layer.id in self._recomputed else module(inputs, batch)
         if layer.has_backward:
@@ -216,18 +258,3 @@ class LayerStage(WeightedStage):
             known = self._losses.get(layer.module)
             self._losses[layer.module] = part if known is None else known + part
         return output.detach()
-
-
-def _state_of(
-    modules: Mapping[str, nn.Module],
-    optimizer: Optimizer,
-    sharding: Sharding,
-    replicas: dist.ProcessGroup | None,
-    expert_replicas: dist.ProcessGroup | None,
-) -> StageState:
-    """Experts that lie on other ranks than the rest of their layers have a state of their own."""
-    experts = {name: part.expert_parameters() if isinstance(part, SplitLayer) else [] for name, part in modules.items()}
-    apart = {parameter for parameters in experts.values() for parameter in parameters}
-    rest = {name: [p for p in part.parameters() if p not in apart] for name, part in modules.items()}
-    state = stage_state(rest, optimizer, sharding, replicas)
-    return JointState([state, stage_state(experts, optimizer, sharding, expert_replicas)]) if apart else state

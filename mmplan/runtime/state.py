@@ -76,8 +76,12 @@ def stage_state(
 class JointState:
     """Parameters that lie on unlike numbers of ranks: those of experts beside all others. See `StageState`."""
 
-    def __init__(self, parts: Sequence[StageState]) -> None:
+    def __init__(self, parts: Mapping[StageState, Sequence[Parameter]]) -> None:
+        """`parts`: each with its parameters."""
         self._parts = tuple(parts)
+        self._part_of: dict[Tensor, StageState] = {
+            parameter: part for part, parameters in parts.items() for parameter in parameters
+        }
         self.optimizers = tuple(optimizer for part in parts for optimizer in part.optimizers)
 
     @property
@@ -101,8 +105,7 @@ class JointState:
             part.step()
 
     def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Of those that are not experts': these have their gradients at once (`weight_store.py`)."""
-        self._parts[0].accumulate(parameter, gradient)
+        self._part_of[parameter].accumulate(parameter, gradient)
 
     def addresses(self) -> Set[int]:
         return {address for part in self._parts for address in part.addresses()}

@@ -38,14 +38,17 @@ class ExpertRanks:
 class TensorRanks:
     """This rank's place among the `degree` ranks of its tensor-parallel group.
 
-    `experts`: where these lie on more ranks. `forward_bytes`, `backward_bytes`: of the tensors that were handed to
-    sums, gathers and exchanges since the start, by the pass they belong to.
+    `experts`: where these lie on more ranks. `spread`: modules that each rank has whole, of which it takes some images
+    or clips; `stage`: all ranks that have these, those of all replicas. `forward_bytes`, `backward_bytes`: of tensors
+    handed to sums, gathers and exchanges since the start, by the pass they belong to.
     """
 
     degree: int
     index: int
     group: dist.ProcessGroup | None
     experts: ExpertRanks | None = None
+    spread: tuple[str, ...] = ()
+    stage: dist.ProcessGroup | None = None
     forward_bytes: int = 0
     backward_bytes: int = 0
 
@@ -55,6 +58,8 @@ class TensorRanks:
 
     def shard(self, layer: Layer) -> Shard:
         """What of the layer is on a rank."""
+        if layer.module in self.spread:
+            return Shard()
         if self.experts is None or not layer.has_experts:
             return Shard(tp=self.degree)
         return Shard(tp=self.degree, ep=self.experts.degree, etp=self.experts.tp)

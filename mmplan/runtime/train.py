@@ -130,12 +130,12 @@ def _build_stage(
         cuts=stages.cuts,
         graph=graph,
         model=model,
-        optimizer=scenario.optimizer,
+        scenario=scenario,
         layout=plan.layout(stage),
         replicas=replicas,
         count_kept=device.type == "cpu",
         split_backward=any("I" in order for order in plan.orders),
-        experts=ranks.experts.replicas if ranks is not None and ranks.experts is not None else None,
+        ranks=ranks,
     )
 
 

@@ -62,7 +62,25 @@ def tensor_cases() -> dict[str, Plan]:
         "two stages on a rank, backwards in two parts": refuse_unusable(folded),
     }
     split = {name: replace(plan, tp=TP) for name, plan in plans.items()}
-    return {**split, **_expert_cases(models["experts, latent attention and DeepStack"])}
+    return {**split, **_dealt_cases(models), **_expert_cases(models["experts, latent attention and DeepStack"])}
+
+
+def _dealt_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
+    """Encoders whole on both ranks, each with some of the images and clips."""
+    tiny, encoders = models["1f1b"], ("vision", "projector", "audio", "audio_projector")
+    halves = (
+        ("vision.embed", "vision.0-1", *AUDIO),
+        ("vision.2-3", "projector.0", "llm.embed", "llm.0-5", "llm.head", "llm.loss"),
+    )
+    plans = {
+        "images and clips dealt out": hand_plan(models["cross-attention in two stages"], TWO_STAGES),
+        "an encoder in two stages dealt out": hand_plan(tiny, halves),
+        "dealt out, two replicas that share weights": replace(
+            hand_plan(tiny, ONE_STAGE, dp=2, microbatch_size=3), sharding="parameters"
+        ),
+    }
+    dealt = {name: replace(plan, tp=TP, spread=encoders) for name, plan in plans.items()}
+    return {**dealt, "a projector dealt out": replace(hand_plan(tiny, TWO_STAGES), tp=TP, spread=("projector",))}
 
 
 def _expert_cases(experts: Scenario) -> dict[str, Plan]:

@@ -1,0 +1,129 @@
+"""Modules that run whole on each rank that shares a stage: images or clips are dealt out over the ranks.
+
+What such a layer hands to another one of them stays a part. It becomes whole, once, where anything else or another
+stage reads it; its gradient is then each rank's part of theirs. What a dealt layer reads of others is a part of it, and
+the parts of that gradient are gathered.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from mmplan.cost_models.graph import Edge
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.loads import output_lengths
+from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.flat import gather
+from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.scenario.scenario import Model
+
+
+def whole_key(producer: str) -> str:
+    """Of the gradient of all rows of a producer that has a part of them."""
+    return f"{producer}.whole"
+
+
+def part_key(producer: str) -> str:
+    """Of the gradient of a part of a producer's rows."""
+    return f"{producer}.part"
+
+
+class Dealt:
+    """Which tensors of a stage a rank has in part, and how they become whole again.
+
+    Attributes:
+        parts: layers of the stage whose output is a part.
+        gathered: those of them that are made whole.
+        cut: producers with whole rows of which dealt layers read a part.
+    """
+
+    def __init__(self, layers: Sequence[Layer], edges: Iterable[Edge], model: Model, ranks: TensorRanks | None) -> None:
+        """`edges`: all that begin or end in the stage."""
+        spread = () if ranks is None else ranks.spread
+        here = {layer.id: layer.module in spread for layer in layers}
+        self._model, self._ranks = model, ranks
+        self._edges = {edge.producer: edge for edge in edges}
+        self.parts = frozenset(name for name, is_dealt in here.items() if is_dealt)
+        of = [(edge.producer, edge.consumer) for edge in edges]
+        self.gathered = frozenset(a for a, b in of if a in self.parts and b not in self.parts)
+        self.cut = frozenset(a for a, b in of if a not in self.parts and b in self.parts)
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def part(self, producer: str, rows: Tensor, batch: Microbatch) -> Tensor:
+        """This rank's part of all rows."""
+        lengths, first, last = self._lengths(producer, batch)
+        return rows[sum(lengths[:first]) : sum(lengths[:last])].clone()
+
+    def whole(self, producer: str, part: Tensor, batch: Microbatch, *, backward: bool) -> Tensor:
+        """All rows, of which every rank has its part. Collective where there are rows."""
+        lengths, _, _ = self._lengths(producer, batch)
+        assert self._ranks is not None
+        counts = [sum(lengths[slice(*_share(len(lengths), rank, self._ranks.degree))]) for rank in self._all_ranks()]
+        if not sum(counts):
+            return part
+        padded = part.new_zeros(max(counts), part.shape[1])
+        padded[: part.shape[0]] = part
+        everything = part.new_empty(len(counts) * max(counts), part.shape[1])
+        gather(everything, padded, group=self._ranks.group)
+        result = torch.cat(
+            [rows[:count] for rows, count in zip(torch.split(everything, max(counts)), counts, strict=True)]
+        )
+        self._ranks.count(result, backward=backward)
+        return result
+
+    def rows(self, producer: str, batch: Microbatch) -> int:
+        """All of a producer's rows."""
+        return sum(self._lengths(producer, batch)[0])
+
+    def own_batch(self, batch: Microbatch) -> Microbatch:
+        """What dealt modules read of a microbatch on this rank."""
+        if not self.parts or self._ranks is None:
+            return batch
+        modules = [module for module in self._ranks.spread if module in batch.lengths]
+        lengths, raw = dict(batch.lengths), dict(batch.raw_lengths)
+        context, inputs = dict(batch.context_lengths), dict(batch.inputs)
+        for name in modules:
+            share = slice(*_share(len(lengths[name]), self._ranks.index, self._ranks.degree))
+            if name in inputs:
+                inputs[name] = _rows_of(inputs[name], raw.get(name, lengths[name]), len(lengths[name]), share)
+            if name in raw:
+                raw[name] = _raw_of(raw[name], len(lengths[name]), share)
+            if name in context:
+                context[name] = context[name][share]
+            lengths[name] = lengths[name][share]
+        return replace(batch, lengths=lengths, raw_lengths=raw, context_lengths=context, inputs=inputs)
+
+    def _all_ranks(self) -> range:
+        return range(0 if self._ranks is None else self._ranks.degree)
+
+    def _lengths(self, producer: str, batch: Microbatch) -> tuple[tuple[int, ...], int, int]:
+        """Rows of each sequence, and which of these are this rank's."""
+        edge, ranks = self._edges[producer], self._ranks
+        assert ranks is not None
+        lengths = batch.lengths[edge.load_module]
+        if edge.load_field == "outputs":
+            lengths = output_lengths(self._model.module(edge.load_module), lengths)
+        return (lengths, *_share(len(lengths), ranks.index, ranks.degree))
+
+
+def _share(count: int, index: int, ranks: int) -> tuple[int, int]:
+    """First and end of a rank's sequences: the first ranks have the most, as `Layout.load` prices."""
+    size = -(-count // ranks)
+    return min(index * size, count), min((index + 1) * size, count)
+
+
+def _raw_of(raw: tuple[int, ...], sequences: int, share: slice) -> tuple[int, ...]:
+    """Of several tiles in a sequence all."""
+    tiles = len(raw) // sequences if sequences else 1
+    return raw[share.start * tiles : share.stop * tiles]
+
+
+def _rows_of(inputs: Tensor, raw: tuple[int, ...], sequences: int, share: slice) -> Tensor:
+    tiles = len(raw) // sequences if sequences else 1
+    ends = (0, *accumulate(raw))
+    return inputs[ends[share.start * tiles] : ends[share.stop * tiles]]

@@ -1,0 +1,68 @@
+"""Which ranks hold the same weights as this one: a stage's parameters by group, their state and their places."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn import Parameter
+
+from mmplan.cost_models.layer import Layer
+from mmplan.runtime.held import Place
+from mmplan.runtime.shards import each_once
+from mmplan.runtime.state import JointState, StageState, stage_state
+from mmplan.runtime.tensor_parallel import SplitLayer, places_of
+from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.scenario.scenario import Optimizer
+from mmplan.scenario.technique import Sharding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holders:
+    """The parameters of a stage's layers (by id, in order), in groups: those on all `replicas`, those of modules that
+    are whole on every rank of the stage, and those of experts that lie on other ranks than the rest of their layers."""
+
+    layers: Sequence[Layer]
+    modules: Mapping[str, nn.Module]
+    replicas: dist.ProcessGroup | None
+    ranks: TensorRanks | None
+
+    def state(self, optimizer: Optimizer, sharding: Sharding) -> StageState:
+        """Weights, gradients and optimizer state; the parts reduce in the order of their names above, on all ranks."""
+        dealt, experts = self._dealt(), self._experts()
+        apart = {parameter for own in (dealt, experts) for parameters in own.values() for parameter in parameters}
+        rest = {name: [p for p in module.parameters() if p not in apart] for name, module in self.modules.items()}
+        groups = [(rest, self.replicas)]
+        if self.ranks is not None:
+            of_experts = None if self.ranks.experts is None else self.ranks.experts.replicas
+            groups += [(dealt, self.ranks.stage), (experts, of_experts)]
+        states = {
+            stage_state(own, optimizer, sharding, holders): each_once(own)
+            for index, (own, holders) in enumerate(groups)
+            if index == 0 or any(own.values())
+        }
+        return next(iter(states)) if len(states) == 1 else JointState(states)
+
+    def places(self) -> dict[Parameter, Place]:
+        """Where they lie in the whole model."""
+        places: dict[Parameter, Place] = {}
+        for layer in self.layers:
+            places = places_of(self.modules[layer.id], layer) | places  # a tied matrix is the first layer's
+        for parameters in self._dealt().values():
+            for parameter in parameters:
+                writes = self.ranks is None or self.ranks.stage is None or self.ranks.stage.rank() == 0
+                places[parameter] = replace(places[parameter], writes=writes)
+        return places
+
+    def _dealt(self) -> dict[str, list[Parameter]]:
+        spread = () if self.ranks is None else self.ranks.spread
+        return {
+            layer.id: list(self.modules[layer.id].parameters()) if layer.module in spread else []
+            for layer in self.layers
+        }
+
+    def _experts(self) -> dict[str, list[Parameter]]:
+        return {
+            name: module.expert_parameters() if isinstance(module, SplitLayer) else []
+            for name, module in self.modules.items()
+        }
