@@ -6,25 +6,21 @@ document with `--json FILE` (`-` for stdout, and nothing else there).
 Exit codes: 0 done, 1 a threshold or check missed, 2 bad input, 3 proved infeasible, 4 no plan within the limit.
 """
 
-import json
 import os
 import sys
-from contextlib import suppress
-from itertools import pairwise
 
 import typer
 
 from mmplan.commands.checkpoints import checkpoints
 from mmplan.commands.explore import pareto, replan, sweep
+from mmplan.commands.failures import report_error, write_error
 from mmplan.commands.formats import export, import_
 from mmplan.commands.launch import launch
 from mmplan.commands.lists import hardware, schema
-from mmplan.commands.options import json_path
 from mmplan.commands.plans import check, compare, data, fit, optimize, simulate
 from mmplan.commands.runs import backtest, calibrate, execute, validate
-from mmplan.errors import CheckError, InfeasibleError, InputError, MmplanError, NoPlanFoundError, RunError
-from mmplan.files import write_file
-from mmplan.runtime.torchrun import first_to_report, under_torchrun
+from mmplan.errors import CheckError, EndedError, InfeasibleError, MmplanError, NoPlanFoundError, RunError
+from mmplan.runtime.torchrun import under_torchrun
 
 app = typer.Typer(
     name="mmplan",
@@ -51,11 +47,12 @@ def main() -> None:
         if stop.code == 130:
             sys.stderr.write("interrupted\n")
         if stop.code == 2:  # the parser has told the user what is wrong
-            _write_error("bad_input", "wrong options or arguments, see --help of the command")
+            write_error("bad_input", "wrong options or arguments, see --help of the command")
         raise
     except MmplanError as error:
-        status = {InfeasibleError: "infeasible", NoPlanFoundError: "no_plan", CheckError: "failed", RunError: "failed"}
-        _report_error(status.get(type(error), "bad_input"), str(error))
+        failed = isinstance(error, CheckError | RunError)
+        status = {InfeasibleError: "infeasible", NoPlanFoundError: "no_plan"}.get(type(error), "bad_input")
+        report_error("failed" if failed else status, str(error), document=not isinstance(error, EndedError))
         _exit(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or closing stdout fails again at exit
@@ -69,24 +66,3 @@ def _exit(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _report_error(status: str, message: str) -> None:
-    """The sentence to stderr, and its document, once for all processes of a run."""
-    sys.stderr.write(f"error: {message}\n")
-    _write_error(status, message)
-
-
-def _write_error(status: str, message: str) -> None:
-    """The document of an error where `--json` asked for one."""
-    arguments = sys.argv[1:]
-    targets = [a.partition("=")[2] for a in arguments if a.startswith("--json=")]
-    targets += [after for option, after in pairwise(arguments) if option == "--json"]
-    if targets and first_to_report():
-        text = json.dumps({"schema": "mmplan.error/1", "status": status, "message": message}, indent=1) + "\n"
-        target = json_path(targets[-1])
-        if target is None:
-            sys.stdout.write(text)
-        else:
-            with suppress(InputError):  # a place that cannot be written to may be the very error
-                write_file(target, text)

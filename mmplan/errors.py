@@ -55,3 +55,7 @@ class RunError(MmplanError):
     """A distributed run failed: rank, host, action and cause."""
 
     exit_code = 1
+
+
+class EndedError(RunError):
+    """This rank of a run ended because another one failed, which has reported that."""

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from mmplan.commands.failures import report_error
 from mmplan.commands.options import ALLOWED, JsonFile, PlanFile, json_path, seconds
 from mmplan.errors import InputError
 from mmplan.files import require_folder
@@ -58,6 +59,15 @@ def execute(
     share_devices: Annotated[
         bool, typer.Option("--share-devices", help="Let processes share GPUs, over gloo: a check, not a training.")
     ] = False,
+    step_timeout: Annotated[
+        float | None, typer.Option(parser=seconds, help="A longer step ends the run; default: 10 times --timeout.")
+    ] = None,
+    inject: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FAULT", help="Rehearse a fault: 'kill rank=1 step=3 action=B2'; raise, stall, stop, nan."
+        ),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Run a plan: under torchrun (torchrun ... -m mmplan execute PLAN), or here with --local N."""
@@ -66,6 +76,7 @@ def execute(
     from mmplan.report.documents import execute_document
     from mmplan.report.progress import run_progress
     from mmplan.report.tables import checkpoint_text, loss_text, run_table
+    from mmplan.runtime.inject import parse_injection
     from mmplan.runtime.launch import execute
     from mmplan.runtime.measurement import require_last_checkpoint, save_run
 
@@ -95,8 +106,12 @@ def execute(
             checkpoints=checkpoints,
             trace=trace,
             share_devices=share_devices,
+            step_timeout_s=step_timeout,
+            inject=[parse_injection(text) for text in inject or ()],
+            failure_file=output.with_suffix(".failure.txt"),
             on_step=on_step,
             on_note=on_note,
+            on_failure=lambda message: report_error("failed", message),
         )
     if run is not None:  # on rank 0 alone
         save_run(run, output)

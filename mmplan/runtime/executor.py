@@ -4,7 +4,6 @@ It knows nothing of models. SEND and RECV are asynchronous and posted where the 
 tensors received for it. Sizes are the program's, and a stage that hands over another number of bytes ends the run.
 """
 
-import re
 import time
 import zlib
 from collections.abc import Mapping
@@ -17,13 +16,13 @@ from torch import Tensor
 from mmplan.errors import RunError
 from mmplan.planner.program import Action, RankProgram
 from mmplan.runtime.clock import Clock, Mark
+from mmplan.runtime.failure import described
 from mmplan.runtime.network import Message, post_receive, post_send
+from mmplan.runtime.position import Position
 from mmplan.runtime.ranges import action_range
 from mmplan.runtime.stage import Stage
 
 _TAGS = 2**31  # gloo takes any non-negative 32-bit tag, NCCL ignores tags and matches by the program's order
-
-_SOURCE_LINE = re.compile(r"^\[\S+\.(cc|cpp|h):\d+\] ")
 
 
 @dataclass(slots=True)
@@ -47,6 +46,7 @@ def run_step(
     clock: Clock,
     network: dist.ProcessGroup | None = None,
     modalities: Mapping[int, str] | None = None,
+    position: Position | None = None,
 ) -> StepRecord:
     """Run one optimizer step.
 
@@ -54,16 +54,19 @@ def run_step(
         stages: the stages of this rank by index.
         network: the group of all ranks over which tensors are sent; None: torch's default group.
         modalities: of each stage, for the names that profilers show.
+        position: is kept up to date, for whoever asks what this rank does.
 
     Raises:
         RunError: an action failed; names rank, action and cause.
     """
     record = StepRecord()
-    mailbox = _Mailbox(device, network)
+    position = position or Position(program.rank)
+    mailbox = _Mailbox(device, network, position)
     outputs: dict[tuple[str, int], Tensor] = {}
     for action in program.actions:
         moved_bytes = _moved_bytes(stages)
         try:
+            position.enter(action, _peer(action))
             if action.kind in ("F", "B", "I", "W"):
                 stage = stages[action.stage]
                 started, asked = time.perf_counter(), clock.mark()
@@ -91,6 +94,7 @@ def run_step(
             raise
         except Exception as error:
             raise RunError(f"rank {program.rank}, action {action}: {described(error)}") from error
+    position.enter("drain")
     mailbox.drain()
     _refuse_unsent(program.rank, outputs)
     return record
@@ -124,11 +128,6 @@ def _compute(action: Action, stage: Stage, received: Mapping[str, Tensor]) -> Ma
         case _:
             stage.backward_weight(action.microbatch)
             return {}
-
-
-def described(error: Exception) -> str:
-    """Type and text, without the source line of a library that some texts begin with."""
-    return f"{type(error).__name__}: {_SOURCE_LINE.sub('', str(error))}"
 
 
 def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: StepRecord) -> None:
@@ -175,39 +174,53 @@ def _refuse_unsent(rank: int, outputs: Mapping[tuple[str, int], Tensor]) -> None
 class _Mailbox:
     """Tensors of one rank that are under way in one step."""
 
-    def __init__(self, device: torch.device, network: dist.ProcessGroup | None) -> None:
-        self._device, self._network = device, network
-        self._receives: dict[tuple[int, int, bool], list[tuple[str, Message]]] = {}
-        self._sends: dict[tuple[str, int], Message] = {}
+    def __init__(self, device: torch.device, network: dist.ProcessGroup | None, position: Position) -> None:
+        self._device, self._network, self._position = device, network, position
+        self._receives: dict[tuple[int, int, bool], list[tuple[Action, Message]]] = {}
+        self._sends: dict[tuple[str, int], tuple[Action, Message]] = {}
 
     def receive(self, action: Action) -> None:
         """Post the buffer of a tensor that `take` hands out."""
         message = post_receive(action.bytes, self._device, action.peer, self._network, _tag(action))
         key = (action.stage, action.microbatch, "<" in action.tensor)
-        self._receives.setdefault(key, []).append((action.tensor, message))
+        self._receives.setdefault(key, []).append((action, message))
 
     def send(self, action: Action, tensor: Tensor) -> None:
         """Start to send; the bytes are kept until they have left."""
         flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        self._sends = {key: sent for key, sent in self._sends.items() if not sent.left()}
-        self._sends[action.tensor, action.microbatch] = post_send(flat, action.peer, self._network, _tag(action))
+        self._sends = {key: sent for key, sent in self._sends.items() if not sent[1].left()}
+        message = post_send(flat, action.peer, self._network, _tag(action))
+        self._sends[action.tensor, action.microbatch] = (action, message)
 
     def take(self, stage: int, microbatch: int, *, gradients: bool) -> dict[str, Tensor]:
         """Wait for what was received for the forward or backward of a stage's microbatch."""
         taken = {}
-        for tensor, message in self._receives.pop((stage, microbatch, gradients), ()):
-            taken[tensor] = message.there()
+        for action, message in self._receives.pop((stage, microbatch, gradients), ()):
+            self._position.wait(_peer(action))
+            taken[action.tensor] = message.there()
             # gloo knows that a send has left only after a wait; a gradient that is here proves that this one is free.
-            sent = self._sends.pop((tensor.replace("<", ">"), microbatch), None) if gradients else None
+            sent = self._sends.pop((action.tensor.replace("<", ">"), microbatch), None) if gradients else None
             if sent is not None:
-                sent.work.wait()
+                self._wait(*sent)
+        self._position.wait("")
         return taken
 
     def drain(self) -> None:
         """Wait until every send has left."""
         for sent in self._sends.values():
-            sent.work.wait()
+            self._wait(*sent)
         self._sends.clear()
+
+    def _wait(self, action: Action, message: Message) -> None:
+        self._position.wait(_peer(action))
+        message.work.wait()
+
+
+def _peer(action: Action) -> str:
+    """Whom a transfer waits for, as a position says it; empty for other actions."""
+    if action.kind not in ("SEND", "RECV"):
+        return ""
+    return f"{action.peer} {action.kind}:{action.tensor} {action.microbatch}"
 
 
 def _tag(action: Action) -> int:

@@ -6,14 +6,13 @@ termination request and a closed terminal.
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -25,17 +24,17 @@ from mmplan.planner.check import require_structure
 from mmplan.planner.plan import Plan, save_plan
 from mmplan.runtime.checkpoint.before_run import check_checkpoints
 from mmplan.runtime.checkpoint.options import Checkpoints
+from mmplan.runtime.inject import Injection
+from mmplan.runtime.limits import Limits, limits
+from mmplan.runtime.local_failure import cause_of_failure, keep_failure, read_positions, stands_still
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, load_run
-from mmplan.runtime.requirements import DEFAULT_UNIT_S, check_local_run
-from mmplan.runtime.run_options import RunOptions, save_options
-from mmplan.runtime.torchrun import is_main_process
+from mmplan.runtime.requirements import check_local_run
+from mmplan.runtime.run_options import DEFAULT_UNIT_S, RunOptions, save_options
+from mmplan.runtime.torchrun import OnFailure, is_main_process, show_failure
 
 _POLL_S = 0.1
 _REPORT_S = 2.0  # from the first failure, for torchrun to say which rank was killed and for other ranks to speak
 _GRACE_S = 5.0  # between asking the processes to end and killing them
-
-_ERROR_LINE = re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception)\b|.*Watchdog caught")  # a traceback's end; NCCL's
-_KILLED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: -(\d+) ")  # in torchrun's summary of failures
 
 
 def execute(
@@ -52,8 +51,12 @@ def execute(
     checkpoints: Checkpoints | None = None,
     trace: Path | None = None,
     share_devices: bool = False,
+    step_timeout_s: float | None = None,
+    inject: Sequence[Injection] = (),
+    failure_file: Path | None = None,
     on_step: OnStep | None = None,
     on_note: OnNote | None = None,
+    on_failure: OnFailure = show_failure,
 ) -> Measurement | None:
     """Run the plan for `steps` optimizer steps, on synthetic data or on a job's own.
 
@@ -61,6 +64,9 @@ def execute(
         local: processes to start on this machine; None: this process is one of torchrun's.
         rehearse: replace computes by sleeps, a mean forward of at least `unit_s` (see `rehearse.py`).
         timeout_s: of any communication; a rank that hangs ends the run after it. None: see `default_timeout_s`.
+        step_timeout_s: of a whole step, whether or not a rank waits for another; None: ten times the other.
+        inject: faults to rehearse what happens then.
+        failure_file: where a failed run leaves tracebacks; None: nowhere.
         job: a file with the user's own model and data (see `ghost/job.py`); None: the scenario's model, built here.
         weights: a folder of safetensors files with the weights of the job's model; None: they are drawn.
         save_weights: a folder that is made at the end, with the weights of the job's model.
@@ -69,6 +75,7 @@ def execute(
         share_devices: several processes may compute on one GPU, and talk over gloo.
         on_note: hears what a user has to know meanwhile, as `on_step` does.
         on_step: is told each finished step while the run goes on; under torchrun on rank 0 only.
+        on_failure: under torchrun, is told why this process ends where it cannot raise because it is stuck.
 
     Returns:
         The measurement; None on torchrun's ranks other than 0, and where the checkpoint leaves no steps.
@@ -95,20 +102,26 @@ def execute(
         share_devices=share_devices,
         save_weights=save_weights and save_weights.resolve(),
         checkpoints=checkpoints.resolved() if checkpoints is not None else Checkpoints(),
+        step_timeout_s=step_timeout_s,
+        inject=tuple(inject),
+        failure_file=failure_file if local is None else None,
+        launcher=os.getpid() if local is not None else None,
     )
     if is_main_process():
         check_checkpoints(plan, options)
+        if failure_file is not None:
+            failure_file.unlink(missing_ok=True)  # of a run before
     if local is None:
         # Imported here so that a launcher, which computes nothing, does not load torch.
         from mmplan.runtime.worker import run_worker
 
-        return run_worker(plan, options, on_step, on_note)
+        return run_worker(plan, options, on_step, on_note, on_failure)
     check_local_run(plan, local, rehearse=rehearse)
     with _unwound_by_signals(), tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
         scratch = Path(folder)
         save_plan(plan, scratch / "plan.json")
         save_options(options, scratch / "options.json")
-        _run_processes(scratch, local, on_step, on_note)
+        _run_processes(scratch, local, limits(plan, options), failure_file, on_step, on_note)
         measured = scratch / "run.json"
         return load_run(measured) if measured.exists() else None
 
@@ -155,7 +168,14 @@ def _unwound_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _run_processes(scratch: Path, count: int, on_step: OnStep | None, on_note: OnNote | None) -> None:
+def _run_processes(
+    scratch: Path,
+    count: int,
+    limit: Limits,
+    failure_file: Path | None,
+    on_step: OnStep | None,
+    on_note: OnNote | None,
+) -> None:
     # --standalone finds a free port itself; the loopback address spares look-ups of this machine's name.
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     worker = ["-m", "mmplan.runtime.worker", str(scratch)]
@@ -167,20 +187,23 @@ def _run_processes(scratch: Path, count: int, on_step: OnStep | None, on_note: O
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
         try:
-            told = 0
-            while process.poll() is None and not list(scratch.glob("failure-*.json")):
+            told, overdue = 0, False
+            while process.poll() is None and not list(scratch.glob("failure-*.json")) and not overdue:
                 told = _tell(scratch, told, on_step, on_note)
+                overdue = stands_still(scratch, limit)
                 time.sleep(_POLL_S)
             failed = process.poll() != 0
-            if failed:
+            if failed and not overdue:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_REPORT_S)
-            else:
+            elif not failed:
                 _tell(scratch, told, on_step, on_note)
+            positions = read_positions(scratch, count) if failed else {}  # before they are killed
         finally:
             _end(process, scratch)
     if failed:
-        raise RunError(_cause(scratch, process.returncode))
+        cause = cause_of_failure(scratch, process.returncode, positions, overdue=overdue)
+        raise RunError(cause + keep_failure(failure_file, scratch, cause))
 
 
 def _tell(scratch: Path, told: int, on_step: OnStep | None, on_note: OnNote | None) -> int:
@@ -213,37 +236,3 @@ def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
             for path in scratch.glob("pid-*"):
                 with suppress(ProcessLookupError, ValueError):
                     os.kill(int(path.read_text()), signal.SIGKILL)
-
-
-def _cause(scratch: Path, returncode: int) -> str:
-    """The rank that was killed, else the earliest failure that a rank wrote, else the end of the log."""
-    log = (scratch / "log").read_text(errors="replace")
-    lines = log.strip().splitlines()
-    errors = [line.strip() for line in lines if _ERROR_LINE.match(line.strip())]
-    for rank, number in _KILLED.findall(log):
-        if int(number) != signal.SIGTERM:  # with that one torchrun ends the others
-            said = f"; the log says: {errors[0]}" if int(number) == signal.SIGABRT and errors else ""
-            return f"rank {rank} was killed by {_signal_name(int(number))}{said}"
-    failures = [json.loads(path.read_text()) for path in scratch.glob("failure-*.json")]
-    if failures:
-        return _told(failures, len(list(scratch.glob("pid-*"))))
-    if returncode < 0:
-        return f"torchrun, which started the ranks, was killed by {_signal_name(-returncode)}"
-    said = errors[0] if errors else " | ".join(lines[-3:])
-    return f"the processes ended with code {returncode} before any rank could report; their log says: {said}"
-
-
-def _told(failures: list[dict[str, object]], ranks: int) -> str:
-    """The earliest of the failures; after a time-out also who did not speak, because that one is to blame."""
-    first = min(failures, key=lambda failure: float(str(failure["at_s"])))
-    message = str(first["message"])
-    message = message if message.startswith("rank ") else f"rank {first['rank']}: {message}"
-    silent = sorted(set(range(ranks)) - {int(str(failure["rank"])) for failure in failures})
-    if silent and "timed out" in message.lower():
-        message += f"; no word from rank {', '.join(map(str, silent))}"
-    return message
-
-
-def _signal_name(number: int) -> str:
-    hint = ", which the kernel sends when memory runs out" if number == signal.SIGKILL else ""
-    return f"signal {number} ({signal.Signals(number).name}){hint}"

@@ -11,20 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mmplan.planner.plan import Plan
 from mmplan.planner.program import Program, RankProgram
 from mmplan.runtime.groups import collapsed
 from mmplan.runtime.network import all_reduce, gather
 from mmplan.scenario.technique import Sharding
-
-
-def time_scale(plan: Plan, unit_s: float) -> float:
-    """Factor on all predicted computes that makes a mean forward, over microbatches and stages, last `unit_s`.
-
-    Never below 1. A sleep ends up to a millisecond late whatever its length, so it is the mean that bounds the relative
-    error of a step; a stage much shorter than the mean hardly matters to it.
-    """
-    return max(1.0, unit_s / (sum(stage.forward_s for stage in plan.stages) / len(plan.stages)))
 
 
 def collapse_shards(program: Program, width: int) -> Program:

@@ -11,15 +11,6 @@ from mmplan.planner.plan_technique import require_executable
 from mmplan.planner.schedules.plan_problem import is_whole
 from mmplan.units import format_bytes
 
-SHORTEST_TIMEOUT_S = 60.0
-TIMEOUT_STEPS = 4.0  # a rank may rightly wait for a whole step, and NCCL counts from when the host posted a transfer
-DEFAULT_UNIT_S = 0.03  # bubbles of sleeps came within 2.8 points of simulation at 30 ms, 24 at 3 ms (2 busy cores)
-
-
-def default_timeout_s(plan: Plan, time_scale: float) -> float:
-    """Of a communication in a step; `time_scale` is that of a rehearsal, else 1."""
-    return max(SHORTEST_TIMEOUT_S, TIMEOUT_STEPS * time_scale * plan.certificate.objective_s)
-
 
 def process_count(plan: Plan, *, rehearse: bool) -> int:
     """Processes that a run of the plan takes; in a rehearsal one stands for each tensor-parallel group.

@@ -26,10 +26,12 @@ from mmplan.runtime.clock import Clock
 from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.groups import place_of, program_of_shard
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
+from mmplan.runtime.position import Position
 from mmplan.runtime.rehearse import SleepStage, collapse_shards
 from mmplan.runtime.stage import LayerStage, Stage
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.timeline import bare
+from mmplan.runtime.wait_chain import EVERYBODY
 from mmplan.runtime.weighted_stage import WeightedStage
 from mmplan.scenario.scenario import Sample
 
@@ -200,17 +202,30 @@ def run_steps(
     ranks: TensorRanks | None,
     clock: Clock,
     modalities: Mapping[int, str],
+    position: Position,
     on_step: Callable[[int, RankStep], None],
 ) -> None:
-    """Run these optimizer steps of this rank; collective. `on_step` takes each."""
+    """Run these optimizer steps of this rank; collective. `on_step` takes each; `position` is kept up to date."""
     for step in steps:
+        position.begin(step)
+        position.enter("data")
         program, stages = prepare(step)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         before = 0 if ranks is None else ranks.total_bytes
+        position.enter("meet", EVERYBODY)
         clock.start()
         started_s = time.time()
-        record = run_step(program, stages, network=network, device=device, clock=clock, modalities=modalities)
+        record = run_step(
+            program,
+            stages,
+            network=network,
+            device=device,
+            clock=clock,
+            modalities=modalities,
+            position=position,
+        )
+        position.enter("tell", EVERYBODY)
         losses: dict[str, float] = {}
         for stage in stages.values() if ranks is None or ranks.index == 0 else ():
             losses |= stage.losses()

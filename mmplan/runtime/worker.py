@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,20 +20,22 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from mmplan.errors import InputError, MmplanError, RunError
+from mmplan.errors import EndedError, InputError, MmplanError
 from mmplan.planner.modalities import stage_modalities
 from mmplan.planner.plan import Plan, load_plan
 from mmplan.runtime.checkpoint.resume import find_start
 from mmplan.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
 from mmplan.runtime.devices import backend_of, run_device
-from mmplan.runtime.executor import described
+from mmplan.runtime.failure import described, trace_of
 from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.save_weights import save_weights
 from mmplan.runtime.ghost.train import prepare_job
 from mmplan.runtime.groups import peer_pairs, place_of, replica_group, tensor_ranks
+from mmplan.runtime.limits import limits, time_scale
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, StepMeasurement, save_run
 from mmplan.runtime.network import connect
+from mmplan.runtime.position import NO_STEP
 from mmplan.runtime.probe import probe_transfers
 from mmplan.runtime.record import (
     RankRun,
@@ -45,27 +46,37 @@ from mmplan.runtime.record import (
     step_end,
     step_measurement,
 )
-from mmplan.runtime.rehearse import time_scale
-from mmplan.runtime.requirements import default_timeout_s, process_count
+from mmplan.runtime.requirements import process_count
 from mmplan.runtime.run_options import RunOptions, load_options
 from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.runtime.torchrun import OnFailure
 from mmplan.runtime.trace import TracedStep, write_trace
 from mmplan.runtime.train import Prepare, RankStep, prepare_rehearsal, prepare_training, run_steps
-
-# To import, meet and build stages, which takes minutes for billions of weights; less where the user set a time-out.
-_SETUP_TIMEOUT_S, _SHORTEST_SETUP_TIMEOUT_S = 1800.0, 30.0
+from mmplan.runtime.wait_chain import EVERYBODY
+from mmplan.runtime.watch import Watch, Watched, start_watch
 
 T = TypeVar("T")
 
 
-def run_worker(plan: Plan, options: RunOptions, on_step: OnStep | None, on_note: OnNote | None) -> Measurement | None:
+def run_worker(
+    plan: Plan,
+    options: RunOptions,
+    on_step: OnStep | None,
+    on_note: OnNote | None,
+    on_failure: OnFailure,
+    folder: Path | None = None,
+) -> Measurement | None:
     """Take part in a run; the measurement on rank 0, None elsewhere and where no step is left. Collective over all
     processes of torchrun.
+
+    Args:
+        on_failure: is told why, by another thread, when the run ends this process while it is stuck somewhere.
+        folder: for the positions of ranks of this host; None: a temporary one.
 
     Raises:
         InputError: torchrun did not start this process, its processes or devices do not fit the plan, or the run cannot
             go on from its checkpoints.
-        RunError: an action of this rank failed, or a loss is no number.
+        RunError: this rank or another one failed, or a loss is no number.
     """
     expected = process_count(plan, rehearse=options.rehearse)
     if "RANK" not in os.environ:
@@ -76,15 +87,30 @@ def run_worker(plan: Plan, options: RunOptions, on_step: OnStep | None, on_note:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world != expected:
         raise InputError(f"torchrun started {world} processes, the plan needs {expected}")
-    device = run_device(plan, rehearse=options.rehearse, share=options.share_devices)
-    scale = time_scale(plan, options.unit_s) if options.rehearse else 1.0
+    limit = limits(plan, options)
+    watch = start_watch(
+        Watched(
+            plan=plan,
+            rank=rank,
+            world=world,
+            limits=limit,
+            faults=options.inject,
+            on_failure=on_failure,
+            folder=folder,
+            file=options.failure_file,
+            launcher=options.launcher,
+        )
+    )
     try:
-        setup_s = _SETUP_TIMEOUT_S if options.timeout_s is None else max(options.timeout_s, _SHORTEST_SETUP_TIMEOUT_S)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=setup_s))
+        watch.position.enter("start")
+        device = run_device(plan, rehearse=options.rehearse, share=options.share_devices)
+        scale = time_scale(plan, options.unit_s) if options.rehearse else 1.0
+        dist.init_process_group("gloo", timeout=timedelta(seconds=limit.start_wait_s))
+        watch.follow()
         # In a rehearsal one process stands for all that share a stage's layers.
         started = replace(plan, tp=1, cp=1) if options.rehearse else plan
         backend = backend_of(device, share=options.share_devices)
-        groups = _join(started, rank, device, backend, options.timeout_s or default_timeout_s(plan, scale))
+        groups = _join(started, rank, device, backend, limit.wait_s)
         note = on_note if on_note is not None and rank == 0 else _nobody
         start = find_start(plan, options, note)
         if start.finished and options.save_weights is None:
@@ -100,22 +126,24 @@ def run_worker(plan: Plan, options: RunOptions, on_step: OnStep | None, on_note:
         resumed = start.load(plan, prepared.stages)
         checkpoints = None
         if options.checkpoints.folder is not None and not start.finished:
-            checkpoints = RunCheckpoints(plan, options, prepared.stages, timeout_s=setup_s, note=note)
+            checkpoints = RunCheckpoints(plan, options, prepared.stages, timeout_s=limit.start_wait_s, note=note)
+        watch.position.enter("start", EVERYBODY)
         dist.barrier()  # stages differ much in size: whoever is ready waits here, not in a step
         run = None
         if not start.finished:
-            run = _run(plan, options, groups, prepared.step, device, scale, on_step, start.steps, checkpoints)
+            run = _run(plan, options, groups, prepared.step, device, scale, watch, on_step, start.steps, checkpoints)
         if options.save_weights is not None and prepared.model is not None:
             save_weights(options.save_weights, prepared.model, prepared.stages, replica=place_of(plan, rank).replica)
-        _leave()
+        _leave(watch)
         return run and replace(run, resumed=resumed)
-    except (RuntimeError, MemoryError) as error:
-        raise RunError(f"rank {rank}: {described(error)}") from error
+    except BaseException as error:
+        raise watch.ended_by(error) from error
 
 
-def _leave() -> None:
+def _leave(watch: Watch) -> None:
     """Whoever goes first would take the connections of the others with it."""
     dist.barrier()
+    watch.close()
     dist.destroy_process_group()
 
 
@@ -162,6 +190,7 @@ def _run(
     prepare: Prepare,
     device: torch.device,
     scale: float,
+    watch: Watch,
     on_step: OnStep | None,
     before: tuple[StepMeasurement, ...],
     checkpoints: RunCheckpoints | None,
@@ -188,6 +217,7 @@ def _run(
         if rank == 0 and on_step is not None:
             on_step(step, totals.step_time_s, totals.losses)
         if checkpoints is not None:
+            watch.position.enter("save", EVERYBODY)
             checkpoints.take([end.written for end in ends])
             checkpoints.save_if_due(step + 1, steps_done)
 
@@ -199,8 +229,11 @@ def _run(
         ranks=groups.tensor,
         clock=clock,
         modalities=modalities,
+        position=watch.position,
         on_step=take,
     )
+    watch.position.begin(NO_STEP)
+    watch.position.enter("end", EVERYBODY)
     saved = () if checkpoints is None else checkpoints.finish()
     assert kept.recorded is not None, "a run has at least one step"
     probed_s = probe_transfers(kept.recorded.program, device, groups.network)
@@ -252,18 +285,21 @@ def main(arguments: list[str] | None = None) -> int:
     options = load_options(scratch / "options.json")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     rank = int(os.environ.get("RANK", "0"))
+
+    def report(message: str, trace: str = "", *, first: bool = True) -> None:
+        partial = scratch / f"partial-{rank}"
+        partial.write_text(json.dumps({"rank": rank, "message": message, "trace": trace, "first": first}))
+        partial.replace(scratch / f"failure-{rank}.json")
+
     try:
         (scratch / f"pid-{rank}").write_text(str(os.getpid()))
         told = scratch / "progress.jsonl"
-        measurement = run_worker(load_plan(scratch / "plan.json"), options, _steps_to(told), _notes_to(told))
+        plan = load_plan(scratch / "plan.json")
+        measurement = run_worker(plan, options, _steps_to(told), _notes_to(told), report, scratch)
         if measurement is not None:
             save_run(measurement, scratch / "run.json")
-    except Exception as error:
-        message = _one_line(error) + _line_of_job(error, options.job)
-        failure = {"at_s": time.time(), "rank": rank, "message": message, "trace": traceback.format_exc()}
-        partial = scratch / f"partial-{rank}"
-        partial.write_text(json.dumps(failure))
-        partial.replace(scratch / f"failure-{rank}.json")
+    except BaseException as error:
+        report(str(error) or described(error), trace_of(error), first=not isinstance(error, EndedError))
         traceback.print_exc()
         return error.exit_code if isinstance(error, MmplanError) else 1
     return 0
@@ -287,20 +323,6 @@ def _notes_to(path: Path) -> OnNote:
 
 def _nobody(text: str) -> None:
     """Hears the notes of ranks that are not to speak."""
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error) if isinstance(error, MmplanError) else described(error)
-    return " ".join(text.split())
-
-
-def _line_of_job(error: Exception, job: Path | None) -> str:
-    """Where in the user's file an error of other kinds than ours came up: ` (job.py, line 12)`."""
-    lines: list[int] = []
-    while job is not None and error is not None and not lines:
-        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(job)]
-        error = error.__cause__  # type: ignore[assignment]
-    return f" ({job.name}, line {lines[-1]})" if job is not None and lines else ""
 
 
 if __name__ == "__main__":

@@ -128,5 +128,5 @@ def test_batches_that_are_no_dicts_are_refused(tmp_path: Path, scenario: Scenari
 def test_an_error_of_the_job_names_its_line(tmp_path: Path, scenario: Scenario) -> None:
     job = tmp_path / "job.py"
     job.write_text("model = list\ndef batches(size):\n    yield {}['absent']\n")
-    with pytest.raises(RunError, match=r"KeyError: 'absent' \(job\.py, line 3\)"):
+    with pytest.raises(RunError, match=r"KeyError: 'absent' \(job\.py, line 3, in batches: "):
         execute(hand_plan(scenario, STAGES[1]), local=1, steps=1, job=job)

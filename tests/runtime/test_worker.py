@@ -9,9 +9,9 @@ from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 from mmplan.errors import InputError, RunError
 from mmplan.planner.plan import Plan
 from mmplan.runtime.devices import run_device
+from mmplan.runtime.limits import default_timeout_s
 from mmplan.runtime.measurement import StepMeasurement
 from mmplan.runtime.record import require_numbers
-from mmplan.runtime.requirements import default_timeout_s
 from mmplan.scenario.catalogue import catalogue_device
 
 
