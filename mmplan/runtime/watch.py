@@ -105,6 +105,7 @@ class Watch:
         if self._ring is not None:
             dist.send(torch.ones(1), (self._run.rank - 1) % self._run.world, group=self._group)
             self._ring.join()
+            self._group = None  # or it would outlive the other groups
 
     def ended_by(self, error: BaseException) -> BaseException:
         """The error to end this rank with: what happened where, and whose fault it is."""

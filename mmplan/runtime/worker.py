@@ -114,7 +114,7 @@ def run_worker(
         note = on_note if on_note is not None and rank == 0 else _nobody
         start = find_start(plan, options, note)
         if start.finished and options.save_weights is None:
-            _leave()
+            _leave(watch)
             return None
         if options.rehearse:
             prepared = prepare_rehearsal(plan, rank, scale, groups.replicas)

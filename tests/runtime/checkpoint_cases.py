@@ -144,6 +144,13 @@ def run_checkpoint_cases(rank: int, folder: str) -> None:
 class _Runs:
     def __init__(self, rank: int, folder: Path) -> None:
         self._rank, self._folder, self._count = rank, folder, 0
+        # torchrun's store, that of the first process here.
+        places = dist.FileStore(str(folder / "places"), -1)
+        if rank == 0:
+            self._agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            places.set("port", str(self._agent.port))
+        port = places.get("port").decode()
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
     def saved(self, name: str, plan: Plan, job: Path | None = None) -> Continued | None:
         """Three steps with checkpoints behind the second and the last, and the last one again."""
@@ -198,4 +205,4 @@ class _Runs:
             options = RunOptions(
                 steps=steps, timeout_s=60.0, job=job, save_weights=save_weights, checkpoints=checkpoints
             )
-            return run_worker(plan, options, None, None)
+            return run_worker(plan, options, None, None, print)
