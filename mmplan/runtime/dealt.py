@@ -16,7 +16,7 @@ from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.loads import output_lengths
 from mmplan.runtime.batch import Microbatch
-from mmplan.runtime.flat import gather
+from mmplan.runtime.network import gather
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.scenario import Model
 
