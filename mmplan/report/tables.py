@@ -210,7 +210,10 @@ def run_table(run: Measurement) -> Table:
     """One row per rank of the recorded step of a run."""
     numbers = ("busy", "bubble", "activations sent", "gradients sent", "reduced", "waited", "peak memory")
     kind = "rehearsed" if run.rehearsed else "ran"
-    step = f"{kind} {len(run.steps)} steps on {run.device}; fastest (step {run.recorded_step})"
+    before = 0 if run.resumed is None else run.resumed.step
+    behind = f" behind the {before} of a checkpoint" if before else ""
+    count = f"{kind} {len(run.steps) - before} steps{behind}"
+    step = f"{count} on {run.device}; fastest (step {run.recorded_step})"
     title = f"{step}: {format_seconds(run.step_time_s)}, bubble {run.bubble:.1%}"
     result = table(title, "rank", "stage", "replica", *numbers, right=numbers)
     for rank in run.ranks:

@@ -88,6 +88,8 @@ def find_start(plan: Plan, options: RunOptions, note: OnNote) -> Start:
         note(f"{text}: this checkpoint is damaged, the one before is used")
     require_same_training(found.path, found.manifest, plan, job=options.job is not None)
     steps = STEP_LIST.validate_json((found.path / STEPS).read_bytes())
+    if len(steps) != found.manifest.step:
+        raise InputError(f"{STEPS} has {len(steps):,} steps, the manifest {found.manifest.step:,}", file=found.path)
     finished = found.manifest.step >= options.steps
     note(
         f"nothing is left to do: {found.path} is behind step {found.manifest.step:,} of {options.steps:,}"
@@ -139,6 +141,7 @@ def load_state(found: Found, plan: Plan, stages: Sequence[WeightedStage], rank: 
         files: dict[int, Any] = {}
         for piece in pieces_of(stages):
             bytes_of += _load(piece, found, files, stack)
+    dist.barrier()  # whoever has read less waits here, and not among its replicas, with their time-out for a step
     for stage in stages:
         if found.manifest.updates is not None:
             for optimizer in stage.state.optimizers:

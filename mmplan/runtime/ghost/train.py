@@ -1,6 +1,6 @@
 """Training a user's own model under a plan: pieces to stages, each step's program from its own recordings."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -65,7 +65,7 @@ def prepare_job(
 
     Args:
         weights: a folder of safetensors files; None: weights are drawn (`weightless.py`).
-        samples: how many the data has given to steps before.
+        samples: how many the data has given to steps before; where it has, a checkpoint will give the weights.
 
     Raises:
         InputError: the model does not fit the plan's layers, or the plan asks of it what is not executed.
@@ -80,7 +80,8 @@ def prepare_job(
     if wrong:
         raise InputError(f"expected dicts of the forward's arguments, found {wrong[0]}", file=job.file, key="batches")
     laid, recordings = _laid(plan, job, graph, first)
-    stages = _stages(plan, graph, laid, at.row, device, replicas, weights)
+    values = _first_values(plan, laid, weights, resumed=samples > 0)
+    stages = _stages(plan, graph, laid, at.row, device, replicas, values)
     seen: dict[tuple[str, str], Recording] = {}  # edges of layers: what once passed keeps its place
     stream = _behind(chain(first, stream), job, plan, samples)
 
@@ -151,23 +152,18 @@ def _stages(
     row: int,
     device: torch.device,
     replicas: dist.ProcessGroup | None,
-    weights: Path | None,
+    weights: Callable[[str, Tensor], Tensor],
 ) -> dict[int, GhostStage]:
     scenario, indices = plan.scenario, plan.stages_of(row)
-    dtype = TORCH_DTYPES[scenario.precision]
     units = find_units(laid.model)
-
-    def drawn(name: str, like: Tensor) -> Tensor:
-        return initial_value(name, like, scenario.seed, dtype)
-
     model = GhostModel(
         laid.model,
         units,
         pieces=[piece for index in indices for piece in laid.pieces[index]],
         trained=laid.trained,
-        weights=drawn if weights is None else Pretrained(weights, laid.model).value,
+        weights=weights,
         device=device,
-        dtype=dtype,
+        dtype=TORCH_DTYPES[scenario.precision],
     )
     stages = {}
     for index in indices:
@@ -194,6 +190,16 @@ def _stages(
             count_kept=device.type == "cpu",
         )
     return stages
+
+
+def _first_values(plan: Plan, laid: _Laid, weights: Path | None, *, resumed: bool) -> Callable[[str, Tensor], Tensor]:
+    """The value of a parameter by its name, on the host."""
+    dtype = TORCH_DTYPES[plan.scenario.precision]
+    if resumed:
+        return lambda name, like: torch.empty(like.shape, dtype=dtype)
+    if weights is not None:
+        return Pretrained(weights, laid.model).value
+    return lambda name, like: initial_value(name, like, plan.scenario.seed, dtype)
 
 
 def _held(laid: _Laid, stage: int) -> dict[str, list[nn.Parameter]]:
