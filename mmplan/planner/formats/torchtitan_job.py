@@ -56,7 +56,8 @@ class TitanJob:
 
 
 def titan_job(plan: Plan, target: str, *, before_0_3: bool = False) -> TitanJob:
-    """The job. Before 0.3 experts could be split by tp beside ep, and tp always came with sequence parallelism.
+    """The job. Before 0.3 experts could be split by tp beside ep, tp always came with sequence parallelism, replicas
+    that shard nothing stood alone (DDP), and only FSDP cast to bf16 beside tp or a pipeline.
 
     Raises:
         CheckError: the plan is not sound, or needs what torchtitan has no word for.
@@ -64,8 +65,8 @@ def titan_job(plan: Plan, target: str, *, before_0_3: bool = False) -> TitanJob:
     require_structure(plan)
     module = the_language_model(plan, target)
     _refuse(plan, target)
-    draft = _passed_round(_ordered(Draft(plan=plan), target), target)
-    draft = _sharded(draft, target, plan.ranks_per_expert if before_0_3 else 1)
+    draft = _summed_in_fp32(_passed_round(_ordered(Draft(plan=plan), target), target), target)
+    draft = _sharded(draft, target, before_0_3=before_0_3)
     draft = on_a_chain(without_spread(draft, target), module, target)
     if before_0_3:
         draft = with_sequence_parallel(draft, f"{target} has tp only with sequence parallelism")
@@ -144,15 +145,39 @@ def _passed_round(draft: Draft, target: str) -> Draft:
     return draft.changed(repriced(draft.plan, scenario=other), sentence)
 
 
-def _sharded(draft: Draft, target: str, ranks_per_expert: int) -> Draft:
-    """FSDP2 shards gradients at least, and whenever context parallelism or experts beyond tp are used."""
+def _summed_in_fp32(draft: Draft, target: str) -> Draft:
+    """`mixed_precision_reduce` takes float32 alone."""
+    scenario = draft.plan.scenario
+    if scenario.optimizer.gradient_dtype == "fp32":
+        return draft
+    other = replace(scenario, optimizer=replace(scenario.optimizer, gradient_dtype="fp32"))
+    sentence = f"{target} sums gradients in fp32, the plan in {scenario.optimizer.gradient_dtype}"
+    return draft.changed(repriced(draft.plan, scenario=other), sentence)
+
+
+def _sharded(draft: Draft, target: str, *, before_0_3: bool) -> Draft:
+    """FSDP2 shards gradients at least, and whenever context parallelism or experts beyond tp are used.
+
+    Raises:
+        CheckError: bf16 without FSDP beside tp or a pipeline, which before 0.3 is fp32 (distributed/utils.py).
+    """
     plan = draft.plan
+    others = plan.tp > 1 or plan.pp > 1
+    if before_0_3 and others and plan.dp * plan.cp == 1 and plan.scenario.precision == "bf16":
+        raise CheckError(f"{target} computes in bf16 beside tp or a pipeline only where FSDP shards; the plan has dp=1")
     if plan.sharding == "optimizer":
         sentence = f"{target} shards gradients where it shards the optimizer's state"
         return draft.changed(repriced(plan, sharding="gradients"), sentence)
     lone = plan.sharding == "none" and plan.dp * plan.cp > 1
-    if lone and (plan.cp > 1 or (plan.ep > 1 and plan.ep * ranks_per_expert > plan.tp)):
-        what = "context parallelism" if plan.cp > 1 else "expert parallelism beyond tp"
+    experts = plan.ep > 1 and plan.ep * (plan.ranks_per_expert if before_0_3 else 1) > plan.tp
+    if lone and (plan.cp > 1 or experts or (before_0_3 and others)):
+        what = (
+            "context parallelism"
+            if plan.cp > 1
+            else "expert parallelism beyond tp"
+            if experts
+            else "tp or a pipeline beside replicas"
+        )
         return draft.changed(repriced(plan, sharding="gradients"), f"{target} shards gradients under {what}")
     return draft
 
@@ -184,4 +209,5 @@ def _training(plan: Plan, module: ModelModule) -> dict[str, object]:
         "local_batch_size": plan.microbatch_size * microbatches,
         "global_batch_size": plan.scenario.global_batch,
         "seq_len": sequence_length(plan, module),
+        "mixed_precision_param": {"bf16": "bfloat16", "fp32": "float32"}[plan.scenario.precision],
     }
