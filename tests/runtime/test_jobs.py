@@ -59,6 +59,8 @@ def test_loss_curves_are_equal_under_different_plans(scenario: Scenario) -> None
     assert losses(hand_plan(scenario, STAGES[2], dp=2)) == pytest.approx(
         alone, rel=1e-5
     )  # images and lengths differ between the replicas
+    sharing = replace(hand_plan(scenario, STAGES[1], dp=2), sharding="optimizer")
+    assert losses(sharing) == pytest.approx(alone, rel=1e-5)
     again = hand_plan(scenario, STAGES[4])
     again = replace(again, stages=tuple(replace(stage, recompute="full") for stage in again.stages))
     assert losses(again) == pytest.approx(alone, rel=1e-5)

@@ -1,5 +1,6 @@
 """Training a user's own model under a plan: pieces to stages, each step's program from its own recordings."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -18,6 +19,7 @@ from mmplan.planner.lower import plan_pipeline
 from mmplan.planner.place import place
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
+from mmplan.planner.shared_bytes import SharedBytes
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.job import Job
@@ -253,21 +255,32 @@ def _program(
         ]
         for e in examples
     ]
-    pipeline = replace(plan_pipeline(plan, graph), reduce_bytes=_reduce_bytes(plan, laid))
+    shared = _shared_bytes(plan, laid)
+    pipeline = replace(
+        plan_pipeline(plan, graph),
+        reduce_bytes=tuple(one.reduce for one in shared),
+        shared_bytes=() if plan.sharding == "none" else shared,
+    )
     shape = (plan.dp, plan.microbatches, len(cut.cuts))
     lowered = place(pipeline, np.broadcast_to(np.array(sizes, dtype=np.int64).reshape(shape[1:]), shape).copy())
     return rank_program(lowered.columns, rank)
 
 
-def _reduce_bytes(plan: Plan, laid: _Laid) -> tuple[int, ...]:
+def _shared_bytes(plan: Plan, laid: _Laid) -> tuple[SharedBytes, ...]:
+    """What replicas hand to collectives by stage: gradients, and with ZeRO-1 weights, in equal shares."""
     if plan.dp == 1:
-        return (0,) * len(plan.stages)
-    size = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype]
-    counts = []
+        return (SharedBytes(),) * len(plan.stages)
+    gradient, weight = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype], DTYPE_BYTES[plan.scenario.precision]
+    found = []
     for pieces in laid.pieces:
         names = {name for piece in pieces for name in parameter_names(laid.model, piece)} & laid.trained
-        counts.append(sum(p.numel() for p in {laid.model.get_parameter(name) for name in names}))
-    return tuple(count * size for count in counts)
+        count = sum(p.numel() for p in {laid.model.get_parameter(name) for name in names})
+        if plan.sharding == "none":
+            found.append(SharedBytes(reduce=gradient * count))
+        else:
+            together = math.ceil(count / plan.dp) * plan.dp
+            found.append(SharedBytes(reduce=gradient * together, update=weight * together))
+    return tuple(found)
 
 
 def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -286,10 +299,10 @@ def _refuse(plan: Plan) -> None:
                 f"the plan has {name}={found}, and a model of your own is executed with {name}=1: set "
                 f"`constraints.{name}: [1]` in the scenario and optimize again"
             )
-    if plan.sharding != "none":
+    if plan.sharding not in ("none", "optimizer"):
         raise InputError(
-            f"the plan has sharding={plan.sharding}, and a model of your own is executed with sharding=none: set "
-            "`constraints.sharding: [none]` in the scenario and optimize again"
+            f"the plan has sharding={plan.sharding}, and a model of your own is executed with none or optimizer: set "
+            "`constraints.sharding: [none, optimizer]` in the scenario and optimize again"
         )
     for module in plan.scenario.model.modules:
         if module.training.mode == "lora":
