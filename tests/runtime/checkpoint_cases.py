@@ -81,6 +81,9 @@ def saved_plans() -> dict[str, Plan]:
         "ZeRO-2 on two stages, in 16 bits": replace(half, sharding="gradients"),
         "ZeRO-3, frozen and LoRA": replace(hand_plan(frozen, ONE_STAGE, dp=4), sharding="parameters"),
         "tensor parallel, experts": replace(hand_plan(experts, TWO_STAGES), tp=2),
+        "images in turn, ZeRO-2": replace(
+            hand_plan(tiny(), ONE_STAGE, dp=2), tp=2, spread=("vision", "projector"), sharding="gradients"
+        ),
         "tensor parallel, ZeRO-3": replace(hand_plan(odd, ONE_STAGE, dp=2), tp=2, sharding="parameters"),
     }
 
