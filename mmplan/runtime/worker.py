@@ -217,6 +217,7 @@ def _run(
         if rank == 0 and on_step is not None:
             on_step(step, totals.step_time_s, totals.losses)
         if checkpoints is not None:
+            watch.position.begin(step)  # waiting for a disk does not count as computing
             watch.position.enter("save", EVERYBODY)
             checkpoints.take([end.written for end in ends])
             checkpoints.save_if_due(step + 1, steps_done)

@@ -17,7 +17,7 @@ def random_states() -> dict[str, Tensor]:
     """Those of this process, by key in its file."""
     version, words, gauss = random.getstate()
     states = {_TORCH: torch.get_rng_state(), _PYTHON: _packed(version, words, gauss)}
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states[_CUDA] = torch.cuda.get_rng_state()
     if "numpy" in sys.modules:
         import numpy as np

@@ -172,6 +172,9 @@ def _load(piece: Piece, found: Found, files: dict[int, Any], stack: ExitStack) -
                 files[rank] = stack.enter_context(safe_open(found.path / part_name(rank), framework="pt"))
             for kind, tensor in piece.tensors.items():
                 part = read_box(files[rank], key_of(piece.name, kind, offset), box, common)
+                if part.shape != common.shape:
+                    found_shape = "x".join(map(str, part.shape))
+                    raise InputError(f"'{piece.name}' is {found_shape} in its file", file=found.path / part_name(rank))
                 tensor[common.within(piece.box)].copy_(part)
                 read[rank] += part.nbytes
         except (OSError, SafetensorError) as error:
