@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import EdgeKind, Modality, Model, ModelEdge, ModelModule, Projector
+from mmplan.scenario.steps import Form, Steps
 
 SOURCE = "structure: modelling code of transformers 5.24"
 
@@ -60,3 +61,16 @@ def merger_module(
     """Qwen's patch merger: norm on single tokens, then merge^2 tokens joined, two linears."""
     merge = tower.count("spatial_merge_size", most=100) ** 2
     return projector_module((hidden * merge, hidden * merge, width), name=name, merge=merge, norm=norm, norm_first=True)
+
+
+def stepping(steps: Steps, ends: tuple[int, int], *, name: str, merge: int = 1, stored: int = 0) -> ModelModule:
+    """A projector of steps, from and to widths `ends`."""
+    return ModelModule(
+        name=name,
+        kind="projector",
+        modality="vision",
+        projector=Projector(dims=ends, merge=merge),
+        form=Form(front=steps),
+        stored=stored,
+        source=SOURCE,
+    )

@@ -32,6 +32,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         }
     },
     "internvl_chat": {"keys": {"downsample_ratio": 0.5}},
+    "minicpmv": {"keys": {"query_num": 64}},
     "kimi_vl": {
         "keys": {"tie_word_embeddings": False},
         "parts": {"text_config": {"type": "deepseek_v3", "absent": {}}},

@@ -5,11 +5,10 @@ from dataclasses import replace
 from mmplan.scenario.document import shown
 from mmplan.scenario.formats.hf import sam
 from mmplan.scenario.formats.hf.resamplers import encoder_module
-from mmplan.scenario.formats.hf.sam import stepping
 from mmplan.scenario.formats.hf.text import language_module, text_module
 from mmplan.scenario.formats.hf.vit import vit
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import chain
+from mmplan.scenario.formats.hf_modules import chain, stepping
 from mmplan.scenario.scenario import Model, ModelModule, Transformer
 from mmplan.scenario.steps import Average, Dense, Doubled, Fork, Form, Kept, Normed, Steps, conv
 

@@ -122,7 +122,7 @@ def ernie_vl_experts(text: Fields, shape: Transformer) -> Transformer:
     shared = text.optional("moe_num_shared_experts", least=0, most=1_000) or 0
     second = moe.experts * (3 * shape.hidden * images + shape.hidden + 1) + moe.experts
     text.log.notes.append("experts of image tokens: weights whole on every rank, work as that of the experts of words")
-    layers = _sparse_layers(text, shape.layers, first=1)
+    layers = sparse_layers(text, shape.layers, first=1)
     stack = experts_in(shape, replace(moe, shared_ffn=words * shared), layers)
     return each(
         stack,
@@ -137,7 +137,7 @@ def ernie_vl_experts(text: Fields, shape: Transformer) -> Transformer:
 def ocr_experts(text: Fields, shape: Transformer) -> Transformer:
     """DeepSeek-OCR: `mlp_layer_types`, else dense layers first; softmax over routed experts beside shared ones."""
     first = text.optional("first_k_dense_replace", least=0, most=1_000_000)
-    layers = _sparse_layers(text, shape.layers, first=1 if first is None else first)
+    layers = sparse_layers(text, shape.layers, first=1 if first is None else first)
     width, shared = text.count("moe_intermediate_size"), text.optional("n_shared_experts", least=0, most=1_000) or 0
     moe = moe_of(text, "n_routed_experts", width, scoring="softmax_all")
     return experts_in(shape, replace(moe, shared_ffn=width * shared), layers)
@@ -165,13 +165,13 @@ def aria_experts(text: Fields, shape: Transformer) -> Transformer:
 
 def step_experts(text: Fields, shape: Transformer) -> Transformer:
     """Step 3.7: `mlp_layer_types`, else the first three layers dense; one shared expert."""
-    layers = _sparse_layers(text, shape.layers, first=3)
+    layers = sparse_layers(text, shape.layers, first=3)
     width = text.count("moe_intermediate_size")
     moe = moe_of(text, "n_routed_experts", width, scoring="sigmoid")
     return experts_in(shape, replace(moe, shared_ffn=text.count("share_expert_dim")), layers)
 
 
-def _sparse_layers(text: Fields, layers: int, first: int) -> list[int]:
+def sparse_layers(text: Fields, layers: int, first: int) -> list[int]:
     types = text.words("mlp_layer_types", layers)
     if types is None:
         return list(range(first, layers))

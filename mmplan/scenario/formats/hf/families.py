@@ -11,16 +11,19 @@ from mmplan.scenario.formats.hf import (
     gemma_families,
     listeners,
     llava_like,
+    minimax,
     nemotron,
     odd_projectors,
     quantising,
     querying,
     qwen3,
+    remote,
     sam,
     shrinking,
 )
 from mmplan.scenario.formats.hf.encoders_alone import ENCODERS
 from mmplan.scenario.formats.hf.text import STACKS, text_module
+from mmplan.scenario.formats.hf.towers import tower_of
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import edge, projector_module
 from mmplan.scenario.scenario import Model, ModelModule, TextInput
@@ -40,6 +43,10 @@ def headless(config: Fields, name: str) -> Model:
 def without_head(module: ModelModule) -> ModelModule:
     turned = module.text.positions if module.text is not None else "rotary"
     return replace(module, kind="text_encoder", text=TextInput(positions=turned))
+
+
+def minimax_m3(config: Fields, name: str) -> Model:
+    return minimax.family(config, name, tower_of(config), text_module(config, "text_config"))
 
 
 def retrieval(config: Fields, name: str) -> Model:
@@ -78,6 +85,7 @@ PARTS = {
     "idefics",
     "kosmos_2_5_text_model",
     "kosmos_2_text_model",
+    "minimax_m3_vl_text",
     "molmo2_text",
     "phi4_multimodal",
     "step3p5",
@@ -163,6 +171,9 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "llava_qwen": llava_like.original_llava,
     "mistral3": llava_like.mistral3,
     "mllama": llava_like.mllama,
+    "minicpmv": remote.minicpmv,
+    "minimax_m3_vl": minimax_m3,
+    "phi3_v": remote.phi3_v,
     "nemotron_h_omni": nemotron.omni,
     "ovis2": llava_like.ovis2,
     "paddleocr_vl": llava_like.paddle,

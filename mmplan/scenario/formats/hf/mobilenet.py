@@ -4,9 +4,8 @@ Each resolution is a module of its own. Batch norms are RMS norms there.
 """
 
 from mmplan.scenario.formats.hf.resamplers import encoder_module
-from mmplan.scenario.formats.hf.sam import stepping
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import SOURCE
+from mmplan.scenario.formats.hf_modules import SOURCE, stepping
 from mmplan.scenario.scenario import ModelModule, Transformer, VisionInput
 from mmplan.scenario.steps import Active, Attend, Average, Convolve, Form, Kept, Normed, Steps, conv, residual
 

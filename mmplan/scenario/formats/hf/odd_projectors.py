@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 from mmplan.scenario.formats.hf.resamplers import encoder_module, qformer, querying
-from mmplan.scenario.formats.hf.sam import stepping
 from mmplan.scenario.formats.hf.text import text_module
 from mmplan.scenario.formats.hf.towers import tower_of
 from mmplan.scenario.formats.hf.vit import bare, vision_module
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import chain, edge, merged, projector_module
+from mmplan.scenario.formats.hf_modules import chain, edge, merged, projector_module, stepping
 from mmplan.scenario.scenario import Model, ModelEdge, ModelModule, VisionInput
 from mmplan.scenario.steps import Active, Attend, Convolve, Dense, Form, Join, Kept, Normed, Steps
 

@@ -2,10 +2,9 @@
 language model's own table the code's embedding (Chameleon, Emu3)."""
 
 from mmplan.scenario.formats.hf.resamplers import encoder_module
-from mmplan.scenario.formats.hf.sam import stepping
 from mmplan.scenario.formats.hf.text import text_module
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import SOURCE, chain
+from mmplan.scenario.formats.hf_modules import SOURCE, chain, stepping
 from mmplan.scenario.scenario import Model, ModelModule, Transformer, VisionInput
 from mmplan.scenario.steps import Active, Attend, Dense, Fork, Form, Kept, Look, Normed, Steps, conv, residual
 

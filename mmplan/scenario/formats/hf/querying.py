@@ -5,11 +5,10 @@ from itertools import pairwise
 
 from mmplan.scenario.formats.hf.conformers import granite, phi4
 from mmplan.scenario.formats.hf.resamplers import encoder_module, perceiver, qformer, querying
-from mmplan.scenario.formats.hf.sam import stepping
 from mmplan.scenario.formats.hf.text import text_module
 from mmplan.scenario.formats.hf.towers import tower_of
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import chain, edge, merged, projector_module
+from mmplan.scenario.formats.hf_modules import chain, edge, merged, projector_module, stepping
 from mmplan.scenario.scenario import Model, ModelModule
 from mmplan.scenario.steps import Attend, Dense, Fork, Form, Kept, Mlp, Normed, Steps, Usual, residual
 

@@ -6,8 +6,8 @@ from mmplan.scenario.formats.hf.text import text_module
 from mmplan.scenario.formats.hf.towers import tower_of
 from mmplan.scenario.formats.hf.vit import fixed, vision_module, vit
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import SOURCE, chain, edge, merged, projector_module
-from mmplan.scenario.scenario import Model, ModelEdge, ModelModule, Projector
+from mmplan.scenario.formats.hf_modules import chain, edge, merged, projector_module, stepping
+from mmplan.scenario.scenario import Model, ModelEdge, ModelModule
 from mmplan.scenario.steps import Active, Dense, Form, Kept, Normed, Steps, Usual, conv
 
 
@@ -36,19 +36,6 @@ def tower(fields: Fields, name: str = "vision") -> ModelModule:
 def neck_steps(channels: int) -> Steps:
     """Two convolutions without bias, each with a norm."""
     return (conv(channels, 1, bias=False), Normed(), conv(channels, 3, bias=False), Normed())
-
-
-def stepping(steps: Steps, ends: tuple[int, int], *, name: str, merge: int = 1, stored: int = 0) -> ModelModule:
-    """A projector of steps, from and to widths `ends`."""
-    return ModelModule(
-        name=name,
-        kind="projector",
-        modality="vision",
-        projector=Projector(dims=ends, merge=merge),
-        form=Form(front=steps),
-        stored=stored,
-        source=SOURCE,
-    )
 
 
 def got_ocr(config: Fields, name: str) -> Model:

@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 from mmplan.scenario.formats.hf.resamplers import encoder_module
-from mmplan.scenario.formats.hf.sam import stepping
 from mmplan.scenario.formats.hf.text import text_module
 from mmplan.scenario.formats.hf.towers import tower_of
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import chain, projector_module
+from mmplan.scenario.formats.hf_modules import chain, projector_module, stepping
 from mmplan.scenario.scenario import Model
 from mmplan.scenario.steps import Active, Attend, Average, Dense, Fork, Form, Join, Normed, Steps, Usual, conv, residual
 

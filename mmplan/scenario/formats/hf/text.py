@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmplan.scenario.document import listed, shown
-from mmplan.scenario.formats.hf import experts, gemma, mamba, mixers
+from mmplan.scenario.formats.hf import experts, gemma, mamba, minimax, mixers
 from mmplan.scenario.formats.hf.blocks_by_layer import each, sliding
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, divided
@@ -356,6 +356,7 @@ STACKS: Mapping[str, Stack] = {
         qkv_bias="attention_bias", out_bias="attention_bias", adapt=(experts.llama4_experts, mixers.llama4)
     ),
     "minimax_m2": Stack(shape={"qk_norm": True, "qk_norm_whole": True}, adapt=(experts.mixtral_experts,)),
+    "minimax_m3_vl_text": Stack(adapt=(minimax.stack,), form=minimax.form),
     "ministral3": MISTRAL,
     "mistral": MISTRAL,
     "mixtral": replace(MISTRAL, adapt=(_window, experts.mixtral_experts)),
