@@ -42,6 +42,7 @@ MAPPINGS = [
 ]
 # What a family leaves out and says so, by the start of the names of its parameters.
 LEFT_OUT = {
+    "emu3": r"model\.vqmodel\.(decoder|post_quant_conv)",
     "janus": r"model\.(vqmodel|generation_)",
     "qwen2_5_omni": r"token2wav",
     "qwen3_omni_moe": r"talker|code2wav",

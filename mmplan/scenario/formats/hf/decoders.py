@@ -151,13 +151,15 @@ def pix2struct(config: Fields, name: str) -> Model:
     """T5's decoder over unfolded patches; buckets of relative positions are stored in its first block."""
     vision, text = tower_of(config), config.part("text_config")
     buckets = text.count("relative_attention_num_buckets") * text.count("num_heads")
+    if text.count("hidden_size") != vision.output_width:
+        message = f"expected the tower's width {vision.output_width}, found {text.count('hidden_size')}"
+        raise text.error("hidden_size", message)
     llm = decoder(
         text,
         vision.output_width,
         heads="num_heads",
         layers="num_layers",
         ffn="d_ff",
-        head_dim=text.count("d_kv"),
         stored=buckets,
         tied=config.flag("tie_word_embeddings"),
         bias=False,

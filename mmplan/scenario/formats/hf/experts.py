@@ -138,6 +138,7 @@ def ocr_experts(text: Fields, shape: Transformer) -> Transformer:
     """DeepSeek-OCR: `mlp_layer_types`, else dense layers first; softmax over routed experts beside shared ones."""
     first = text.optional("first_k_dense_replace", least=0, most=1_000_000)
     layers = sparse_layers(text, shape.layers, first=1 if first is None else first)
+    shape = replace(shape, head_dim=shape.hidden // shape.heads)  # whatever `head_dim` says
     width, shared = text.count("moe_intermediate_size"), text.optional("n_shared_experts", least=0, most=1_000) or 0
     moe = moe_of(text, "n_routed_experts", width, scoring="softmax_all")
     return experts_in(shape, replace(moe, shared_ffn=width * shared), layers)

@@ -20,6 +20,8 @@ from mmplan.scenario.formats.hf import (
     remote,
     sam,
     shrinking,
+    timm_towers,
+    waves,
 )
 from mmplan.scenario.formats.hf.encoders_alone import ENCODERS
 from mmplan.scenario.formats.hf.text import STACKS, text_module
@@ -55,7 +57,7 @@ def retrieval(config: Fields, name: str) -> Model:
     if inner.kind not in FAMILIES:
         raise inner.error("model_type", f"expected a family that is read, found {shown(inner.kind)}")
     model = FAMILIES[inner.kind](inner, name)
-    bodies = tuple(without_head(module) if module.name == "llm" else module for module in model.modules)
+    bodies = tuple(without_head(module) if module.kind == "language_model" else module for module in model.modules)
     dims = (model.module("llm").output_width, config.count("embedding_dim"))
     last = projector_module(dims, name="embedding", modality="text")
     return replace(model, modules=(*bodies, last), edges=(*model.edges, edge("llm", "embedding", "input")))
@@ -86,6 +88,8 @@ PARTS = {
     "kosmos_2_5_text_model",
     "kosmos_2_text_model",
     "minimax_m3_vl_text",
+    "cosmos3_edge_text",
+    "modernbert",
     "molmo2_text",
     "phi4_multimodal",
     "step3p5",
@@ -142,6 +146,16 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "deepseek_vl": llava_like.two_linears,
     "exaone4_5": llava_like.qwen_vl,
     "gemma3": llava_like.gemma3,
+    "canary": waves.canary,
+    "cohere_asr": waves.cohere_asr,
+    "cosmos3_edge": odd_projectors.cosmos3_edge,
+    "modernvbert": odd_projectors.modernvbert,
+    "moss_transcribe_diarize": waves.moss,
+    "omniasr": waves.omniasr,
+    "speech-encoder-decoder": waves.speech_encoder_decoder,
+    "emu3": quantising.emu3,
+    "fast_vlm": timm_towers.fast_vlm,
+    "perception_lm": timm_towers.perception_lm,
     "florence2": florence.florence2,
     "gemma3n": gemma_families.gemma3n,
     "gemma4": gemma_families.gemma4,

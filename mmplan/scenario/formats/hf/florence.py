@@ -19,6 +19,8 @@ def florence2(config: Fields, name: str) -> Model:
     """The encoder reads image tokens and words, the decoder words; both are priced with the sample's words. Of the
     class of the file, which stores positions of rows and columns and one matrix of tokens for both sides."""
     fields, text = config.part("vision_config"), config.part("text_config")
+    for one in (config, text):
+        one.refuse_unless("tie_word_embeddings", True, None, why="tables of their own for encoder, decoder and head")
     stages, width = davit(fields), fields.count("projection_dim")
     last = stages[-1].output_width
     rows = fields.count("max_position_embeddings")

@@ -150,3 +150,14 @@ def llama4(text: Fields, shape: Transformer) -> Transformer:
     if chunk is None or len(full) == shape.layers:
         return shape
     return each(shape, lambda _, block: replace(block, window_tokens=chunk, global_layers=full))
+
+
+def modernbert(text: Fields, shape: Transformer) -> Transformer:
+    """ModernBERT (arXiv 2412.13663): both directions, windows but in every third block, a norm behind the embeddings in
+    place of the first block's."""
+    known = ("full_attention", "sliding_attention")
+    often = text.optional("global_attn_every_n_layers", most=2_000) or 3
+    types = kinds_of_layers(text, shape.layers, known, lambda index: known[index % often > 0])
+    window, bias = text.count("local_attention", most=100_000_000), text.flag("norm_bias")
+    shape = replace(shape, norm="layer", norm_bias=bias, causal=False, activation="gelu")
+    return each(shape, lambda i, block: block if types[i] == known[0] else replace(block, window_tokens=window))

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from mmplan.scenario.formats.hf.resamplers import encoder_module, qformer, querying
-from mmplan.scenario.formats.hf.text import text_module
+from mmplan.scenario.formats.hf.text import language_module, text_module
 from mmplan.scenario.formats.hf.towers import tower_of
 from mmplan.scenario.formats.hf.vit import bare, vision_module
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import chain, edge, merged, projector_module, stepping
-from mmplan.scenario.scenario import Model, ModelEdge, ModelModule, VisionInput
+from mmplan.scenario.scenario import Model, ModelEdge, ModelModule, TextInput, VisionInput
 from mmplan.scenario.steps import Active, Attend, Convolve, Dense, Form, Join, Kept, Normed, Steps
 
 
@@ -155,3 +155,20 @@ def _pairs(config: Fields, key: str) -> list[tuple[int, int]]:
     if not good or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         raise config.error(key, "expected pairs of a layer of the tower and a block of the language model")
     return [(pair[0], pair[1]) for pair in value]
+
+
+def cosmos3_edge(config: Fields, name: str) -> Model:
+    vision, tower, llm = tower_of(config), config.part("vision_config"), text_module(config, "text_config")
+    merge = tower.count("spatial_merge_size", most=100) ** 2
+    dims = (vision.output_width * merge, config.count("projector_hidden_size"), llm.output_width)
+    return chain(name, vision, projector_module(dims, merge=merge, norm="layer", norm_first=True), llm)
+
+
+def modernvbert(config: Fields, name: str) -> Model:
+    """Tokens joined, one linear into a text encoder whose blocks see both sides."""
+    vision, text = tower_of(config), config.part("text_config")
+    merge = config.count("pixel_shuffle_factor", most=100) ** 2
+    words = language_module(text, tied=True)
+    words = replace(words, kind="text_encoder", text=TextInput(positions="rotary"))
+    dims = (vision.output_width * merge, words.output_width)
+    return chain(name, vision, projector_module(dims, merge=merge, bias=False), words)

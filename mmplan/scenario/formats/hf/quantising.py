@@ -8,6 +8,30 @@ from mmplan.scenario.formats.hf_modules import SOURCE, chain, stepping
 from mmplan.scenario.scenario import Model, ModelModule, Transformer, VisionInput
 from mmplan.scenario.steps import Active, Attend, Dense, Fork, Form, Kept, Look, Normed, Steps, conv, residual
 
+SIDE = 512  # pixels
+
+
+def emu3(config: Fields, name: str) -> Model:
+    """Images are priced alone: convolutions over time see one frame. The side that draws is left out."""
+    fields, llm = config.part("vq_config"), text_module(config, "text_config")
+    levels, width = encoder(fields), fields.count("embed_dim")
+    latent = fields.count("latent_channels")
+    both = latent * (2 if fields.flag("double_latent") else 1)
+    halvings = fields.count("temporal_downsample_factor", most=1_024).bit_length() - 1
+    convolution = both * both * 27 + both  # 3 x 3 x 3
+    times = halvings * (both * both * 36 + both) + 2 * (2 * convolution + 4 * both)
+    codes: Steps = (
+        Normed(),
+        Active(function="silu"),
+        conv(both, 3),
+        Kept(size=times + 2 * both * width),  # of three frames that the last convolution reads one is here
+        Dense(width=width),
+        Dense(width=fields.count("codebook_size"), bias=False),
+        Look(size=0, width=llm.output_width),
+    )
+    config.log.notes.append("the side that draws images (vqmodel.decoder, post_quant_conv) is left out")
+    return chain(name, *levels, stepping(codes, (levels[-1].output_width, llm.output_width), name="codes"), llm)
+
 
 def chameleon(config: Fields, name: str) -> Model:
     fields, llm = config.part("vq_config"), text_module(config)
@@ -32,17 +56,23 @@ def encoder(fields: Fields) -> tuple[ModelModule, ...]:
     """Levels of residual blocks, each with half the side of the one before; attention at the last."""
     base, count = fields.count("base_channels"), fields.count("num_res_blocks", most=100)
     factors = fields.numbers("channel_multiplier", most=1_000)
-    fields.refuse_unless("attn_resolutions", None, [], why="attention at several resolutions")
-    vanilla = fields.get("attn_type") == "vanilla"
-    side, channels = fields.count("resolution", most=100_000), fields.count("in_channels", most=1_000)
+    at = fields.get("attn_resolutions")
+    at = [3] if at is None else list(fields.numbers("attn_resolutions"))  # of Emu3's class
+    if fields.kind != "emu3_vqgan":
+        fields.refuse_unless("attn_resolutions", None, [], why="attention at several resolutions")
+    vanilla = fields.kind == "emu3_vqgan" or fields.get("attn_type") == "vanilla"
+    attending: Steps = (residual(Normed(), Attend()),)
+    side, channels = fields.optional("resolution", most=100_000) or SIDE, fields.count("in_channels", most=1_000)
     levels: list[ModelModule] = []
     before = base
     for index, factor in enumerate(factors):
         width, last = base * factor, index + 1 == len(factors)
         down: Steps = (conv(before, 3, stride=2),) if index else (conv(base, 3),)
-        blocks: list[tuple[int, Steps]] = [(1, residual_block(width, width))] * (count - 1)
+        behind: Steps = attending if index in at else ()
+        blocks: list[tuple[int, Steps]] = [(1, behind)] if behind else []
+        blocks += [(1, (*residual_block(width, width), *behind))] * (count - 1)
         if last:
-            middle: Steps = (residual(Normed(), Attend()),) if vanilla else ()
+            middle: Steps = attending if vanilla else ()
             blocks += [(1, (*residual_block(width, width), *middle)), (1, residual_block(width, width))]
         blocks = blocks or [(1, (Kept(size=0),))]
         form = Form(

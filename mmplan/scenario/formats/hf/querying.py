@@ -22,7 +22,7 @@ def blip2(config: Fields, name: str) -> Model:
         config.part("qformer_config"),
         queries=config.count("num_query_tokens"),
         context=vision.output_width,
-        text=instructed,
+        text=instructed or config.part("qformer_config").flag("use_qformer_text_input"),
     )
     if instructed:
         config.log.notes.append("the query transformer's work on the instruction is not counted, its weights are")
@@ -94,7 +94,9 @@ def phi4_multimodal(config: Fields, name: str) -> Model:
 
 def kosmos(config: Fields, name: str) -> Model:
     """Kosmos-2 and 2.5: a linear, then latents that attend once to tokens and themselves."""
-    vision, llm = tower_of(config), text_module(config, "text_config")
+    own = config.part("text_config")
+    own.refuse_unless("add_cross_attention", False, None, why="it attends to another model")
+    vision, llm = tower_of(config), text_module(config, "text_config", tied=own.flag("tie_word_embeddings"))
     if config.kind == "kosmos-2" and vision.vision is not None:
         vision = replace(vision, vision=replace(vision.vision, keep_class_token=True))
     text = config.part("text_config")

@@ -15,8 +15,6 @@ REFUSED: Mapping[str, str] = {
     "chatglm": _REMOTE,
     "deepseek_v32": _SPARSE,
     "deepseek_v4": _SPARSE,
-    "emu3": _VQ,
-    "fast_vlm": _CONV,
     "glm_moe_dsa": _SPARSE,
     "internlm2": _REMOTE,
     "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
@@ -25,7 +23,6 @@ REFUSED: Mapping[str, str] = {
     "minicpmo": _REMOTE,
     "molmo": _REMOTE,
     "ovis": _REMOTE,
-    "perception_lm": "its tower is one of timm's, which transformers does not describe",
     "phi4mm": _CONFORMER,
     "qwen": _REMOTE,
     "ultravox": _REMOTE,

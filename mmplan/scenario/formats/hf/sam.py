@@ -44,7 +44,7 @@ def got_ocr(config: Fields, name: str) -> Model:
     vision, llm = tower(fields), text_module(config, "text_config")
     channels = fields.count("output_channels")
     neck = stepping(neck_steps(channels), (vision.output_width, channels), name="vision_neck")
-    widths = 2 * channels, 4 * channels
+    widths = 2 * channels, llm.output_width
     steps: Steps = (*(conv(width, 3, stride=2, bias=False) for width in widths), Dense(width=llm.output_width))
     return chain(name, vision, neck, stepping(steps, (channels, llm.output_width), name="projector", merge=16), llm)
 

@@ -21,7 +21,7 @@ def minicpm(config: Fields, name: str) -> Model:
     attending: Steps = (residual(Normed(), Attend()),)
     before = replace(shape, layers=first + 1, final_norm=False, window_tokens=window, global_layers=tuple(range(first)))
     vision = replace(whole, transformer=before, form=Form(blocks=((first, (Usual(),)), (1, attending))))
-    joined: Steps = (Join(rows=window), Normed(), Dense(width=4 * hidden * window), Active(), Dense(width=hidden))
+    joined: Steps = (Join(rows=window), Normed(), Dense(width=shape.ffn * window), Active(), Dense(width=hidden))
     form = Form(front=(Fork(left=(Average(rows=window),), right=joined),))
     rest = encoder_module(replace(shape, layers=max(1, shape.layers - first)), form, name="vision_merged")
     if shape.layers == first:

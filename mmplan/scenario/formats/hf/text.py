@@ -345,6 +345,10 @@ STACKS: Mapping[str, Stack] = {
     "hyperclovax": replace(LLAMA, adapt=(_post_norms_if("use_post_norm"),)),
     "kimi_k2": DEEPSEEK,
     "lfm3": Stack(adapt=(mixers.lfm3,)),
+    "cosmos3_edge_text": replace(LLAMA, shape={"gated_mlp": False}),
+    "modernbert": Stack(
+        qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias", adapt=(mixers.modernbert,)
+    ),
     "molmo2_text": Stack(qkv_bias="attention_bias", adapt=(_molmo,), stored=_further_words),
     "step3p5": STEP,
     "voxtral_realtime_text": Stack(
