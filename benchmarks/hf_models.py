@@ -2,8 +2,10 @@
 
     python benchmarks/hf_models.py [--only KIND ...] [FILE ...]
 
-One row per configuration class that mmplan may meet (its defaults) and per file, and with `--mutate` per key of a class
-that is changed alone: `equal`, `refused` with the reason, or the difference.
+One row per configuration class that mmplan may meet (its defaults; where these do not fit together, also a row with
+sizes that do) and per file, and with `--mutate` per key of a class that is changed alone: `equal`, `refused` with the
+reason, or the difference. Towers of timm (Gemma 3n, FastVLM, Perception LM) are compared where it is installed.
+`by module`: whether each module of mmplan has the parameters of one or two of the class.
 """
 
 import argparse
@@ -15,7 +17,9 @@ import re
 import signal
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +51,76 @@ LEFT_OUT = {
     "qwen2_5_omni": r"token2wav",
     "qwen3_omni_moe": r"talker|code2wav",
 }
+# Sizes with which the defaults of a class fit together, or without which the class cannot be built.
+FITTED: dict[str, dict[str, Any]] = {
+    "aya_vision": {"vision_config": {"num_attention_heads": 16}},
+    "chameleon": {"vocabulary_map": {"<image>": 8711}},
+    "colqwen2": {"vlm_config": {"model_type": "qwen2_vl", "vision_config": {"hidden_size": 8192}}},
+    "cosmos3_omni": {"vision_config": {"out_hidden_size": 4096}},
+    "deepseek_ocr2": {
+        "text_config": {"num_experts_per_tok": 6, "mlp_layer_types": ["dense"] + ["sparse"] * 31},
+        "vision_config": {"encoder_config": {"hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2}},
+    },
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "emu3": {"vocabulary_map": {"<image>": 151851}},
+    "exaone4_5": {"vision_config": {"out_hidden_size": 4096}},
+    "gemma3": {"mm_tokens_per_image": 49},
+    "gemma4": {"audio_config": {}, "vision_config": {}},
+    "gemma4_unified": {"audio_config": {}, "vision_config": {}},
+    "glm4_moe": {"head_dim": 128},
+    "glm4v_moe": {"text_config": {"head_dim": 128}},
+    "glm4v_moe_text": {"head_dim": 128},
+    "glm_ocr": {"vision_config": {"out_hidden_size": 1024}},
+    "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [[-1, 0], [4, 3], [8, 6]]},
+    "granite_speech": {"projector_config": {"encoder_hidden_size": 1024}},
+    "granite_speech_plus": {"projector_config": {"encoder_hidden_size": 1024}},
+    "hunyuan_vl": {
+        "text_config": {
+            "head_dim": 128,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 1e3, "rope_theta": 1e4},
+        }
+    },
+    "janus": {"vision_config": {"projection_dim": 4096}},
+    "llama4": {"vision_config": {"hidden_size": 1408, "vision_output_dim": 4096}},
+    "molmo2": {"adapter_config": {"text_hidden_size": 4096}},
+    "nemotron_h_omni": {"audio_config": {"projection_hidden_size": 4096, "projection_bias": False}},
+    "ovis2": {"hidden_size": 4096},
+    "perception_lm": {
+        "text_config": {"model_type": "llama"},
+        "vision_config": {
+            "architecture": "vit_pe_core_large_patch14_336",
+            "model_args": {
+                "embed_dim": 1024,
+                "img_size": [448, 448],
+                "depth": 23,
+                "global_pool": "",
+                "use_post_transformer_norm": False,
+                "init_values": 0.1,
+                "ref_feat_shape": [32, 32],
+            },
+        },
+        "projector_pooling_ratio": 2,
+    },
+    "qwen2_5_vl": {"vision_config": {"out_hidden_size": 8192}},
+    "qwen2_vl": {"vision_config": {"hidden_size": 8192}},
+    "qwen3_5": {"vision_config": {"out_hidden_size": 4096}},
+    "qwen3_5_moe": {"vision_config": {"out_hidden_size": 2048}},
+    "qwen3_asr": {"audio_config": {"output_dim": 2048}},
+    "qwen3_omni_moe_thinker": {
+        "text_config": {"num_attention_heads": 32},
+        "audio_config": {"output_dim": 2048},
+        "vision_config": {"out_hidden_size": 2048},
+    },
+    "qwen3_vl": {"vision_config": {"out_hidden_size": 4096}},
+    "qwen3_vl_moe": {"vision_config": {"out_hidden_size": 2048}},
+    "shieldgemma2": {"mm_tokens_per_image": 49},
+}
 LOOK = re.compile(r"vision|visual|image|audio|speech|projector|merger|aligner|connector|qformer|encoder")
 TIMEOUT_S = 120
 
 
-def built_by_transformers(values: dict[str, Any]) -> tuple[str, int]:
-    """Class and parameters."""
+def built_by_transformers(values: dict[str, Any]) -> tuple[str, dict[str, int]]:
+    """Class, and the parameters of each name."""
     kind = values["model_type"]
     config = transformers.AutoConfig.for_model(**values)
     names = next((mapping[kind] for mapping in MAPPINGS if kind in mapping), None)
@@ -62,7 +130,37 @@ def built_by_transformers(values: dict[str, Any]) -> tuple[str, int]:
     with torch.device("meta"):
         model = getattr(transformers, names[0])(config)
     left_out = re.compile(LEFT_OUT.get(kind, "^$"))
-    return names[0], sum(p.numel() for name, p in model.named_parameters() if not left_out.match(name))
+    return names[0], {name: p.numel() for name, p in model.named_parameters() if not left_out.match(name)}
+
+
+def unlike(modules: dict[str, int], parameters: dict[str, int]) -> list[str]:
+    """Modules of mmplan whose count no module of the class has, nor two together, nor one without a part of it.
+
+    Numbers of some millions hardly ever agree by chance.
+    """
+    nodes: Counter[str] = Counter()
+    for name, count in parameters.items():
+        parts = name.split(".")
+        for depth in range(len(parts) + 1):
+            nodes[".".join(parts[:depth])] += count
+    # of long lists of equal blocks only the list counts
+    small = {path: count for path, count in nodes.items() if not re.search(r"\.\d{2,}|layers?\.\d|blocks\.\d", path)}
+    sums = set(small.values())
+    for path, count in small.items():
+        inside = [(other, inner) for other, inner in small.items() if other.startswith(path) and other != path]
+        sums |= {count - inner for _, inner in inside}
+        children = [inner for other, inner in inside if other.count(".") == path.count(".") + 1]
+        sums |= {count - one - two for one, two in combinations(children[:40], 2)}
+    found = []
+    parts = {name: count for name, count in modules.items() if re.match(r"(vision|audio)(?!.*project)", name)}
+    towers = Counter[str]()
+    for name, count in parts.items():  # a tower's resolutions together
+        towers["vision" if name.startswith("vision") else "audio"] += count
+    modules = {name: count for name, count in modules.items() if name not in parts} | dict(towers)
+    for module, count in modules.items():
+        if count not in sums and not any(count - one in sums for one in small.values()):
+            found.append(module)
+    return found
 
 
 def read_by_us(values: dict[str, Any]) -> dict[str, int]:
@@ -77,8 +175,10 @@ def read_by_us(values: dict[str, Any]) -> dict[str, int]:
 
 
 def compared(case: str, values: dict[str, Any]) -> dict[str, Any]:
+    modules: dict[str, int] = {}
     row: dict[str, Any] = {"case": case, "model_type": values.get("model_type"), "class": "", "transformers": ""}
-    row |= {"mmplan": "", "result": "", "modules": ""}
+    row |= {"mmplan": "", "result": "", "by module": "", "modules": ""}
+    parameters: dict[str, int] = {}
     try:
         modules = read_by_us(values)
         row["mmplan"] = sum(modules.values())
@@ -87,7 +187,8 @@ def compared(case: str, values: dict[str, Any]) -> dict[str, Any]:
         row["result"] = f"refused: {error}"
     try:
         signal.alarm(TIMEOUT_S)
-        row["class"], row["transformers"] = built_by_transformers(values)
+        row["class"], parameters = built_by_transformers(values)
+        row["transformers"] = sum(parameters.values())
     except Exception as error:
         said = str(error).replace("\n", " ")[:120]
         row["result"] = row["result"] or f"transformers cannot build it: {type(error).__name__}: {said}"
@@ -96,6 +197,7 @@ def compared(case: str, values: dict[str, Any]) -> dict[str, Any]:
     if not row["result"]:
         difference = row["mmplan"] - row["transformers"]
         row["result"] = "equal" if difference == 0 else f"differs by {difference:+,}"
+        row["by module"] = " ".join(unlike(modules, parameters)) or "equal"
     return row
 
 
@@ -153,6 +255,8 @@ def main() -> None:
         kinds = given.only or classes()
         for kind in kinds:
             cases.append((kind, {"model_type": kind}))
+            if kind in FITTED:
+                cases.append((f"{kind} (fitted)", {"model_type": kind, **FITTED[kind]}))
             if given.mutate:
                 try:
                     cases += list(mutated(kind))
@@ -166,7 +270,7 @@ def main() -> None:
             continue
         if given.mutate and row["result"].startswith("refused") and row["transformers"] == "":
             continue
-        print(f"{case}: {row['mmplan']} {row['transformers']} {row['result'][:200]}", flush=True)
+        print(f"{case}: {row['mmplan']} {row['transformers']} {row['result'][:200]} {row['by module']}", flush=True)
     if not given.only and not given.mutate and not given.files:
         with FILE.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))

@@ -21,6 +21,11 @@ def parameter_count(model: Model) -> int:
 
 
 def parameters_on_meta(file: Path) -> int:
+    return sum(meta_parameters(file).values())
+
+
+def meta_parameters(file: Path) -> dict[str, int]:
+    """Name -> numbers of each parameter, of several models one after the other."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     logging.disable(logging.WARNING)
@@ -41,6 +46,8 @@ def parameters_on_meta(file: Path) -> int:
             mappings += [autos.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
             mappings += [autos.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, autos.MODEL_MAPPING_NAMES]
             config = transformers.AutoConfig.for_model(kind, **values)
-            name = next(mapping[kind] for mapping in mappings if kind in mapping)
-            built = [getattr(transformers, name)(config)]
-    return sum(parameter.numel() for module in built for parameter in module.parameters())
+            names = next(mapping[kind] for mapping in mappings if kind in mapping)
+            built = [getattr(transformers, names if isinstance(names, str) else names[0])(config)]
+    single = len(built) == 1
+    named = ((f"{'' if single else index}", *pair) for index, m in enumerate(built) for pair in m.named_parameters())
+    return {f"{prefix}{name}": parameter.numel() for prefix, name, parameter in named}

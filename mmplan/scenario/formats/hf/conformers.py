@@ -114,6 +114,7 @@ def parakeet(ear: Fields) -> ModelModule:
     """NVIDIA's FastConformer (arXiv 2305.05084): eightfold striding, relative positions."""
     hidden, bias = ear.count("hidden_size"), ear.flag("attention_bias")
     factor, bins = ear.count("subsampling_factor", most=64), ear.count("num_mel_bins")
+    ear.refuse_unless("subsampling_conv_stride", 2, why="convolutions that halve frames and bins are read")
     shape = conformer_shape(
         ear,
         hidden="hidden_size",
@@ -142,6 +143,9 @@ def phi4(ear: Fields) -> ModelModule:
     shape = replace(shape, gated_mlp=True)
     wide = hidden * ear.count("depthwise_multiplier", most=100)
     separable = ear.count("depthwise_separable_out_channel")
+    if {wide, separable, out} != {hidden}:
+        message = f"the branch of convolutions gives {separable} and {out} columns, the block has {hidden}"
+        raise ear.error("ext_pw_out_channel", message)
     convolution: Steps = (
         Dense(width=2 * out),
         Halve(function="silu"),

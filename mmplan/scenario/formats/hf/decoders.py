@@ -66,8 +66,8 @@ def bert(text: Fields, read: int) -> ModelModule:
     transform, whose products are not counted."""
     width = text.count("hidden_size")
     rows = text.count("max_position_embeddings", most=100_000_000) + (text.optional("type_vocab_size", least=0) or 0)
-    head = width * width + 3 * width + text.count("vocab_size")
     tied = text.get("tie_word_embeddings") is not False
+    head = width * width + 3 * width + text.count("vocab_size") * (1 if tied else 2)  # two biases of an untied head
     return decoder(text, read, stored=(rows + 2) * width + head, tied=tied, **POST)
 
 
@@ -173,7 +173,7 @@ def pix2struct(config: Fields, name: str) -> Model:
 def blip(config: Fields, name: str) -> Model:
     """BLIP for captions: BERT's decoder attends to the image."""
     vision, text = tower_of(config), config.part("text_config")
-    llm = bert(text, text.optional("encoder_hidden_size") or vision.output_width)
+    llm = bert(text, vision.output_width)
     return Model(name=name, modules=(vision, llm), edges=(edge("vision", "llm", "cross_attention"),))
 
 

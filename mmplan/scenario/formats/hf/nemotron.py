@@ -25,7 +25,9 @@ def omni(config: Fields, name: str) -> Model:
     if not isinstance(ratio, int | float) or isinstance(ratio, bool) or not 0.01 <= ratio <= 1:
         raise config.error("downsample_ratio", f"expected a number from 0.01 to 1, found {shown(ratio)}")
     vision, merge = tower_of(config), int(1 / ratio) ** 2
-    inner = config.count("projector_hidden_size")
+    inner, width = config.count("projector_hidden_size"), config.count("vision_hidden_size")
+    if width != vision.output_width:
+        raise config.error("vision_hidden_size", f"expected the tower's width {vision.output_width}, found {width}")
     text = config.part("text_config")
     extra = 2 * vision.output_width if text.optional("num_nextn_predict_layers", least=0) else 0
     dims = (vision.output_width * merge, inner, llm.output_width)

@@ -117,6 +117,8 @@ def granite4(config: Fields, name: str) -> Model:
     query = replace(query, values={**given, "encoder_hidden_size": hidden})
     ways = [(_layer(vision, source), target) for source, target in _pairs(config, "deepstack_layer_map")]
     targets = config.get("spatial_target_layers")
+    if not (targets is None or (isinstance(targets, list) and len(targets) == 4)):
+        raise config.error("spatial_target_layers", "expected four blocks, one for each corner of 2 x 2 tokens")
     last = _layer(vision, config.get("spatial_vision_layer"))
     ways += [(last, target) for target in ([12, 15, 18, 21] if targets is None else targets)]
     modules: list[ModelModule] = [vision]
@@ -158,7 +160,7 @@ def _pairs(config: Fields, key: str) -> list[tuple[int, int]]:
 
 
 def cosmos3_edge(config: Fields, name: str) -> Model:
-    vision, tower, llm = tower_of(config), config.part("vision_config"), text_module(config, "text_config")
+    vision, tower, llm = tower_of(config), config.part("vision_config"), text_module(config, "text_config", tied=False)
     merge = tower.count("spatial_merge_size", most=100) ** 2
     dims = (vision.output_width * merge, config.count("projector_hidden_size"), llm.output_width)
     return chain(name, vision, projector_module(dims, merge=merge, norm="layer", norm_first=True), llm)

@@ -56,9 +56,10 @@ def encoder(fields: Fields) -> tuple[ModelModule, ...]:
     """Levels of residual blocks, each with half the side of the one before; attention at the last."""
     base, count = fields.count("base_channels"), fields.count("num_res_blocks", most=100)
     factors = fields.numbers("channel_multiplier", most=1_000)
-    at = fields.get("attn_resolutions")
-    at = [3] if at is None else list(fields.numbers("attn_resolutions"))  # of Emu3's class
-    if fields.kind != "emu3_vqgan":
+    at: tuple[int, ...] = ()
+    if fields.kind == "emu3_vqgan":
+        at = (3,) if fields.get("attn_resolutions") is None else fields.numbers("attn_resolutions")
+    else:
         fields.refuse_unless("attn_resolutions", None, [], why="attention at several resolutions")
     vanilla = fields.kind == "emu3_vqgan" or fields.get("attn_type") == "vanilla"
     attending: Steps = (residual(Normed(), Attend()),)

@@ -2,30 +2,71 @@
 
 from collections.abc import Mapping
 
-_CONFORMER = "its audio encoder has convolutions inside its blocks, which have no cost model"
-_VQ = "images enter as tokens of a convolutional VQ model, which has no cost model"
-_SAM = "its SAM tower (relative positions, a neck of convolutions) has no cost model"
-_QFORMER = "its query transformer (learned queries that attend to image tokens) has no cost model"
-_CONV = "its tower is a convolutional network, which has no cost model"
-_SPARSE = "its attention chooses keys by an index of its own, which has no cost model"
-_REMOTE = "its modelling code is no part of transformers"
-_SEQ2SEQ = "it is an encoder-decoder text model, whose encoder no projector feeds here"
+_SPARSE = "its attention chooses keys by an index of its own, which has no reader here"
+_REMOTE = "its modelling code is no part of transformers, and no published total confirms what would be read"
+_SEES = "it finds, outlines or measures things in images and has no language model to train"
+_PAGES = "it reads the layout or the lines of pages by convolutions and has no language model to train"
+_CODEC = "it turns sound into codes and back, without a language model"
+_SPEAKS = "it makes sound of text, frame by frame over several codebooks, which has no cost model"
+_WRITES = "it writes down speech without a language model"
+_MATCHES = "its two encoders meet inside their blocks, which has no reader here"
+_PROTEIN = "it reads proteins"
+_ODD = "its blocks are of a kind that has no reader here"
+_STREAMS = "its blocks mix several residual streams, which has no reader here"
 
 REFUSED: Mapping[str, str] = {
-    "chatglm": _REMOTE,
-    "deepseek_v32": _SPARSE,
-    "deepseek_v4": _SPARSE,
-    "glm_moe_dsa": _SPARSE,
-    "internlm2": _REMOTE,
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm5_next", "glm_moe_dsa", "mistral_large4"), _SPARSE),
+    **dict.fromkeys(("hy_v4_vl", "qwen4_exp"), _STREAMS),
+    **dict.fromkeys(
+        ("dots3_note", "inkling2", "inkling2_loop", "inkling_mm_model", "muse_glimmer", "muse_spark"), _ODD
+    ),
+    **dict.fromkeys(("chatglm", "internlm2", "minicpmo", "molmo", "ovis", "phi4mm", "qwen", "ultravox"), _REMOTE),
+    **dict.fromkeys(
+        (
+            *("chmv2", "conditional_detr", "d_fine", "dab-detr", "deformable_detr", "deimv2", "depth_anything"),
+            *("depth_pro", "detr", "dpt", "edgetam", "edgetam_video", "edgetam_vision_model", "grounding-dino"),
+            *("lightglue", "lw_detr", "mask2former", "maskformer", "mm-grounding-dino", "omdet-turbo", "oneformer"),
+            *("prompt_depth_anything", "rf_detr", "rt_detr", "rt_detr_v2", "sam", "sam2", "sam2_video"),
+            *("sam2_vision_model", "sam3", "sam3_lite_text", "sam3_tracker", "sam3_tracker_video", "sam3_video"),
+            *("sam3_vision_model", "sam_hq", "sapiens2", "superglue", "table-transformer", "tipsv2_dpt", "upernet"),
+            *("vitmatte", "vitpose", "zoedepth"),
+        ),
+        _SEES,
+    ),
+    **dict.fromkeys(
+        (
+            *("pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4", "pp_formulanet", "pp_ocrv5_mobile_det"),
+            *("pp_ocrv5_mobile_rec", "pp_ocrv5_server_det", "pp_ocrv5_server_rec", "pp_ocrv6_medium_det"),
+            *("pp_ocrv6_small_det", "pp_ocrv6_small_rec", "pp_ocrv6_tiny_rec", "slanet", "slanext", "uvdoc"),
+        ),
+        _PAGES,
+    ),
+    **dict.fromkeys(("higgs_audio_v2_tokenizer", "neucodec", "xcodec", "xcodec2", "qwen2_5_omni_token2wav"), _CODEC),
+    **dict.fromkeys(
+        (
+            *("bark", "clvp", "csm", "dia", "fastspeech2_conformer_with_hifigan", "gradium_phonon_tts"),
+            *("kyutai_speech_to_text", "moshi", "musicgen", "musicgen_melody", "pocket_tts", "vibevoice"),
+        ),
+        _SPEAKS,
+    ),
+    **dict.fromkeys(
+        (
+            *("granite_speech5_ctc", "lasr_ctc", "moonshine_streaming", "nemotron3_5_asr", "nemotron3_diarization"),
+            *("nemotron_asr_streaming", "omniasr_ctc", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"),
+        ),
+        _WRITES,
+    ),
+    **dict.fromkeys(("bridgetower", "flava", "groupvit", "tvp", "xclip"), _MATCHES),
+    **dict.fromkeys(("esm", "esmfold2", "evolla", "EvollaModel"), _PROTEIN),
+    "align": "its tower is an EfficientNet, whose blocks have no reader here",
+    "clap": "its encoder of sound is a Swin transformer, which has no reader here",
+    "fun_asr_nano": "its first block is wider than the others, which has no reader here",
     "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
     "so nothing confirms its parameters",
     "kimi_linear": "its linear attention has a gate for each column of a key (KDA), which has no cost model yet",
-    "minicpmo": _REMOTE,
-    "molmo": _REMOTE,
-    "ovis": _REMOTE,
-    "phi4mm": _CONFORMER,
-    "qwen": _REMOTE,
-    "ultravox": _REMOTE,
+    "mllama_text_model": "its cross layers attend to the tokens of a tower: give the whole model's config (mllama)",
+    "nougat": "its tower is a Swin transformer, which has no reader here",
+    "t5gemma2": "its decoder attends to its own and the encoder's rows at once, which has no reader here",
 }
 
 

@@ -29,6 +29,7 @@ class Stack:
     head_bias: str | bool = False
     form: Callable[[Fields, Transformer], Form | None] | None = None
     layers: Callable[[Fields], int] = Fields.layers
+    ties: bool = True  # False: the class has a head of its own whatever `tie_word_embeddings` says
     turned: bool = True  # positions turn queries and keys; False: they are among the numbers `stored`
 
 
@@ -56,7 +57,7 @@ def text_module(
     if text.kind not in STACKS:
         raise text.error("model_type", f"expected {listed(sorted(STACKS), 100)}, found {shown(text.kind)}")
     if tied is None:
-        tied = is_tied(config, text)
+        tied = STACKS[text.kind].ties and is_tied(config, text)
     return language_module(text, tied=tied, rows=rows, name=name)
 
 
@@ -366,8 +367,7 @@ STACKS: Mapping[str, Stack] = {
     "mixtral": replace(MISTRAL, adapt=(_window, experts.mixtral_experts)),
     "mllama_text_model": Stack(adapt=(_mllama,)),
     "nemotron_h": Stack(
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
+        ties=False,
         mlp_bias="mlp_bias",
         shape={"gated_mlp": False},
         adapt=(mamba.nemotron_h,),

@@ -361,8 +361,9 @@ def radio(tower: Fields) -> ModelModule:
     rows = (tower.count("max_img_size", most=100_000) // patch) ** 2
     extra = tower.count("num_cls_tokens", least=0) + tower.count("num_registers", least=0)
     frames = tower.optional("video_temporal_patch_size")
-    again = frames * 3 * patch**2 * width if frames else 0
-    vision = VisionInput(patch=patch, channels=tower.count("num_channels", most=1_000), position_rows=rows)
+    channels = tower.count("num_channels", most=1_000)
+    again = frames * channels * patch**2 * width if frames else 0
+    vision = VisionInput(patch=patch, channels=channels, position_rows=rows)
     return vision_module(replace(shape, final_norm=False), vision, extra * width + again)
 
 

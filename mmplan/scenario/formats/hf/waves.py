@@ -107,10 +107,14 @@ def cohere_asr(config: Fields, name: str) -> Model:
 def _asr(name: str, audio: ModelModule, text: Fields, tied: bool, bridge: int | None) -> Model:
     width, bias = text.count("hidden_size"), text.get("attention_bias") is not False
     rows = text.count("max_position_embeddings", most=100_000_000) if bridge is not None else 0
+    heads = text.count("num_attention_heads")
+    if bridge is None and audio.output_width != width:
+        raise text.error("hidden_size", f"expected the encoder's width {audio.output_width}, found {width}")
     llm = decoder(
         text,
         width if bridge is not None else audio.output_width,
         head_dim=text.optional("head_dim"),
+        kv_heads=text.optional("num_key_value_heads") or heads,
         stored=text.count("vocab_size") + (rows + 2) * width,
         tied=tied,
         qkv_bias=bias,
