@@ -4,15 +4,17 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 INTEROP := .venv-interop
+GPU_VENV := .venv-gpu
 OUT ?= out/demo
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 
-.PHONY: help setup demo test interop test-interop check format schema clean
+.PHONY: help setup demo test interop test-interop gpu-check check format schema clean
 help:
 	@echo "make demo    set up, then the whole loop on the tiny scenario: optimize, compare, simulate, execute, validate"
 	@echo "make test    set up, then all tests"
 	@echo "make test-interop  set up the parsers of other frameworks, then the tests that feed them what mmplan exports"
+	@echo "make gpu-check  train, calibrate, predict and validate on one CUDA device with the torch that is there; 8 minutes"
 	@echo "make check   set up, then lint, format, types and the architecture test"
 	@echo "make format  rewrite the sources in the house format"
 	@echo "make schema  rewrite docs/scenario.schema.json"
@@ -68,6 +70,23 @@ $(INTEROP)/.installed: pyproject.toml constraints.txt interop.txt interop-alone.
 test-interop: interop
 	$(INTEROP)/bin/python -m pytest -m interop --interop -rs
 
+# Where there is a GPU, with the torch of PYTHON (`make gpu-check PYTHON=/opt/torch/bin/python3`): its packages are seen
+# from an environment that adds what mmplan lacks, without the versions pinned here; where it has no torch, the newest
+# comes from the registry. Nothing is installed where PYTHON has all of it.
+gpu-check: $(if $(wildcard /dev/nvidia0 /dev/kfd),$(GPU_VENV)/.installed,setup)
+	PYTHONPATH=$(CURDIR) $(if $(wildcard /dev/nvidia0 /dev/kfd),$(GPU_VENV),$(VENV))/bin/python benchmarks/gpu_check.py
+
+$(GPU_VENV)/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "mmplan needs Python 3.11 to 3.13 on PATH, found: $$(python3 --version 2>&1)"; exit 2; }
+	@echo "set-up: $(PYTHON) -> $(GPU_VENV)"
+	@$(PYTHON) -m venv $(GPU_VENV)
+	@$(PYTHON) -c 'import sys; print("\n".join(p for p in sys.path if p.endswith("-packages")))' \
+		> $$($(GPU_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth
+	@$(GPU_VENV)/bin/python -c 'import torch, ortools, pydantic, typer, yaml, networkx, matplotlib, rich' 2> /dev/null || \
+		$(GPU_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+			"$$($(GPU_VENV)/bin/python -c 'import torch' 2> /dev/null && echo . || echo '.[run]')"
+	@touch $@
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -82,4 +101,4 @@ schema: setup
 	$(BIN)/mmplan schema > docs/scenario.schema.json
 
 clean:
-	rm -rf $(VENV) $(INTEROP) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(INTEROP) $(GPU_VENV) out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

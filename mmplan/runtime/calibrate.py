@@ -44,6 +44,9 @@ def calibrate(
         raise InputError("--device cuda: torch sees no CUDA device here")
     if local is not None and local < 2:
         raise InputError(f"--local needs at least 2 processes to measure between, found {local}")
+    if local is not None and kind == "cuda" and local > torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise InputError(f"--local {local}: NCCL takes one process for each CUDA device, and there are {count}")
     where = torch.device(kind)
     name = torch.cuda.get_device_name(where) if kind == "cuda" else _processor()
     entry = catalogue_device(base or catalogue_name(kind, name)) if base is None or base in device_names() else None

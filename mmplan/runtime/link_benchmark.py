@@ -80,7 +80,8 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=60))
+    own = device if device.type == "cuda" else None  # NCCL asks for it, or guesses by the rank
+    dist.init_process_group(backend, timeout=timedelta(seconds=60), device_id=own)
     rows = _rows(device, _QUICK_ROUNDS if options.quick else _ROUNDS)
     if dist.get_rank() == 0:
         options.out.write_text(json.dumps(rows))

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mmplan.cost_models.calibration import FusedAttention, Moved, Product, Samples, Timed
 from mmplan.runtime.model import TORCH_DTYPES
-from mmplan.runtime.norms import rms_norm
+from mmplan.runtime.norms import RMS_NORM_EPS, rms_norm
 from mmplan.units import seconds_of_milliseconds
 
 T = TypeVar("T")
@@ -199,9 +199,10 @@ class _Makers:
             forward = partial(_attend, q, k, v, causal, backend)
             try:
                 out = forward()
-            except RuntimeError:  # this device or build has no such kernel
+                backward = partial(torch.autograd.grad, out, (q, k, v), torch.randn_like(out), retain_graph=True)
+                backward()
+            except RuntimeError:  # this device or build has no such kernel, forward or back
                 continue
-            backward = partial(torch.autograd.grad, out, (q, k, v), torch.randn_like(out), retain_graph=True)
             runs: list[tuple[Run, bool]] = [(forward, False), (backward, True)]
             for run, is_backward in runs:
                 build = partial(
@@ -228,7 +229,7 @@ class _Makers:
             whole = elements * x.element_size()
             forwards: list[tuple[str, Callable[[], Tensor], tuple[Tensor, ...]]] = [
                 ("layer_norm", partial(F.layer_norm, x, (width,), weight, weight), (x, weight)),
-                ("rms_norm", partial(rms_norm, x, weight), (x, weight)),
+                ("rms_norm", self._rms_norm(x, weight, width), (x, weight)),
                 ("gelu", partial(F.gelu, x), (x,)),
                 ("silu", partial(F.silu, x), (x,)),
                 ("multiply", partial(torch.mul, x, y), (x, y)),
@@ -240,6 +241,12 @@ class _Makers:
                 made.append(self._moved(backward, f"{name} gradient", 2 * read + whole))
             made.append(self._moved(partial(torch.add, x, y), "add", 3 * whole))
         return made
+
+    def _rms_norm(self, x: Tensor, weight: Tensor, width: int) -> Callable[[], Tensor]:
+        """As `norms.py` runs it on this kind of device."""
+        if self._device.type == "cuda":
+            return partial(F.rms_norm, x, (width,), weight, RMS_NORM_EPS)
+        return partial(rms_norm, x, weight)
 
     def updates(self) -> list[_Timing[Moved]]:
         """AdamW as a stage runs it, of few large and of many small parameters."""

@@ -32,7 +32,7 @@ _PLAIN = ("gemm_fraction", "memory_fraction", "launch_s")
 # Standard deviations of logarithms: a factor of two either way for what an operator reaches; modules differ by less.
 _PRIOR, _MODULE_PRIOR = 0.7, 0.25
 _LEAST_NOISE = 0.03
-_ROUNDS, _STEP, _LARGEST_MOVE = 8, 0.02, 0.5
+_ROUNDS, _STEP, _LARGEST_MOVE, _STILL = 40, 0.02, 0.5, 1e-3
 _LINK_SIZES = 2  # of messages, to tell latency from bandwidth
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -159,7 +159,9 @@ def _fit(computes: _Computes, rules: Rules) -> tuple[Vector, Vector, Vector]:
         weights = 1 / np.maximum(np.abs(now), noise)  # as least absolute deviations, but round near zero
         curvature = (slopes * weights[:, None]).T @ slopes / noise + prior
         move = -np.linalg.solve(curvature, (slopes * weights[:, None]).T @ now / noise + prior @ (at - start))
-        at = np.minimum(at + np.clip(move, -_LARGEST_MOVE, _LARGEST_MOVE), most)
+        before, at = at, np.minimum(at + np.clip(move, -_LARGEST_MOVE, _LARGEST_MOVE), most)
+        if np.abs(at - before).max() < _STILL:
+            break
     residuals = np.log(by_module(at).sum(axis=1)) - measured
     return at, np.sqrt(np.diag(np.linalg.inv(curvature))), residuals
 
