@@ -14,6 +14,8 @@ from typing import cast
 
 from mmplan.errors import InputError
 
+MOST_PACKING = 200  # gzip of text full of numbers packs 10 to 40 times
+UNSUSPICIOUS_BYTES = 50_000_000
 _HEAD_BYTES = 512
 _CHUNK_BYTES = 1 << 16
 _PACKED = {
@@ -46,6 +48,12 @@ def refuse_packed(path: Path, head: bytes) -> None:
     for mark, name in _PACKED.items():
         if head.startswith(mark):
             raise InputError(f"a {name} file: unpack it and give the file inside", file=path)
+
+
+def refuse_bomb(path: Path, unpacked_bytes: int, size_bytes: int) -> None:
+    """InputError for a file that unpacks to far more than text does."""
+    if unpacked_bytes > max(UNSUSPICIOUS_BYTES, MOST_PACKING * size_bytes):
+        raise InputError(f"unpacks to more than {MOST_PACKING} times its size", file=path)
 
 
 def refuse_pipe(path: Path) -> None:

@@ -88,7 +88,7 @@ def test_what_is_no_json_is_refused(tmp_path: Path, content: str | bytes, senten
 
 
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_stream, "_UNSUSPICIOUS_BYTES", 1_000_000)
+    monkeypatch.setattr(json_stream, "UNSUSPICIOUS_BYTES", 1_000_000)
     with pytest.raises(InputError, match="unpack to more than 200 times"):
         items(tmp_path / "t.json", gzip.compress(b'{"a": [' + b" " * 8_000_000 + b"1]}"))
 

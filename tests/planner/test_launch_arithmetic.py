@@ -111,6 +111,8 @@ def test_accelerates_processes_are_those_of_its_axes(tmp_path: Path) -> None:
     assert part(reading, "technique")["stack"] == "torch-2025"
     with pytest.raises(InputError, match="dp_shard 8 x dp_replicate 2 x tp 2 = 32 processes, the file starts 16"):
         read(tmp_path, a__yaml=ACCELERATE.format(kind="FSDP") + AXES.format(shard=8))
+    with pytest.raises(InputError, match="expected a whole number from 1 on, found '-1'"):
+        read(tmp_path, a__yaml=ACCELERATE.format(kind="FSDP") + AXES.format(shard=-1))
 
 
 def test_accelerate_may_name_deepspeeds_file(tmp_path: Path) -> None:

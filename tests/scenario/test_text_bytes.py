@@ -16,6 +16,7 @@ from topo_texts import matrix_text
 
 from mmplan.commands.import_kinds import KINDS, read_files
 from mmplan.errors import InputError
+from mmplan.scenario import text_bytes
 from mmplan.scenario.text_bytes import encoding_of, open_text
 
 ENCODINGS: dict[str, Callable[[str], bytes]] = {
@@ -97,3 +98,11 @@ def test_pipes_folders_and_files_of_nothing_or_anything_end_with_a_sentence(tmp_
         with pytest.raises(InputError) as caught:
             read_files([kind, str(file)])
         assert "\n" not in str(caught.value)
+
+
+def test_a_log_that_unpacks_to_far_more_than_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_bytes, "UNSUSPICIOUS_BYTES", 1_000_000)
+    line = b"step: 1  loss: 1.0  tps: 5\n" + b" " * 9_000 + b"\n"
+    (tmp_path / "train.log").write_bytes(gzip.compress(line * 300, 9))
+    with pytest.raises(InputError, match="unpacks to more than 200 times its size"):
+        read_files([str(tmp_path / "train.log")])

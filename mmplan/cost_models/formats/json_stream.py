@@ -15,14 +15,12 @@ from io import BufferedReader
 from pathlib import Path
 
 from mmplan.errors import InputError
-from mmplan.scenario.text_bytes import open_text
+from mmplan.scenario.text_bytes import MOST_PACKING, UNSUSPICIOUS_BYTES, open_text
 
 MOST_FILE_BYTES = 16_000_000_000  # unpacked: an hour of reading
 MOST_ITEM_CHARACTERS = 16_000_000
-MOST_PACKING = 200  # gzip of text full of numbers packs 10 to 40 times
 MOST_BROKEN_ITEMS = 1_000
 _CHUNK_BYTES = 1 << 20
-_UNSUSPICIOUS_BYTES = 50_000_000
 
 _DECODER = json.JSONDecoder(strict=False)  # control characters in strings: kernel names from debuggers have them
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -229,7 +227,7 @@ class _Reader:
         self.bytes += len(chunk)
         if self.bytes > MOST_FILE_BYTES:
             raise self.error(f"unpacks to more than {MOST_FILE_BYTES:,} bytes")
-        if self.bytes > max(_UNSUSPICIOUS_BYTES, MOST_PACKING * self.size):
+        if self.bytes > max(UNSUSPICIOUS_BYTES, MOST_PACKING * self.size):
             raise self.error(f"{self.size:,} bytes unpack to more than {MOST_PACKING} times as many: no trace does")
         if b"\x00" in chunk:
             raise self.error("expected text, found a binary file")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmplan.errors import InputError
-from mmplan.scenario.document import Document, KeyPath, dotted, read_document, read_text
+from mmplan.scenario.document import Document, KeyPath, dotted, read_document, read_text, shown
 from mmplan.scenario.formats.launch.arguments import Argument, CommandLine
 from mmplan.scenario.formats.launch.comments import hinted_devices
 from mmplan.scenario.formats.launch.facts import Fact, SetUp, is_unresolved, whole
@@ -125,10 +125,17 @@ def _accelerate_replicas(facts: dict[str, Fact], arguments: Mapping[str, Argumen
     """Of `parallelism_config`, whose product has to be the number of processes (accelerate/parallelism_config.py).
 
     Raises:
-        InputError: it is not.
+        InputError: it is not, or a size is no whole number.
     """
     sizes = {name: arguments.get(f"dp_{name}_size") for name in ("shard", "replicate")}
-    counts = {name: whole(found.values[0]) or 1 for name, found in sizes.items() if found is not None}
+    counts: dict[str, int] = {}
+    for name, found in sizes.items():
+        if found is not None:
+            count = whole(found.values[0])
+            if not count:
+                message = f"expected a whole number from 1 on, found {shown(found.values[0])}"
+                raise found.fact(found.values[0]).error(message)
+            counts[name] = count
     if not counts:
         return
     place = next(found for found in sizes.values() if found is not None)
