@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mmplan.scenario.catalogue import catalogue_link
 from mmplan.scenario.formats.reading import Reading
 
 Change = Callable[[str, random.Random], bytes | None]
@@ -115,10 +116,17 @@ def half_as_fast(before: Reading | None, after: Reading | None) -> str | None:
         for key in ("bandwidth", "fraction"):
             rates = [float(str(_at(value, key)).split()[0]) for value in (one, other) if _at(value, key) is not None]
             alike = all(_at(one, how) == _at(other, how) for how in ("pipelined", "rings"))
-            switched = any(_at(value, "nvls") for value in (one, other))
+            switched = any(_switched(value) for value in (one, other))
             if len(rates) == 2 and alike and not switched and not 0.45 < rates[1] / rates[0] < 0.56:
                 return f"{link}.{key}: {rates[0]} became {rates[1]}"
     return None
+
+
+def _switched(link: Any) -> bool:
+    """Whether switches add, as the value or its catalogue link says."""
+    said = _at(link, "nvls")
+    name = link.get("link") if isinstance(link, Mapping) else link
+    return bool(said) if said is not None else isinstance(name, str) and catalogue_link(name).nvls
 
 
 def _crlf(text: str, draw: random.Random) -> bytes | None:
