@@ -47,7 +47,15 @@ def test_batch_of_one_file_and_microbatch_of_another_imply_nodes(tmp_path: Path,
     reading = read(tmp_path, run__sh=SCRIPT.format(settings="zero2.json"), zero2__json=settings)
     assert part(reading, "cluster")["nodes"] == nodes
     assert part(reading, "batch") == {"global": batch}
-    assert f"{batch // 8} replicas, as global batch / (microbatch x accumulation)" in told(reading)
+    assert f"global batch / (microbatch x accumulation) = {batch // 8} replicas = {batch // 8} devices" in told(reading)
+
+
+def test_a_batch_that_makes_no_whole_nodes_is_told(tmp_path: Path) -> None:
+    """32 / (4 x 2) = 4 replicas; the script starts 8 processes."""
+    settings = json.dumps({"train_batch_size": 32, "zero_optimization": {"stage": 2}})
+    reading = read(tmp_path, run__sh=SCRIPT.format(settings="zero2.json"), zero2__json=settings)
+    assert part(reading, "cluster")["devices_per_node"] == 8
+    assert "= 4 replicas = 4 devices, no whole number of nodes of 8: not taken" in told(reading)
 
 
 @pytest.mark.parametrize(

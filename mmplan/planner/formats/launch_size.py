@@ -115,8 +115,13 @@ def _said_world(setup: SetUp, nodes: int | None, per_node: int | None, width: in
         if (replicas := setup.count(name)) is not None:
             return replicas * width
     if nodes is None and (replicas := setup.implied_replicas()) is not None:
-        told.read.append(f"{replicas} replicas, as global batch / (microbatch x accumulation)")
-        return replicas * width
+        implied = f"global batch / (microbatch x accumulation) = {replicas} replicas"
+        if per_node is None or replicas * width % per_node == 0:
+            told.read.append(f"{implied} = {replicas * width} devices")
+            return replicas * width
+        told.warnings.append(
+            f"{implied} = {replicas * width} devices, no whole number of nodes of {per_node}: not taken"
+        )
     if nodes is None and per_node is None and (hinted := setup.count("hinted_world")) is not None:
         told.read.append(f"{hinted} devices, from {setup.facts['hinted_world'].place}")
         return hinted
