@@ -221,6 +221,10 @@ def test_lightnings_bar_goes_on_over_epochs(tmp_path: Path) -> None:
 def test_windows_line_ends_colours_and_labels_change_nothing(tmp_path: Path, text: str) -> None:
     plain = read(tmp_path, text).fragment
     lines = text.split("\n")
-    for changed in ("\r\n".join(lines), "\n".join(f"\x1b[36m{line}\x1b[0m" for line in lines)):
+    tagged = [
+        "\n".join("\r".join(f"{tag}{state}" for state in line.split("\r")) for line in lines)
+        for tag in ("[rank0]: ", "node-1: ", "[1,0]<stdout>:", "0: ")
+    ]
+    for changed in ("\r\n".join(lines), "\n".join(f"\x1b[36m{line}\x1b[0m" for line in lines), *tagged):
         (tmp_path / "train.log").write_bytes(changed.encode())
         assert read_files([str(tmp_path / "train.log")]).fragment == plain

@@ -17,6 +17,9 @@ MOST_BARS = 1_000
 _BAR = re.compile(
     r"(\d{1,3})%\|[^|\n]{0,300}\|\s*(\d{1,9})/(\d{1,9})\s*\[[\d:]{4,12}<[\d:?]{1,12},\s*([\d.]{1,12})(s/it|it/s)"
 )
+_TAG = re.compile(
+    r"^\s*(?:\[[^\]]{1,40}\](?:<std\w{1,5}>)?:?|[A-Za-z][\w.-]{0,62}\d[\w.-]{0,62}:(?=\s))"
+)  # of a rank or host
 _EPOCH = re.compile(r"\b[Ee]poch[ :\[]{0,3}(\d{1,6})(?:/\d{1,6})?\]?:?\s*$")
 _OF_TRAINING = re.compile(r"\b(?:Train(?:ing)?|Steps?|Progress|Global step):\s*$", re.IGNORECASE)
 _DESCRIBED = re.compile(r"[A-Za-z][\w ()\[\]./#-]{0,80}:\s*$")
@@ -40,7 +43,7 @@ class Bars:
         if "%|" not in text:
             return
         for match in _BAR.finditer(text):
-            before = text[: match.start()]
+            before = _TAG.sub("", text[: match.start()], count=1)
             epoch = _EPOCH.search(before)
             of_training = epoch is not None or _OF_TRAINING.search(before) is not None
             if not of_training and _DESCRIBED.search(before):
