@@ -28,14 +28,14 @@ from mmplan.scenario.formats.launch.script import (
 from mmplan.scenario.formats.launch.torchtitan import looks_like_torchtitan, read_torchtitan
 from mmplan.scenario.formats.logs.reading import log_set_up, looks_like_megatron_log, read_megatron_logs
 from mmplan.scenario.formats.nvidia_topo import looks_like_nvidia_topo, read_nvidia_topo
-from mmplan.scenario.formats.reading import Head, Reading, read_head
+from mmplan.scenario.formats.reading import MORE_BYTES, Head, Reading, read_head
 from mmplan.scenario.formats.rocm_topo import looks_like_rocm_topo, read_rocm_topo
 from mmplan.scenario.text_bytes import refuse_pipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """`looks_like` sees the first 64 KB; `read` takes all files of one call, in their order.
+    """`looks_like` sees the first 64 KB, and 2 MB where no kind knows these; `read` takes all files of one call.
 
     Files with a `set_up` may be of several kinds: what they say of one training run is put together.
     """
@@ -168,7 +168,10 @@ def _guess(paths: Sequence[Path]) -> dict[Path, str]:
     """The kind of each file."""
     kinds: dict[Path, str] = {}
     for path in paths:
-        kind = _kind_of(read_head(path))
+        head = read_head(path)
+        kind = _kind_of(head)
+        if kind is None and not head.whole:
+            kind = _kind_of(read_head(path, MORE_BYTES))
         if kind is None:
             hint = did_you_mean(str(path), KINDS) if path == paths[0] else ""
             raise InputError(f"not a kind of file that is known{hint}; name one of {listed(KINDS, 40)}", file=path)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mmplan.commands.import_kinds import read_files
+from mmplan.commands.export_targets import TARGETS
+from mmplan.commands.import_kinds import KINDS, read_files
 from mmplan.errors import InputError
 from mmplan.scenario.formats.reading import Reading
 
@@ -228,3 +229,18 @@ def test_windows_line_ends_colours_and_labels_change_nothing(tmp_path: Path, tex
     for changed in ("\r\n".join(lines), "\n".join(f"\x1b[36m{line}\x1b[0m" for line in lines), *tagged):
         (tmp_path / "train.log").write_bytes(changed.encode())
         assert read_files([str(tmp_path / "train.log")]).fragment == plain
+
+
+def test_a_log_that_begins_with_much_else_is_known_too(tmp_path: Path) -> None:
+    before = "".join(
+        f"[WARNING] 2025-03-01 token {i} of the tokenizer is not in the vocabulary\n" for i in range(4_000)
+    )
+    assert len(before) > 200_000
+    assert step_of(read(tmp_path, before + titan()))["median_s"] == 2.0
+
+
+def test_what_the_documents_list_is_what_there_is() -> None:
+    root = Path(__file__).parents[2]
+    formats, exports = ((root / "docs" / name).read_text() for name in ("formats.md", "exports.md"))
+    assert [kind for kind in KINDS if f"`{kind}`" not in formats] == []
+    assert [target for target in TARGETS if f"`{target}`" not in exports] == []

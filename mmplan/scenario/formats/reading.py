@@ -14,6 +14,7 @@ from mmplan.errors import InputError
 from mmplan.scenario.text_bytes import encoding_of, open_text, refuse_packed
 
 HEAD_BYTES = 65_536
+MORE_BYTES = 2_000_000  # where the first ones show nothing: logs may begin with much else
 MAX_TEXT_BYTES = 64_000_000
 MAX_LINE_CHARACTERS = 100_000
 
@@ -53,26 +54,26 @@ class Head:
     whole: bool = field(default=False)  # the text is all of the file
 
 
-def read_head(path: Path) -> Head:
-    """The first 64 KB of a file, unpacked where it is gzip; bytes that are no text become replacement characters.
+def read_head(path: Path, most_bytes: int = HEAD_BYTES) -> Head:
+    """The first 64 KB (or `most_bytes`), unpacked where it is gzip; bytes that are no text become replacement characters.
 
     Raises:
         InputError: the file cannot be read, or is an archive.
     """
     try:
         with path.open("rb") as file:
-            content = file.read(HEAD_BYTES)
+            content = file.read(most_bytes)
     except FileNotFoundError as error:
         raise InputError("no such file", file=path) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot be read: {reason}", file=path) from error
     refuse_packed(path, content)
-    whole = len(content) < HEAD_BYTES
+    whole = len(content) < most_bytes
     if content[:2] == b"\x1f\x8b":
         unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
         try:
-            content = unpack.decompress(content, HEAD_BYTES)
+            content = unpack.decompress(content, most_bytes)
         except zlib.error as error:
             raise InputError(f"a damaged gzip file: {error}", file=path) from error
         whole = whole and unpack.eof
