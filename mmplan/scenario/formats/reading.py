@@ -55,7 +55,7 @@ class Head:
 
 
 def read_head(path: Path, most_bytes: int = HEAD_BYTES) -> Head:
-    """The first 64 KB (or `most_bytes`), unpacked where it is gzip; bytes that are no text become replacement characters.
+    """The first 64 KB (or `most_bytes`), unpacked where it is gzip; bytes that are no text become other characters.
 
     Raises:
         InputError: the file cannot be read, or is an archive.
