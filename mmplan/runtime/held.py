@@ -39,6 +39,16 @@ class Place:
     writes: bool | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Buffer:
+    """What a model keeps beside its parameters and saves with them, whole and live on every rank: running means,
+    biases that no gradient moves. `writes`: whether this rank writes it to checkpoints."""
+
+    name: str
+    tensor: Tensor
+    writes: bool
+
+
 def whole_place(name: str, parameter: Parameter) -> Place:
     """Of a parameter that the rank has whole."""
     return Place(name=name, shape=tuple(parameter.shape), offset=(0,) * parameter.dim())

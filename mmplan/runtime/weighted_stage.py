@@ -1,7 +1,7 @@
 """What every stage with weights does alike: postponed weight gradients, reductions, updates, counts of what is kept."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Parameter
 
-from mmplan.runtime.held import Place
+from mmplan.runtime.held import Buffer, Place
 from mmplan.runtime.state import StageState
 from mmplan.runtime.weight_store import WeightStore
 
@@ -19,14 +19,21 @@ class WeightedStage(ABC):
 
     Args:
         places: where the stage's parameters lie in the whole model.
+        buffers: what it keeps besides.
         count_kept: count the bytes autograd keeps, by hooks on saved tensors (for devices without an allocator that
             counts). Parameters and the raw batch are left out, a storage that several operators keep counts once.
     """
 
     def __init__(
-        self, state: StageState, store: WeightStore, places: Mapping[Parameter, Place], *, count_kept: bool
+        self,
+        state: StageState,
+        store: WeightStore,
+        places: Mapping[Parameter, Place],
+        *,
+        count_kept: bool,
+        buffers: Sequence[Buffer] = (),
     ) -> None:
-        self.state, self.places = state, places
+        self.state, self.places, self.buffers = state, places, tuple(buffers)
         self._store, self._count_kept = store, count_kept
 
     @abstractmethod

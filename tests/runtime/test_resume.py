@@ -128,7 +128,9 @@ def test_a_job_goes_on_under_another_plan_and_its_weights_are_read_by_its_librar
             assert parameter.equal(checkpoint[f"{name}:weight@{','.join('0' * parameter.dim())}"]), name
 
 
-def test_dropout_draws_what_it_would_have_drawn(results: dict[str, Any]) -> None:
-    """Else the case of the job that drops would say nothing."""
+def test_the_job_that_drops_and_counts_does_both(results: dict[str, Any], folder: Path) -> None:
+    """Else its case would say nothing of random states and buffers."""
     dropping, plain = results["job dropout"], results["job llava"]
     assert dropping.unbroken.steps[0].losses != plain.unbroken.steps[0].losses
+    saved = tensors_of(folder / "job dropout, resumed" / "step-00000003")
+    assert int(saved["model.language_model.layers.1.calls:buffer@"]) > 0

@@ -12,11 +12,13 @@ pytest.importorskip("transformers.core_model_loading")
 import ghost_models
 from ghost_models import Case
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import Parameter
 
-from mmplan.runtime.ghost.save_weights import _buffers, _converted, _weights
-from mmplan.runtime.held import Place, whole_place
+from mmplan.runtime.ghost.model import saved_buffers
+from mmplan.runtime.ghost.pretrained import Pretrained
+from mmplan.runtime.ghost.save_weights import _converted, _weights
+from mmplan.runtime.held import Buffer, Place, whole_place
 
 FAMILIES = (
     *(ghost_models.llava, ghost_models.qwen2_vl, ghost_models.qwen2_5_vl, ghost_models.qwen3_vl),
@@ -34,17 +36,31 @@ class Stage:
             block = re.search(r"\.(\d+)\.", name)
             if (int(block[1]) % 2 if block else 0) == index:
                 self.places[parameter] = whole_place(name, parameter)
+        self.buffers = [
+            Buffer(name=name, tensor=tensor, writes=index == 1) for name, tensor in saved_buffers(model).items()
+        ]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_stages_together_save_what_the_library_saves(family: Callable[[], Case], tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = family()[0]()
-    saved = _buffers(model)
+    model.register_buffer("kept", torch.rand(3))
+    saved: dict[str, Tensor] = {}
     for index in (0, 1):
         saved |= _converted(model, _weights(model, [Stage(model, index)]))  # type: ignore[list-item]
     model.save_pretrained(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     expected = load_file(file)
-    assert saved.keys() == expected.keys()
+    assert saved.keys() == expected.keys() > {"kept"}
     assert all(saved[name].equal(value) for name, value in expected.items())
+
+
+def test_what_a_model_keeps_beside_its_parameters_is_read_with_them(tmp_path: Path) -> None:
+    model = ghost_models.llava()[0]()
+    model.register_buffer("kept", torch.rand(3))
+    model.save_pretrained(tmp_path)
+    pretrained = Pretrained(tmp_path, model)
+    found = pretrained.buffer("kept")
+    assert found is not None and found.equal(model.get_buffer("kept"))
+    assert pretrained.buffer("absent") is None

@@ -8,7 +8,10 @@ from torch import Tensor
 from mmplan.planner.plan import Plan
 from mmplan.runtime.checkpoint.boxes import Box, whole
 from mmplan.runtime.groups import Place
+from mmplan.runtime.held import Buffer
 from mmplan.runtime.weighted_stage import WeightedStage
+
+BUFFER = "buffer"  # the kind of its one tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -55,7 +58,21 @@ def pieces_of(stages: Iterable[WeightedStage]) -> list[Piece]:
                     writes=place.writes,
                 )
             )
+        pieces += [_whole(buffer) for buffer in stage.buffers]
     return pieces
+
+
+def _whole(buffer: Buffer) -> Piece:
+    shape = tuple(buffer.tensor.shape)
+    return Piece(
+        name=buffer.name,
+        shape=shape,
+        box=whole(shape),
+        tensors={BUFFER: buffer.tensor},
+        copied=True,
+        everywhere=True,
+        writes=buffer.writes,
+    )
 
 
 def to_write(pieces: Sequence[Piece], plan: Plan, at: Place) -> list[Piece]:

@@ -3,7 +3,7 @@
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
@@ -14,7 +14,7 @@ from torch import Tensor
 from mmplan.errors import RunError
 from mmplan.runtime.checkpoint.manifest import part_name
 from mmplan.runtime.checkpoint.part import key_of, write_part
-from mmplan.runtime.checkpoint.pieces import Piece
+from mmplan.runtime.checkpoint.pieces import BUFFER, Piece
 from mmplan.units import format_bytes, format_seconds
 
 
@@ -52,11 +52,8 @@ class PartWriter:
         updates: Callable[[], int | None],
     ) -> None:
         self._rank, self._more, self._updates = rank, more, updates
-        self._live = {
-            key_of(piece.name, kind, piece.box.offset): tensor
-            for piece in pieces
-            for kind, tensor in piece.tensors.items()
-        }
+        self._live = {key: tensor for piece in pieces for key, tensor in _keys(piece).items()}
+        self._trained = {key for piece in pieces for key in _keys(piece) if BUFFER not in piece.tensors}
         self._copies: dict[str, Tensor] = {}  # kept from one checkpoint to the next: fresh memory is slower to fill
         self._thread: Thread | None = None
         self._done: WrittenPart | None = None
@@ -76,7 +73,7 @@ class PartWriter:
         part = replace(part, stall_s=time.perf_counter() - started)
 
         def write() -> None:
-            self._done = _written(part, folder, tensors, _not_finite(self._copies))
+            self._done = _written(part, folder, tensors, _not_finite(self._copies, self._trained))
 
         self._thread = Thread(target=write, daemon=True)  # a disk that hangs must not hold up the end of the process
         self._thread.start()
@@ -134,10 +131,15 @@ def _written(part: WrittenPart, folder: Path, tensors: Mapping[str, Tensor], pro
     )
 
 
-def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+def _keys(piece: Piece) -> dict[str, Tensor]:
+    """Its tensors by their keys in a file."""
+    return {key_of(piece.name, kind, piece.box.offset): tensor for kind, tensor in piece.tensors.items()}
+
+
+def _not_finite(tensors: Mapping[str, Tensor], trained: Set[str]) -> str | None:
     """Weights that are lost already: a checkpoint of them would push out one that can be gone on from."""
     for key, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.numel():
+        if key in trained and tensor.is_floating_point() and tensor.numel():
             least, most = torch.aminmax(tensor)
             if not (torch.isfinite(least) and torch.isfinite(most)):
                 return f"'{key}' has values that are not finite"

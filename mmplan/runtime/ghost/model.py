@@ -157,6 +157,12 @@ def parameter_names(model: nn.Module, piece: str) -> tuple[str, ...]:
     return tuple(f"{piece}.{name}" for name, _ in model.get_submodule(piece).named_parameters())
 
 
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Those that the model saves with its parameters, live, by name."""
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):

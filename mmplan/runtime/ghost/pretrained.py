@@ -69,6 +69,11 @@ class Pretrained:
             )
         return value
 
+    def buffer(self, name: str) -> Tensor | None:
+        """What a model keeps beside its parameters, under its own name; None where the folder has it not."""
+        saved = self._saved.get(name, [])
+        return _read(saved[0]) if len(saved) == 1 and saved[0].pattern is None else None
+
     def _converted(self, name: str, saved: list[_Saved]) -> Tensor:
         """By the library's own operations; they may make several parameters at once."""
         converter = deepcopy(self._converters[str(saved[0].pattern)])

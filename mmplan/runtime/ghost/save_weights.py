@@ -28,7 +28,6 @@ def save_weights(folder: Path, model: nn.Module, stages: Sequence[WeightedStage]
     """
     rank, partial = dist.get_rank(), folder.with_name(f".{folder.name}.partial")
     own = _converted(model, _weights(model, stages)) if replica == 0 else {}
-    own |= _buffers(model) if rank == 0 else {}
     held: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(held, {name: tensor.nbytes for name, tensor in own.items()})
     writers = [other for other, names in enumerate(held) if names]
@@ -68,25 +67,18 @@ def _describe(folder: Path, model: nn.Module, held: Mapping[int, Mapping[str, in
 
 
 def _weights(model: nn.Module, stages: Sequence[WeightedStage]) -> dict[str, Tensor]:
-    """Parameters of the stages by the names that are saved: of tied ones the library saves the one it ties to."""
+    """What the stages hold by the names that are saved: of tied parameters the library saves the one it ties to."""
     names: dict[int, list[str]] = {}
     tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    found = {}
+    found: dict[str, Tensor] = {}
     for stage in stages:
         for parameter in stage.places:
             known = names[id(parameter)]
-            name = next((one for one in known if one not in tied), known[0])
-            found[name] = parameter.detach().cpu().contiguous()
-    return found
-
-
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Those that are saved; every rank has them all."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    state = model.state_dict()
-    return {name: value.cpu().contiguous() for name, value in state.items() if name not in parameters}
+            found[next((one for one in known if one not in tied), known[0])] = parameter.detach()
+        found |= {buffer.name: buffer.tensor for buffer in stage.buffers if buffer.writes}
+    return {name: tensor.cpu().contiguous() for name, tensor in found.items()}
 
 
 def _converted(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:

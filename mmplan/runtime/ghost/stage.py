@@ -11,7 +11,7 @@ from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.ghost.model import GhostModel, Pass
 from mmplan.runtime.ghost.recording import Batch, Recording, Source
 from mmplan.runtime.ghost.traffic import Owners, payload
-from mmplan.runtime.held import Place
+from mmplan.runtime.held import Buffer, Place
 from mmplan.runtime.state import StageState
 from mmplan.runtime.weight_store import WeightStore
 from mmplan.runtime.weighted_stage import WeightedStage
@@ -45,6 +45,7 @@ class GhostStage(WeightedStage):
         recomputed: those of them that are run once more for the backward.
         state: weights, gradients and optimizer of the stage's pieces.
         places: their parameters by the names of the model.
+        buffers: of the whole model.
     """
 
     def __init__(
@@ -58,10 +59,11 @@ class GhostStage(WeightedStage):
         model: GhostModel,
         state: StageState,
         places: Mapping[Parameter, Place],
+        buffers: Sequence[Buffer],
         store: WeightStore,
         count_kept: bool,
     ) -> None:
-        super().__init__(state, store, places, count_kept=count_kept)
+        super().__init__(state, store, places, count_kept=count_kept, buffers=buffers)
         self._stage, self._layers = stage, frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
         self._model = model

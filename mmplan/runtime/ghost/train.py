@@ -1,7 +1,7 @@
 """Training a user's own model under a plan: pieces to stages, each step's program from its own recordings."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -23,15 +23,16 @@ from mmplan.planner.shared_bytes import SharedBytes
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.job import Job
-from mmplan.runtime.ghost.model import GhostModel, parameter_names
+from mmplan.runtime.ghost.model import GhostModel, parameter_names, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
 from mmplan.runtime.ghost.stage import Example, GhostStage
 from mmplan.runtime.ghost.traffic import Owners, payload, payload_bytes, recorded_graph
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
-from mmplan.runtime.groups import place_of
-from mmplan.runtime.held import Place, whole_place
+from mmplan.runtime.groups import Place, place_of
+from mmplan.runtime.held import Buffer, whole_place
+from mmplan.runtime.held import Place as ParameterPlace
 from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.stage import Stage
 from mmplan.runtime.state import stage_state
@@ -82,8 +83,8 @@ def prepare_job(
     if wrong:
         raise InputError(f"expected dicts of the forward's arguments, found {wrong[0]}", file=job.file, key="batches")
     laid, recordings = _laid(plan, job, graph, first)
-    values = _first_values(plan, laid, weights, resumed=samples > 0)
-    stages = _stages(plan, graph, laid, at.row, device, replicas, values)
+    pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
+    stages = _stages(plan, graph, laid, at, device, replicas, pretrained, resumed=samples > 0)
     seen: dict[tuple[str, str], Recording] = {}  # edges of layers: what once passed keeps its place
     stream = _behind(chain(first, stream), job, plan, samples)
 
@@ -151,22 +152,36 @@ def _stages(
     plan: Plan,
     graph: ComputationGraph,
     laid: _Laid,
-    row: int,
+    at: Place,
     device: torch.device,
     replicas: dist.ProcessGroup | None,
-    weights: Callable[[str, Tensor], Tensor],
+    pretrained: Pretrained | None,
+    *,
+    resumed: bool,
 ) -> dict[int, GhostStage]:
-    scenario, indices = plan.scenario, plan.stages_of(row)
-    units = find_units(laid.model)
+    """Args: resumed: a checkpoint will give all weights."""
+    scenario, indices = plan.scenario, plan.stages_of(at.row)
+    units, dtype = find_units(laid.model), TORCH_DTYPES[scenario.precision]
+
+    def first_value(name: str, like: Tensor) -> Tensor:
+        if resumed:
+            return torch.empty(like.shape, dtype=dtype)
+        return initial_value(name, like, scenario.seed, dtype)
+
     model = GhostModel(
         laid.model,
         units,
         pieces=[piece for index in indices for piece in laid.pieces[index]],
         trained=laid.trained,
-        weights=weights,
+        weights=first_value if pretrained is None else pretrained.value,
         device=device,
-        dtype=TORCH_DTYPES[scenario.precision],
+        dtype=dtype,
     )
+    kept = saved_buffers(laid.model)
+    for name, tensor in kept.items():
+        value = None if pretrained is None else pretrained.buffer(name)
+        if value is not None:
+            tensor.copy_(value)
     stages = {}
     for index in indices:
         own = frozenset(laid.pieces[index]) & laid.owners.used & units.keys()
@@ -188,20 +203,14 @@ def _stages(
             model=model,
             state=state,
             places=_places(laid, index),
+            buffers=[
+                Buffer(name=name, tensor=tensor, writes=at.replica == 0 and _owner(laid, name) == index)
+                for name, tensor in kept.items()
+            ],
             store=store,
             count_kept=device.type == "cpu",
         )
     return stages
-
-
-def _first_values(plan: Plan, laid: _Laid, weights: Path | None, *, resumed: bool) -> Callable[[str, Tensor], Tensor]:
-    """The value of a parameter by its name, on the host."""
-    dtype = TORCH_DTYPES[plan.scenario.precision]
-    if resumed:
-        return lambda name, like: torch.empty(like.shape, dtype=dtype)
-    if weights is not None:
-        return Pretrained(weights, laid.model).value
-    return lambda name, like: initial_value(name, like, plan.scenario.seed, dtype)
 
 
 def _held(laid: _Laid, stage: int) -> dict[str, list[nn.Parameter]]:
@@ -215,11 +224,19 @@ def _held(laid: _Laid, stage: int) -> dict[str, list[nn.Parameter]]:
     return held
 
 
-def _places(laid: _Laid, stage: int) -> dict[nn.Parameter, Place]:
+def _places(laid: _Laid, stage: int) -> dict[nn.Parameter, ParameterPlace]:
     """Of tied parameters the first name counts."""
     names = {id(parameter): name for name, parameter in laid.model.named_parameters()}
     held = _held(laid, stage).values()
     return {p: whole_place(names[id(p)], p) for parameters in held for p in parameters}
+
+
+def _owner(laid: _Laid, buffer: str) -> int:
+    """The stage that computes with a buffer; the first where that is glue between units, which all ranks run."""
+    for stage, pieces in enumerate(laid.pieces):
+        if any(buffer.startswith(f"{piece}.") for piece in pieces):
+            return stage
+    return 0
 
 
 def _examples(plan: Plan, job: Job, stream: Iterator[Batch], replica: int, recorder: Recorder) -> list[Example]:
