@@ -11,7 +11,9 @@ seconds, and runs in processes of its own: a part that fails or takes too long d
 
 import argparse
 import csv
+import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,8 +21,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
 
-from gpu_parts import PARTS, Here, NotMeasuredError, Row, facts
-from measured import ROOT, write_rows
+# Also where mmplan is not installed, here and in the processes that are started.
+REPOSITORY = str(Path(__file__).resolve().parents[1])
+sys.path.insert(0, REPOSITORY)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (REPOSITORY, os.environ.get("PYTHONPATH", ""))))
+
+from gpu_parts import PARTS, Here, NotMeasuredError, Row, facts  # noqa: E402
+from measured import ROOT, write_rows  # noqa: E402
 
 FILE = "gpu_check.csv"
 BUDGET_S = 450  # of all parts: with the start of Python and torch less than 8 minutes
@@ -114,7 +121,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="SECONDS")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave plans, runs and profiles there")
     options = parser.parse_args(arguments)
-    found = facts()
+    try:
+        found = facts()
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        print(f"nothing was measured: torch fails here: {error}")
+        return 1
     reason = _refusal(found) if options.device == "cuda" else ""
     if reason:
         print(f"nothing was measured: {reason}")

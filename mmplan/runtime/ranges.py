@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 
@@ -14,7 +15,7 @@ def action_range(action: Action, modalities: Mapping[int, str], device: torch.de
 
     Kernels of a backward are launched by autograd's own thread: profilers show them beside the range, not in it.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not _named():
         yield
         return
     torch.cuda.nvtx.range_push(range_name(action, modalities))  # type: ignore[no-untyped-call]
@@ -22,6 +23,16 @@ def action_range(action: Action, modalities: Mapping[int, str], device: torch.de
         yield
     finally:
         torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+
+
+@lru_cache(maxsize=1)
+def _named() -> bool:
+    """Whether this build of torch has NVTX; a run must not end because it has not."""
+    try:
+        torch.cuda.nvtx.mark("mmplan")  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return True
 
 
 def range_name(action: Action, modalities: Mapping[int, str]) -> str:

@@ -22,6 +22,7 @@ FOUND: dict[str, object] = {"torch": "2.11.0", "cuda": "13.0", "triton": "3.6.0"
 @pytest.fixture
 def gpu_check(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("PYTHONPATH", "")
     import gpu_check
 
     return gpu_check

@@ -12,7 +12,7 @@ from tiny_plans import FOUR_STAGES, TWO_STAGES, hand_plan, tiny_scenario
 from mmplan.planner.modalities import stage_modalities
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import Action, RankProgram
-from mmplan.runtime import network
+from mmplan.runtime import network, ranges
 from mmplan.runtime.clock import CudaClock
 from mmplan.runtime.devices import backend_of, run_device
 from mmplan.runtime.groups import peer_pairs
@@ -64,7 +64,8 @@ def test_a_trace_has_all_steps_waits_and_an_arrow_for_each_tensor() -> None:
 
 def test_ranges_name_modality_stage_and_microbatch_on_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    fake = SimpleNamespace(range_push=heard.append, range_pop=lambda: heard.append("pop"))
+    fake = SimpleNamespace(range_push=heard.append, range_pop=lambda: heard.append("pop"), mark=str)
+    ranges._named.cache_clear()
     monkeypatch.setattr(torch.cuda, "nvtx", fake)
     with action_range(Action("F", 0, 3), {0: "vision"}, CPU):
         pass
@@ -76,6 +77,14 @@ def test_ranges_name_modality_stage_and_microbatch_on_cuda_alone(monkeypatch: py
         raise ValueError
     assert heard[2:] == ["stage 0 B microbatch 3", "pop"]
     assert range_name(Action("STEP", 1), {1: "text"}) == "text stage 1 STEP"
+
+
+def test_a_build_of_torch_without_ranges_runs_without_them() -> None:
+    ranges._named.cache_clear()  # that of these tests is one: it is for CPUs
+    if not torch.cuda.is_available():
+        with action_range(Action("F", 0, 3), {0: "vision"}, torch.device("cuda", 0)):
+            pass
+    ranges._named.cache_clear()
 
 
 class FakeEvent:

@@ -34,7 +34,7 @@ def restore_random_states(file: Path) -> None:
         found: Mapping[str, Tensor] = {key: opened.get_tensor(key) for key in keys}
     if _TORCH in found:
         torch.set_rng_state(found[_TORCH])
-    if _CUDA in found and torch.cuda.is_available():
+    if _CUDA in found and _on_cuda():
         torch.cuda.set_rng_state(found[_CUDA])
     if _PYTHON in found:
         version, words, gauss = _unpacked(found[_PYTHON])
@@ -44,6 +44,12 @@ def restore_random_states(file: Path) -> None:
 
         place, words, gauss = _unpacked(found[_NUMPY])
         np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), place, int(gauss is not None), gauss or 0.0))
+
+
+def _on_cuda() -> bool:
+    """Not where a process computes on the CPU of a machine with GPUs: to ask would take up memory of the first one."""
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized
 
 
 def _packed(number: int, words: Any, gauss: float | None) -> Tensor:
