@@ -10,6 +10,7 @@ from mmplan.commands.options import ALLOWED, JsonFile, PlanFile, json_path, seco
 from mmplan.errors import InputError
 from mmplan.files import require_folder
 from mmplan.runtime.checkpoint.options import DEFAULT_KEEP, Checkpoints
+from mmplan.runtime.run_options import DEFAULT_MAX_SKIPS, OnNan
 from mmplan.runtime.thresholds import Thresholds
 from mmplan.runtime.torchrun import is_main_process
 
@@ -59,6 +60,12 @@ def execute(
     share_devices: Annotated[
         bool, typer.Option("--share-devices", help="Let processes share GPUs, over gloo: a check, not a training.")
     ] = False,
+    on_nan: Annotated[
+        OnNan, typer.Option(help="A loss or gradient that is no number: end the run, or leave the update out.")
+    ] = "stop",
+    max_skips: Annotated[
+        int, typer.Option(min=0, help="So many updates in a row may be left out.")
+    ] = DEFAULT_MAX_SKIPS,
     step_timeout: Annotated[
         float | None, typer.Option(parser=seconds, help="A longer step ends the run; default: 10 times --timeout.")
     ] = None,
@@ -106,6 +113,8 @@ def execute(
             checkpoints=checkpoints,
             trace=trace,
             share_devices=share_devices,
+            on_nan=on_nan,
+            max_skips=max_skips,
             step_timeout_s=step_timeout,
             inject=[parse_injection(text) for text in inject or ()],
             failure_file=output.with_suffix(".failure.txt"),

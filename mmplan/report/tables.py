@@ -249,6 +249,9 @@ def checkpoint_text(run: Measurement) -> tuple[str, ...]:
 
 def loss_text(run: Measurement) -> str:
     """First and last loss of each loss module."""
-    first, last = run.steps[0].losses, run.steps[-1].losses
-    parts = [f"{module}: {loss:.4f} -> {last[module]:.4f}" for module, loss in first.items()]
-    return f"loss over {len(run.steps)} steps  " + ", ".join(parts) if parts else "no loss in a rehearsal"
+    taken = [step.losses for step in run.steps if not step.skipped]
+    skipped = len(run.steps) - len(taken)
+    left_out = f"; {skipped} left out, because a number was none" if skipped else ""
+    parts = [f"{module}: {loss:.4f} -> {taken[-1][module]:.4f}" for module, loss in taken[0].items()] if taken else []
+    told = f"loss over {len(run.steps)} steps  " + ", ".join(parts) if parts else "no loss"
+    return told + left_out if parts or skipped else "no loss in a rehearsal"

@@ -21,6 +21,7 @@ from mmplan.runtime.network import Message, post_receive, post_send
 from mmplan.runtime.position import Position
 from mmplan.runtime.ranges import action_range
 from mmplan.runtime.stage import Stage
+from mmplan.runtime.update_check import UpdateCheck
 
 _TAGS = 2**31  # gloo takes any non-negative 32-bit tag, NCCL ignores tags and matches by the program's order
 
@@ -47,6 +48,7 @@ def run_step(
     network: dist.ProcessGroup | None = None,
     modalities: Mapping[int, str] | None = None,
     position: Position | None = None,
+    check: UpdateCheck | None = None,
 ) -> StepRecord:
     """Run one optimizer step.
 
@@ -55,6 +57,7 @@ def run_step(
         network: the group of all ranks over which tensors are sent; None: torch's default group.
         modalities: of each stage, for the names that profilers show.
         position: is kept up to date, for whoever asks what this rank does.
+        check: looks at losses and gradients before the update.
 
     Raises:
         RunError: an action failed; names rank, action and cause.
@@ -81,11 +84,17 @@ def run_step(
                     in_use = sum(stage.memory_bytes() for stage in stages.values())
                     record.peak_memory_bytes = max(record.peak_memory_bytes, in_use)
                 outputs.update({(tensor, action.microbatch): result for tensor, result in results.items()})
+                if position.poisoned():
+                    stage.poison()
             elif action.kind == "RECV":
                 mailbox.receive(action)
             elif action.kind == "SEND":
                 _send(action, outputs.pop((action.tensor, action.microbatch), None), mailbox, record)
             else:
+                if position.poisoned():
+                    stages[action.stage].poison()
+                if action.kind == "STEP" and check is not None:
+                    check.run(stages, position)
                 start = clock.mark()
                 with action_range(action, modalities or {}, device):
                     _finish(action, stages)

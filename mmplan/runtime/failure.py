@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 
 import mmplan
 from mmplan.errors import MmplanError
+from mmplan.units import seconds_of_milliseconds
 
 _OWN = str(Path(mmplan.__file__).parent)
 _RUNTIME = str(Path(__file__).parent)
@@ -26,7 +27,7 @@ _LOST = re.compile(
     r"failed to recv|remote process|nccl .*(abort|error)",
     re.IGNORECASE,
 )
-_LATE = re.compile(r"timed out|timeout", re.IGNORECASE)
+_LATE = re.compile(r"timed out (?:waiting|after) (\d+) ?ms", re.IGNORECASE)
 
 
 def described(error: BaseException) -> str:
@@ -47,8 +48,10 @@ def lost_a_rank(error: BaseException) -> bool:
     return isinstance(root(error), RuntimeError) and bool(_LOST.search(str(root(error))))
 
 
-def timed_out(error: BaseException) -> bool:
-    return lost_a_rank(error) and bool(_LATE.search(str(root(error))))
+def timed_out(error: BaseException) -> float | None:
+    """After how many seconds a wait for another rank was given up; None for other errors."""
+    found = _LATE.search(str(root(error))) if lost_a_rank(error) else None
+    return None if found is None else seconds_of_milliseconds(float(found[1]))
 
 
 def error_line(error: BaseException) -> str:

@@ -28,8 +28,9 @@ from mmplan.runtime.inject import Injection
 from mmplan.runtime.limits import Limits, limits
 from mmplan.runtime.local_failure import cause_of_failure, keep_failure, read_positions, stands_still
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, load_run
+from mmplan.runtime.position import process_lives
 from mmplan.runtime.requirements import check_local_run
-from mmplan.runtime.run_options import DEFAULT_UNIT_S, RunOptions, save_options
+from mmplan.runtime.run_options import DEFAULT_MAX_SKIPS, DEFAULT_UNIT_S, OnNan, RunOptions, save_options
 from mmplan.runtime.torchrun import OnFailure, is_main_process, show_failure
 
 _POLL_S = 0.1
@@ -51,6 +52,8 @@ def execute(
     checkpoints: Checkpoints | None = None,
     trace: Path | None = None,
     share_devices: bool = False,
+    on_nan: OnNan = "stop",
+    max_skips: int = DEFAULT_MAX_SKIPS,
     step_timeout_s: float | None = None,
     inject: Sequence[Injection] = (),
     failure_file: Path | None = None,
@@ -64,6 +67,8 @@ def execute(
         local: processes to start on this machine; None: this process is one of torchrun's.
         rehearse: replace computes by sleeps, a mean forward of at least `unit_s` (see `rehearse.py`).
         timeout_s: of any communication; a rank that hangs ends the run after it. None: see `default_timeout_s`.
+        on_nan: what a step does whose loss or gradients are no numbers: end the run, or leave the update out on all
+            ranks, at most `max_skips` times in a row.
         step_timeout_s: of a whole step, whether or not a rank waits for another; None: ten times the other.
         inject: faults to rehearse what happens then.
         failure_file: where a failed run leaves tracebacks; None: nowhere.
@@ -102,6 +107,8 @@ def execute(
         share_devices=share_devices,
         save_weights=save_weights and save_weights.resolve(),
         checkpoints=checkpoints.resolved() if checkpoints is not None else Checkpoints(),
+        on_nan=on_nan,
+        max_skips=max_skips,
         step_timeout_s=step_timeout_s,
         inject=tuple(inject),
         failure_file=failure_file if local is None else None,
@@ -233,6 +240,16 @@ def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
             process.kill()
             process.wait()
         if process.returncode != 0:
-            for path in scratch.glob("pid-*"):
-                with suppress(ProcessLookupError, ValueError):
-                    os.kill(int(path.read_text()), signal.SIGKILL)
+            _kill_ranks(scratch)
+
+
+def _kill_ranks(scratch: Path) -> None:
+    """And wait for their end, so that a run behind this one finds their files and ports free."""
+    ranks = []
+    for path in scratch.glob("pid-*"):
+        with suppress(ProcessLookupError, ValueError):
+            ranks.append(int(path.read_text()))
+            os.kill(ranks[-1], signal.SIGKILL)
+    deadline_s = time.monotonic() + _GRACE_S
+    while any(map(process_lives, ranks)) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)

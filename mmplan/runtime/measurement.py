@@ -27,11 +27,13 @@ OnNote = Callable[[str], None]  # what a user has to know while the run goes on
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMeasurement:
-    """`step_time_s`: from the common start to the end of the last rank's last action; losses by loss module."""
+    """`step_time_s`: from the common start to the end of the last rank's last action; losses by loss module, none that
+    is no number. `skipped`: the weights were not updated, because of such a one or such a gradient."""
 
     index: int
     step_time_s: float
     losses: dict[str, float]
+    skipped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mmplan.runtime.finite import are_finite
 from mmplan.scenario.scenario import Optimizer
 
 WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
@@ -21,6 +22,7 @@ class StageOptimizer:
         pairs = zip(self._masters, self._weights, strict=True)
         self._master_bytes = sum(master.nbytes for master, weight in pairs if master is not weight)
         self._moment_bytes = 0
+        self._forgone = False
         self._optimizer: torch.optim.Optimizer | None = None
         self._adaptive: torch.optim.AdamW | None = None  # the same, where it has moments
         if self._masters and settings.name == "adamw":
@@ -30,8 +32,22 @@ class StageOptimizer:
         elif self._masters:
             self._optimizer = torch.optim.SGD(self._masters, lr=settings.learning_rate)
 
+    def finite(self) -> bool:
+        """Whether all gradients are numbers."""
+        return are_finite(self._gradients)
+
+    def forgo(self) -> None:
+        """The next step changes nothing: neither weights nor moments nor counters."""
+        self._forgone = True
+
+    def poison(self) -> None:
+        """Make a gradient no number, to rehearse that."""
+        for gradient in self._gradients[:1]:
+            gradient.view(-1)[:1] = torch.nan
+
     def step(self) -> None:
-        if self._optimizer is None:
+        forgone, self._forgone = self._forgone, False
+        if self._optimizer is None or forgone:
             return
         for master, gradient in zip(self._masters, self._gradients, strict=True):
             master.grad = gradient.to(master.dtype)

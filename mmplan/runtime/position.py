@@ -23,6 +23,7 @@ _WORDS = {
     "start": "the start of the run",
     "data": "the data of the step",
     "meet": "the barrier before the step",
+    "agree": "the agreement on the update",
     "drain": "the sends at the end of the step",
     "tell": "the exchange of losses behind the step",
     "save": "the checkpoint behind the step",

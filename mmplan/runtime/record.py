@@ -15,6 +15,7 @@ from mmplan.errors import RunError
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.runtime.checkpoint.save import WrittenPart
+from mmplan.runtime.finite import Unsound
 from mmplan.runtime.groups import collapsed
 from mmplan.runtime.measurement import (
     ActionStatistics,
@@ -162,10 +163,18 @@ class StepEnd:
     end_s: float
     losses: Mapping[str, float]
     written: WrittenPart | None = None
+    unsound: Unsound | None = None
+    skipped: bool = False
 
 
 def step_end(done: RankStep, written: WrittenPart | None = None) -> StepEnd:
-    return StepEnd(end_s=max(item.end_s for item in done.timeline), losses=done.losses, written=written)
+    return StepEnd(
+        end_s=max(item.end_s for item in done.timeline),
+        losses=done.losses,
+        written=written,
+        unsound=done.unsound,
+        skipped=done.skipped,
+    )
 
 
 def step_measurement(index: int, ranks: Sequence[StepEnd]) -> StepMeasurement:
@@ -174,16 +183,12 @@ def step_measurement(index: int, ranks: Sequence[StepEnd]) -> StepMeasurement:
     for step in ranks:
         for module, loss in step.losses.items():
             losses[module] = losses.get(module, 0.0) + loss
-    return StepMeasurement(index=index, step_time_s=max(step.end_s for step in ranks), losses=losses)
-
-
-def require_numbers(step: StepMeasurement) -> None:
-    """Raise RunError when a loss is infinite or no number: nothing is learned from there on."""
-    for module, loss in step.losses.items():
-        if not math.isfinite(loss):
-            raise RunError(
-                f"step {step.index}: the loss of '{module}' is {loss}; a smaller `optimizer.learning_rate` may help"
-            )
+    return StepMeasurement(
+        index=index,
+        step_time_s=max(step.end_s for step in ranks),
+        losses=losses,
+        skipped=any(step.skipped for step in ranks),
+    )
 
 
 def _rank(rank: int, steps: Sequence[RankStep], runs: Sequence[RankRun], pipeline_s: float) -> RankMeasurement:

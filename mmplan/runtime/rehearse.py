@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmplan.planner.program import Program, RankProgram
+from mmplan.runtime.finite import Unsound
 from mmplan.runtime.groups import collapsed
 from mmplan.runtime.network import all_reduce, gather
 from mmplan.scenario.technique import Sharding
@@ -81,6 +82,16 @@ class SleepStage:
 
     def losses(self) -> dict[str, float]:
         return {}
+
+    def unsound(self) -> Unsound | None:
+        """Nothing is computed that could be no number."""
+        return None
+
+    def forgo(self) -> None:
+        pass
+
+    def poison(self) -> None:
+        pass
 
     def memory_bytes(self) -> int:
         """Nothing is computed, so there is no memory to compare."""

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pydantic import TypeAdapter
 
 from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.inject import Injection
 
+OnNan = Literal["stop", "skip"]
+DEFAULT_MAX_SKIPS = 10  # in a row: by then it is the training that is broken, not a batch
 DEFAULT_UNIT_S = 0.03  # bubbles of sleeps came within 2.8 points of simulation at 30 ms, 24 at 3 ms (2 busy cores)
 
 
@@ -25,6 +28,8 @@ class RunOptions:
     share_devices: bool = False
     save_weights: Path | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    on_nan: OnNan = "stop"
+    max_skips: int = DEFAULT_MAX_SKIPS
     step_timeout_s: float | None = None
     inject: tuple[Injection, ...] = ()
     failure_file: Path | None = None

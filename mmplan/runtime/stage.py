@@ -18,6 +18,7 @@ from mmplan.cost_models.layout import Layout
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.dealt import Dealt, part_key, whole_key
+from mmplan.runtime.finite import Unsound
 from mmplan.runtime.holders import Holders
 from mmplan.runtime.in_flight import Computed, InFlight, cut_off
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
@@ -64,6 +65,15 @@ class Stage(Protocol):
 
     def memory_bytes(self) -> int:
         """Bytes in use now: weights, gradients, optimizer state and kept activations."""
+
+    def unsound(self) -> Unsound | None:
+        """Where a loss or a gradient of the step became no number; asked before the update."""
+
+    def forgo(self) -> None:
+        """The next update changes nothing but that gradients are forgotten."""
+
+    def poison(self) -> None:
+        """Make the losses and a gradient no numbers, to rehearse that."""
 
 
 class LayerStage(WeightedStage):
@@ -115,7 +125,11 @@ class LayerStage(WeightedStage):
             postpone_linears(model, store)
         holders = Holders(layers=layers, modules=modules, replicas=replicas, ranks=ranks)
         super().__init__(
-            holders.state(scenario.optimizer, layout.sharding), store, holders.places(), count_kept=count_kept
+            stage,
+            holders.state(scenario.optimizer, layout.sharding),
+            store,
+            holders.places(),
+            count_kept=count_kept,
         )
         self._microbatches: Sequence[Microbatch] = ()
         self._own_microbatches: Sequence[Microbatch] = ()  # of layers that take images or clips in turn
@@ -132,6 +146,11 @@ class LayerStage(WeightedStage):
         self._microbatches = microbatches
         self._own_microbatches = [self._dealt.own_batch(batch) for batch in microbatches]
         self._losses = {}
+        self.outputs.clear()
+
+    def poison(self) -> None:
+        super().poison()
+        self._losses = {module: loss * torch.nan for module, loss in self._losses.items()}
 
     def losses(self) -> dict[str, float]:
         return {module: float(loss) for module, loss in self._losses.items()}
@@ -148,6 +167,7 @@ class LayerStage(WeightedStage):
                 inputs = self._inputs(layer, values, whole, batch, state)
                 seen = self._own_microbatches[microbatch] if is_dealt else batch
                 values[layer.id] = self._compute(layer, inputs, seen, state)
+            self.outputs.add(microbatch, layer.id, values[layer.id])
             self.state.leave(layer.id, backward=False)
             if not is_dealt:
                 whole[layer.id] = values[layer.id]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from mmplan.planner.stage_graph import build_stage_graph
 from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.clock import Clock
 from mmplan.runtime.executor import StepRecord, run_step
+from mmplan.runtime.finite import Unsound
 from mmplan.runtime.groups import place_of, program_of_shard
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.position import Position
@@ -31,6 +32,7 @@ from mmplan.runtime.rehearse import SleepStage, collapse_shards
 from mmplan.runtime.stage import LayerStage, Stage
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.timeline import bare
+from mmplan.runtime.update_check import UpdateCheck
 from mmplan.runtime.wait_chain import EVERYBODY
 from mmplan.runtime.weighted_stage import WeightedStage
 from mmplan.scenario.scenario import Sample
@@ -41,8 +43,9 @@ _DIGITS = 7  # of seconds: CUDA's events tell half a microsecond
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankStep:
     """One step of one rank; times from the common start of the step. Of ranks that share layers the first has the
-    losses; `tensor_bytes` are what it gave to their sums. `asked_s`: of each action of the timeline, when the rank was
-    ready for it; `started_s`: the common start, in seconds since 1970 by this host."""
+    losses; `unsound`: what was no number here; `skipped`: the ranks left the update out; `tensor_bytes` are what it
+    gave to their sums. `asked_s`: of each action of the timeline, when the rank was ready for it; `started_s`: the
+    common start, in seconds since 1970 by this host."""
 
     program: RankProgram
     started_s: float
@@ -55,6 +58,8 @@ class RankStep:
     reduce_bytes: int
     tensor_bytes: int
     peak_memory_bytes: int
+    unsound: Unsound | None = None
+    skipped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +208,7 @@ def run_steps(
     clock: Clock,
     modalities: Mapping[int, str],
     position: Position,
+    check: UpdateCheck,
     on_step: Callable[[int, RankStep], None],
 ) -> None:
     """Run these optimizer steps of this rank; collective. `on_step` takes each; `position` is kept up to date."""
@@ -224,13 +230,15 @@ def run_steps(
             clock=clock,
             modalities=modalities,
             position=position,
+            check=check,
         )
         position.enter("tell", EVERYBODY)
         losses: dict[str, float] = {}
         for stage in stages.values() if ranks is None or ranks.index == 0 else ():
             losses |= stage.losses()
         tensor_bytes = 0 if ranks is None else ranks.total_bytes - before
-        on_step(step, _rank_step(program, started_s, record, clock, losses, tensor_bytes, device))
+        done = _rank_step(program, started_s, record, clock, losses, tensor_bytes, device)
+        on_step(step, replace(done, unsound=check.found, skipped=check.skipped))
 
 
 def _rank_step(

@@ -143,8 +143,8 @@ class Watch:
         chain = wait_chain(self._run.plan, self._run.world, seen, own.rank if first is None else first)
         if error is None:
             return chain
-        limit_s = self._run.limits.wait_s if own.step != NO_STEP else self._run.limits.start_wait_s
-        late = f"after the time limit of {lasted(limit_s)}: " if timed_out(error) else ""
+        limit_s = timed_out(error)
+        late = f"after the time limit of {lasted(limit_s)}: " if limit_s else ""
         return f"{late}{chain} ({short(error)})"
 
     def _secondary(self, own: Seen) -> str:

@@ -1,5 +1,6 @@
 """What every stage with weights does alike: postponed weight gradients, reductions, updates, counts of what is kept."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Parameter
 
+from mmplan.runtime.finite import OutputSums, Unsound
 from mmplan.runtime.held import Buffer, Place
 from mmplan.runtime.state import StageState
 from mmplan.runtime.weight_store import WeightStore
@@ -26,6 +28,7 @@ class WeightedStage(ABC):
 
     def __init__(
         self,
+        stage: int,
         state: StageState,
         store: WeightStore,
         places: Mapping[Parameter, Place],
@@ -33,11 +36,16 @@ class WeightedStage(ABC):
         count_kept: bool,
         buffers: Sequence[Buffer] = (),
     ) -> None:
-        self.state, self.places, self.buffers = state, places, tuple(buffers)
+        self.stage, self.state, self.places, self.buffers = stage, state, places, tuple(buffers)
+        self.outputs = OutputSums()
         self._store, self._count_kept = store, count_kept
 
     @abstractmethod
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Stage`."""
+
+    @abstractmethod
+    def losses(self) -> dict[str, float]:
         """See `Stage`."""
 
     @abstractmethod
@@ -57,6 +65,21 @@ class WeightedStage(ABC):
 
     def step(self) -> None:
         self.state.step()
+
+    def unsound(self) -> Unsound | None:
+        finite = all(math.isfinite(loss) for loss in self.losses().values())
+        if finite and all(optimizer.finite() for optimizer in self.state.optimizers):
+            return None
+        first = self.outputs.first_unsound()
+        return Unsound(self.stage, *first) if first is not None else Unsound(self.stage, -1, f"stage {self.stage}")
+
+    def forgo(self) -> None:
+        for optimizer in self.state.optimizers:
+            optimizer.forgo()
+
+    def poison(self) -> None:
+        for optimizer in self.state.optimizers:
+            optimizer.poison()
 
     def moved_bytes(self) -> int:
         return self.state.moved_bytes

@@ -7,6 +7,7 @@ and every process has its own CUDA device.
 
 import argparse
 import json
+import math
 import os
 import socket
 import sys
@@ -28,6 +29,7 @@ from mmplan.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
 from mmplan.runtime.devices import backend_of, run_device
 from mmplan.runtime.failure import described, trace_of
+from mmplan.runtime.finite import require_numbers
 from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.save_weights import save_weights
 from mmplan.runtime.ghost.train import prepare_job
@@ -42,7 +44,6 @@ from mmplan.runtime.record import (
     StepEnd,
     StepKeeper,
     measurement_of,
-    require_numbers,
     step_end,
     step_measurement,
 )
@@ -52,6 +53,7 @@ from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.torchrun import OnFailure
 from mmplan.runtime.trace import TracedStep, write_trace
 from mmplan.runtime.train import Prepare, RankStep, prepare_rehearsal, prepare_training, run_steps
+from mmplan.runtime.update_check import UpdateCheck
 from mmplan.runtime.wait_chain import EVERYBODY
 from mmplan.runtime.watch import Watch, Watched, start_watch
 
@@ -131,7 +133,8 @@ def run_worker(
         dist.barrier()  # stages differ much in size: whoever is ready waits here, not in a step
         run = None
         if not start.finished:
-            run = _run(plan, options, groups, prepared.step, device, scale, watch, on_step, start.steps, checkpoints)
+            shown = (on_step, note)
+            run = _run(plan, options, groups, prepared.step, device, scale, watch, shown, start.steps, checkpoints)
         if options.save_weights is not None and prepared.model is not None:
             save_weights(options.save_weights, prepared.model, prepared.stages, replica=place_of(plan, rank).replica)
         _leave(watch)
@@ -191,11 +194,12 @@ def _run(
     device: torch.device,
     scale: float,
     watch: Watch,
-    on_step: OnStep | None,
+    shown: tuple[OnStep | None, OnNote],
     before: tuple[StepMeasurement, ...],
     checkpoints: RunCheckpoints | None,
 ) -> Measurement | None:
     """All steps behind those `before`, then the transfers alone, then what all ranks saw."""
+    on_step, note = shown
     rank, world, control = dist.get_rank(), dist.get_world_size(), groups.control
     one_host = len(set(groups.hosts)) == 1
     clock: Clock = CudaClock(control) if device.type == "cuda" else WallClock(control, one_host=one_host)
@@ -209,11 +213,15 @@ def _run(
         ends: list[StepEnd] = [end] * world
         dist.all_gather_object(ends, end, group=control)
         totals = step_measurement(step, ends[::sharing])  # of ranks that share layers the first is kept
-        require_numbers(totals)
+        finite = {module: loss for module, loss in totals.losses.items() if math.isfinite(loss)}
+        steps_done.append(replace(totals, losses=finite))
+        unsound = [end.unsound for end in ends]
+        left_out = require_numbers(steps_done, totals.losses, unsound, max_skips=options.max_skips)
+        if left_out:
+            note(left_out)
         kept.add(step, done, totals.step_time_s)
         if options.trace is not None:
             traced.append(TracedStep(step=step, rank=done))
-        steps_done.append(totals)
         if rank == 0 and on_step is not None:
             on_step(step, totals.step_time_s, totals.losses)
         if checkpoints is not None:
@@ -231,6 +239,7 @@ def _run(
         clock=clock,
         modalities=modalities,
         position=watch.position,
+        check=UpdateCheck(control if options.on_nan == "skip" else None),
         on_step=take,
     )
     watch.position.begin(NO_STEP)

@@ -84,15 +84,16 @@ class GhostModel:
             set_parameter(model, name, made[id(parameter)])
         _move_buffers(model, device)
         self._current: Pass | None = None
+        self._on_output: Callable[[str, Tensor], None] | None = None
         self._inside = False
         self._left = 0
         self._numbers: dict[str, int] = {}
         for name, unit in units.items():
             unit.forward = self._ghostly(name, unit.forward)
 
-    def run(self, work: Pass, batch: Batch) -> None:
-        """The forward of one stage on one microbatch; fills `work` in."""
-        self._current, self._numbers = work, {}
+    def run(self, work: Pass, batch: Batch, on_output: Callable[[str, Tensor], None] | None = None) -> None:
+        """The forward of one stage on one microbatch; fills `work` in. `on_output` sees what its units compute."""
+        self._current, self._numbers, self._on_output = work, {}, on_output
         last = max((i for i, call in enumerate(work.recording.calls) if call.unit in work.own), default=-1)
         self._left = last + 1
         try:
@@ -123,6 +124,8 @@ class GhostModel:
                 finally:
                     self._inside = False
                 for slot, leaf in enumerate(tree_leaves(result)):
+                    if self._on_output is not None and isinstance(leaf, Tensor):
+                        self._on_output(name, leaf)
                     if Source(name, number, slot) in work.sent:
                         work.outputs[Source(name, number, slot)] = leaf
             self._left -= 1  # calls until the stage has nothing more to do

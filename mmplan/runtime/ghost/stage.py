@@ -1,5 +1,6 @@
 """A pipeline stage of a real model: receives, runs the model's own forward as far as its units go, sends."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -63,8 +64,8 @@ class GhostStage(WeightedStage):
         store: WeightStore,
         count_kept: bool,
     ) -> None:
-        super().__init__(state, store, places, count_kept=count_kept, buffers=buffers)
-        self._stage, self._layers = stage, frozenset(layers)
+        super().__init__(stage, state, store, places, count_kept=count_kept, buffers=buffers)
+        self._layers = frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
         self._model = model
         self._incoming: tuple[CutTensor, ...] = ()
@@ -76,8 +77,9 @@ class GhostStage(WeightedStage):
     def load(self, examples: Sequence[Example], cuts: Sequence[CutTensor], stages: Sequence[Sequence[str]]) -> None:
         """Take the data of the next step, and what passes between stages in it; its loss starts from nothing."""
         self._examples, self._loss = examples, 0.0
-        self._incoming = tuple(cut for cut in cuts if cut.target == self._stage)
-        self._outgoing = tuple((cut, frozenset(stages[cut.target])) for cut in cuts if cut.source == self._stage)
+        self.outputs.clear()
+        self._incoming = tuple(cut for cut in cuts if cut.target == self.stage)
+        self._outgoing = tuple((cut, frozenset(stages[cut.target])) for cut in cuts if cut.source == self.stage)
 
     def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         example = self._examples[microbatch]
@@ -95,7 +97,7 @@ class GhostStage(WeightedStage):
         kept: dict[int, int] = {}
         tensors = [value for value in example.batch.values() if isinstance(value, Tensor)]
         with self.counting(kept, [tensor.untyped_storage().data_ptr() for tensor in tensors]):
-            self._model.run(work, example.batch)
+            self._model.run(work, example.batch, lambda unit, output: self.outputs.add(microbatch, unit, output))
         if work.loss is not None:
             work.loss = work.loss * example.share
             self._loss += float(work.loss.detach())
@@ -122,6 +124,10 @@ class GhostStage(WeightedStage):
         if gradients:
             return tuple(cut.gradient for cut, _ in self._outgoing if cut.carries_grad)
         return tuple(cut.activation for cut in self._incoming)
+
+    def poison(self) -> None:
+        super().poison()
+        self._loss *= math.nan
 
     def losses(self) -> dict[str, float]:
         return {self._owners.loss_layer.split(".")[0]: self._loss} if self._owners.loss_layer in self._layers else {}
