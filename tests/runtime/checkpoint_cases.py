@@ -1,15 +1,12 @@
 """Runs that save and go on under plans of every kind, and the code that four processes run them by."""
 
-import os
 import shutil
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 from tiny_plans import hand_plan, tiny_scenario
+from worker_runs import WorkerRuns
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
@@ -18,7 +15,6 @@ from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
 from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.measurement import Measurement
 from mmplan.runtime.run_options import RunOptions
-from mmplan.runtime.worker import run_worker
 from mmplan.scenario.scenario import ModelModule, Moe, Optimizer, Scenario, Training
 
 PROCESSES, PLANS = 4, "plans.pt"
@@ -130,8 +126,6 @@ class Continued:
 
 def run_checkpoint_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes; rank 0 writes what was measured to `folder`."""
-    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    torch.set_num_threads(1)
     runs = _Runs(rank, Path(folder))
     results: dict[str, object] = {}
     # Made once, because that takes longer than a run.
@@ -146,14 +140,7 @@ def run_checkpoint_cases(rank: int, folder: str) -> None:
 
 class _Runs:
     def __init__(self, rank: int, folder: Path) -> None:
-        self._rank, self._folder, self._count = rank, folder, 0
-        # torchrun's store, that of the first process here.
-        places = dist.FileStore(str(folder / "places"), -1)
-        if rank == 0:
-            self._agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            places.set("port", str(self._agent.port))
-        port = places.get("port").decode()
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        self._rank, self._folder, self._runs = rank, folder, WorkerRuns(rank, folder)
 
     def saved(self, name: str, plan: Plan, job: Path | None = None) -> Continued | None:
         """Three steps with checkpoints behind the second and the last, and the last one again."""
@@ -191,21 +178,7 @@ class _Runs:
         job: Path | None = None,
         save_weights: Path | None = None,
     ) -> Measurement | None:
-        """A run with as many of the processes as the plan needs."""
-        self._count += 1
-        world = plan.rank_count
-        if self._rank >= world:
-            return None
-        os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-        if checkpoints.folder is not None:
+        if checkpoints.folder is not None and self._rank < plan.rank_count:
             checkpoints.folder.mkdir(exist_ok=True)
-        join, store = dist.init_process_group, dist.FileStore(str(self._folder / f"store{self._count}"), world)
-
-        def init(backend: str, timeout: timedelta) -> None:
-            join(backend, store=store, rank=self._rank, world_size=world, timeout=timeout)
-
-        with patch.object(dist, "init_process_group", init):
-            options = RunOptions(
-                steps=steps, timeout_s=60.0, job=job, save_weights=save_weights, checkpoints=checkpoints
-            )
-            return run_worker(plan, options, None, None, print)
+        options = RunOptions(steps=steps, timeout_s=60.0, job=job, save_weights=save_weights, checkpoints=checkpoints)
+        return self._runs.run(plan, options)

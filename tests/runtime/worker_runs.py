@@ -1,0 +1,45 @@
+"""Whole runs in processes that are there already, one after the other: starting processes takes longer than a run."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from mmplan.planner.plan import Plan
+from mmplan.runtime.measurement import Measurement, OnNote
+from mmplan.runtime.run_options import RunOptions
+from mmplan.runtime.worker import run_worker
+
+
+class WorkerRuns:
+    """One of the processes; they meet in `folder`."""
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        torch.set_num_threads(1)
+        self._rank, self._folder, self._count = rank, folder, 0
+        # torchrun's store, that of the first process here.
+        places = dist.FileStore(str(folder / "places"), -1)
+        if rank == 0:
+            self._agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            places.set("port", str(self._agent.port))
+        port = places.get("port").decode()
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+    def run(self, plan: Plan, options: RunOptions, on_note: OnNote | None = None) -> Measurement | None:
+        """A run with as many of the processes as the plan needs; the measurement on rank 0."""
+        self._count += 1
+        world = plan.rank_count
+        if self._rank >= world:
+            return None
+        os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        join, store = dist.init_process_group, dist.FileStore(str(self._folder / f"store{self._count}"), world)
+
+        def init(backend: str, timeout: timedelta) -> None:
+            join(backend, store=store, rank=self._rank, world_size=world, timeout=timeout)
+
+        with patch.object(dist, "init_process_group", init):
+            return run_worker(plan, options, None, on_note, print)
