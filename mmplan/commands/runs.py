@@ -10,7 +10,7 @@ from mmplan.commands.options import ALLOWED, JsonFile, PlanFile, json_path, seco
 from mmplan.errors import InputError
 from mmplan.files import require_folder
 from mmplan.runtime.checkpoint.options import DEFAULT_KEEP, Checkpoints
-from mmplan.runtime.run_options import DEFAULT_MAX_SKIPS, OnNan
+from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
 from mmplan.runtime.thresholds import Thresholds
 from mmplan.runtime.torchrun import is_main_process
 

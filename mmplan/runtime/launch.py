@@ -28,9 +28,10 @@ from mmplan.runtime.inject import Injection
 from mmplan.runtime.limits import Limits, limits
 from mmplan.runtime.local_failure import cause_of_failure, keep_failure, read_positions, stands_still
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, load_run
+from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
 from mmplan.runtime.position import process_lives
 from mmplan.runtime.requirements import check_local_run
-from mmplan.runtime.run_options import DEFAULT_MAX_SKIPS, DEFAULT_UNIT_S, OnNan, RunOptions, save_options
+from mmplan.runtime.run_options import DEFAULT_UNIT_S, RunOptions, save_options
 from mmplan.runtime.torchrun import OnFailure, is_main_process, show_failure
 
 _POLL_S = 0.1

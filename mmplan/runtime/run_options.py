@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from pydantic import TypeAdapter
 
 from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.inject import Injection
+from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
 
-OnNan = Literal["stop", "skip"]
-DEFAULT_MAX_SKIPS = 10  # in a row: by then it is the training that is broken, not a batch
 DEFAULT_UNIT_S = 0.03  # bubbles of sleeps came within 2.8 points of simulation at 30 ms, 24 at 3 ms (2 busy cores)
 
 
