@@ -86,7 +86,8 @@ def _producer(plan: Plan, tensor: str) -> int:
 
 
 def _waiting(other: Seen | None) -> bool:
-    return other is not None and other.alive is True and bool(other.waits or other.collective)
+    """A rank says that it waits for all before it does, so that has to be seen."""
+    return other is not None and other.alive is True and (other.collective or other.waits not in ("", EVERYBODY))
 
 
 def _blockers(plan: Plan, world: int, own: Seen, seen: Mapping[int, Seen]) -> list[int]:
