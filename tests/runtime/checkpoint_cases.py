@@ -68,9 +68,7 @@ def saved_plans() -> dict[str, Plan]:
     half = hand_plan(tiny(), TWO_STAGES, dp=2)
     half = replace(half, scenario=replace(half.scenario, precision="bf16"))  # which this device has no price for
     return {
-        "two stages": two,
         "two chunks on a rank": refuse_unusable(chunks),
-        "two replicas": hand_plan(experts, ONE_STAGE, dp=2),
         "experts over replicas, each over tp": replace(hand_plan(experts, ONE_STAGE, dp=2), tp=2, ep=2, etp=2),
         "experts over ranks, ZeRO-3": replace(hand_plan(experts, ONE_STAGE, dp=4), ep=2, sharding="parameters"),
         "ZeRO-1, odd": replace(hand_plan(odd, ONE_STAGE, dp=2), sharding="optimizer"),

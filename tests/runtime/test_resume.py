@@ -33,6 +33,9 @@ from transformers import LlavaForConditionalGeneration
 from mmplan.planner.plan import Plan
 from mmplan.planner.switch_cost import switch_cost
 from mmplan.runtime.checkpoint.before_run import checkpoint_bytes
+from mmplan.runtime.checkpoint.listing import list_checkpoints
+from mmplan.runtime.checkpoint.options import Checkpoints
+from mmplan.runtime.launch import execute
 from mmplan.runtime.measurement import Measurement
 from mmplan.scenario.formats.hf_config import read_hf_config
 
@@ -134,3 +137,23 @@ def test_the_job_that_drops_and_counts_does_both(results: dict[str, Any], folder
     assert dropping.unbroken.steps[0].losses != plain.unbroken.steps[0].losses
     saved = tensors_of(folder / "job dropout, resumed" / "step-00000003")
     assert int(saved["model.language_model.layers.1.calls:buffer@"]) > 0
+
+
+@pytest.mark.usefixtures("results")
+def test_a_run_says_what_it_goes_on_from_and_what_is_damaged(folder: Path) -> None:
+    """Through the launcher; the last plan that moved has one rank."""
+    saved, notes = folder / "moved", list[str]()
+    newest = saved / f"step-{len(MOVED):08}" / "plan.json"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    checkpoints = Checkpoints(folder=saved, resume=saved)
+    run = execute(MOVED[-1], steps=len(MOVED), local=1, checkpoints=checkpoints, on_note=notes.append)
+    assert run is not None and run.resumed is not None
+    (damage,) = run.resumed.damaged
+    assert damage.startswith(f"{newest.parent.name}: plan.json has ")
+    before = saved / f"step-{len(MOVED) - 1:08}"
+    assert notes == [
+        f"{damage}: this checkpoint is damaged, the one before is used",
+        f"going on behind step {len(MOVED) - 1} from {before}",
+    ]
+    assert [checkpoint.step for checkpoint in run.checkpoints] == [len(MOVED)]
+    assert list_checkpoints(saved)[0].damage is None
