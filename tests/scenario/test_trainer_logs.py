@@ -1,5 +1,6 @@
 """Logs of Hugging Face Trainer, torchtitan, DeepSpeed, ms-swift, LLaMA-Factory, Lightning: what they say of a step."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,29 @@ def test_ms_swift_and_llama_factory_count_their_steps(tmp_path: Path) -> None:
     factory = '{{"current_steps": {}, "total_steps": 90, "loss": 1.2, "lr": 1e-5, "elapsed_time": "0:0{}:{:02d}"}}\n'
     lines = "".join(factory.format(10 * n, n // 2, 30 * (n % 2)) for n in range(1, 9))
     assert step_of(read(tmp_path, lines, "trainer_log.jsonl"))["median_s"] == 3.0
+
+
+def test_automodels_lines_have_a_clock_of_whole_seconds(tmp_path: Path) -> None:
+    line = (
+        "2025-08-01 10:{:02d}:{:02d} | INFO | root | step {} | epoch 0 | loss 2.4387 | grad_norm 5.0312 | "
+        "lr 1.00e-05 | mem 23.50 GiB | tps 4527.75(2263.88/gpu) | num_label_tokens 2114\n"
+    )
+    reading = read(tmp_path, "".join(line.format(n // 3, 20 * (n % 3), n) for n in range(1, 12)))
+    assert step_of(reading)["median_s"] == 20.0
+    assert reading.fragment["memory"] == {"max_allocated_bytes": int(23.5 * 2**30)}
+    assert reading.fragment["printed_tokens_per_s_per_gpu"] == 2263.88
+    quick = "".join(line.format(0, 5 * n, n) for n in range(1, 12))
+    assert "step" not in read(tmp_path, quick).fragment  # 5 s of a clock of whole seconds are 5 s +- 20 %
+
+
+def test_the_state_of_the_trainer_is_a_log_and_no_settings_of_deepspeed(tmp_path: Path) -> None:
+    history: list[dict[str, float]] = [{"epoch": n / 100, "loss": 2.0, "step": n} for n in range(10, 100, 10)]
+    history.append({"epoch": 1.0, "step": 100, "train_runtime": 1000.0, "train_samples_per_second": 6.4})
+    state = {"epoch": 1.0, "global_step": 100, "log_history": history, "max_steps": 100, "train_batch_size": 2}
+    reading = read(tmp_path, json.dumps(state, indent=2), "trainer_state.json")
+    assert (reading.kind, step_of(reading)["median_s"]) == ("megatron-log", 10.0)
+    with pytest.raises(InputError, match="4 of 5 keys are none of DeepSpeed"):
+        read_files(["deepspeed", str(tmp_path / "trainer_state.json")])
 
 
 def test_lightnings_bar_goes_on_over_epochs(tmp_path: Path) -> None:

@@ -81,14 +81,16 @@ _OTHERS = {
 def looks_like_deepspeed(head: Head) -> bool:
     """A JSON object with one of DeepSpeed's own top-level keys; templates need not be valid JSON."""
     text = re.sub(r"\A(?:\s*(?://|#(?!!))[^\n]*\n|\s*/\*.*?\*/)*\s*", "", head.text, count=1, flags=re.DOTALL)
-    return text.startswith("{") and any(f'"{mark}"' in head.text for mark in _MARKS) and '"model_type"' not in head.text
+    other = '"model_type"' in head.text or '"log_history"' in head.text  # a config, a state of the Hugging Face Trainer
+    return text.startswith("{") and any(f'"{mark}"' in head.text for mark in _MARKS) and not other
 
 
 def read_deepspeed(path: Path) -> SetUp:
     """What the settings say.
 
     Raises:
-        InputError: not JSON, no settings of DeepSpeed, an impossible ZeRO stage, or batch sizes that contradict.
+        InputError: not JSON, no settings of DeepSpeed or few among others, an impossible ZeRO stage, or batch sizes that
+            contradict.
     """
     values, placeholders = relaxed_json(path, "DeepSpeed file")
     if not isinstance(values, dict):
@@ -119,6 +121,9 @@ def read_deepspeed(path: Path) -> SetUp:
         for key in values
         if key not in _KNOWN | _MARKS | _OTHERS | {"gradient_accumulation_steps"} and not key.startswith("_")
     )
+    if 2 * len(unknown) > len(values):
+        found = f"{len(unknown)} of {len(values)} keys are none of DeepSpeed ({listed(unknown, 3)})"
+        raise InputError(f"no settings of DeepSpeed: {found}", file=path)
     if unknown:
         warnings.append(f"keys that DeepSpeed does not know: {listed(unknown)}")
     if placeholders:

@@ -33,6 +33,7 @@ _MEMORY_FIELD = re.compile(
 _ZERO_MEMORY = re.compile(r"\bMax_MA ([\d.]{1,20}) GB\s+CA ([\d.]{1,20}) GB\s+Max_CA ([\d.]{1,20}) GB")
 _TIMER_MEMORY = re.compile(r"\bMemAllocated=([\d.]{1,20})GB, MaxMemAllocated=([\d.]{1,20})GB")
 _TITAN_MEMORY = re.compile(r"\bmemory:\s*([\d.]{1,20})GiB\([\d.]{1,8}%\)")  # max_reserved_gib
+_AUTOMODEL_MEMORY = re.compile(r"\| mem:? ([\d.]{1,20}) GiB \|")  # torch.cuda.max_memory_allocated
 _SWIFT_MEMORY = re.compile(r"['\"]memory\(GiB\)['\"]:\s*['\"]?([\d.]{1,20})")
 _RANK = re.compile(r"\[[^\]]{0,60}?[Rr]ank (\d{1,7})\]")
 _PARAMETERS = re.compile(
@@ -179,6 +180,8 @@ def _other_memory(text: str) -> Memory | None:
     if (timer := _TIMER_MEMORY.search(text)) is not None:
         sizes = [_size(value, "GiB") for value in timer.groups()]
         return Memory(rank=whose, allocated_bytes=sizes[0], max_allocated_bytes=sizes[1])
+    if (most := _AUTOMODEL_MEMORY.search(text)) is not None:
+        return Memory(rank=whose, max_allocated_bytes=_size(most[1], "GiB"))
     reserved = _TITAN_MEMORY.search(text) or _SWIFT_MEMORY.search(text)
     return None if reserved is None else Memory(rank=whose, max_reserved_bytes=_size(reserved[1], "GiB"))
 

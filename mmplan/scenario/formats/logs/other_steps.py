@@ -1,4 +1,4 @@
-"""Lines of steps that do not say a step's seconds: torchtitan, DeepSpeed's throughput timer, ms-swift, LLaMA-Factory.
+"""Lines of steps that do not say a step's seconds: torchtitan, Automodel, DeepSpeed's timer, ms-swift, LLaMA-Factory.
 
 They say a rate, or stand beside the time of the clock: `with_seconds` makes seconds of the clock between two lines, and
 `from_rates` of a rate and the batch. Lines of evaluations (`validate step:`) are none.
@@ -21,6 +21,10 @@ _CLOCK = re.compile(r"\b(20\d\d-[01]\d-[0-3]\d)[ T]([0-2]\d:[0-5]\d:[0-5]\d)(?:[
 _TITAN = re.compile(r"(?<!validate )\bstep:\s*(\d{1,12})\s+loss:\s*([-+.\w]{1,30})\s")
 _TITAN_RATE = re.compile(r"\b(?:tps|wps):\s*([\d,]{1,20}(?:\.\d{1,9})?)(?=\s|$)")
 _TITAN_TFLOPS = re.compile(r"\btflops:\s*([\d,]{1,20}(?:\.\d{1,9})?)(?=\s|$)")
+_AUTOMODEL = re.compile(
+    r"\bstep (\d{1,12}) \| epoch \d{1,9} \| loss ([-+.\w]{1,30}) \|.{0,300}\btps [\d.,]{1,20}"
+    r"(?:\(([\d.,]{1,20})/gpu\))?"
+)
 _DEEPSPEED_TIMER = re.compile(
     r"\b(?:global_step=(\d{1,12}), )?(?:RunningAvgSamplesPerSec=[\d.a-z]{1,30}, )?(?:Curr)?SamplesPerSec=([\d.]{1,30})"
 )
@@ -50,6 +54,12 @@ def other_steps_in(text: str, line: int) -> Iterator[Iteration]:
     """The step that a line tells of, without its seconds unless it says them."""
     if "step:" in text and (titan := _TITAN.search(text)) is not None:
         yield from _titan(titan, text, line)
+    elif "| epoch" in text and (automodel := _AUTOMODEL.search(text)) is not None:
+        fields = _loss(automodel[2]) | (_positive(TOKENS_PER_GPU, automodel[3]) if automodel[3] else {})
+        at_s, label = clock_s(text), label_of(text)
+        yield Iteration(
+            line=line, step=int(automodel[1]), steps=None, seconds=None, fields=fields, label=label, at_s=at_s
+        )
     elif "SamplesPerSec=" in text and (timer := _DEEPSPEED_TIMER.search(text)) is not None:
         old = _OLD_TIMER.search(text)
         counted = timer[1] or (old[1] if old is not None else None)

@@ -31,9 +31,12 @@ _MARKS = re.compile(
     r"|iter time \(s\): \d|(?:\b|Curr|RunningAvg)SamplesPerSec=\d|\bstep:\s*\d+\s+loss:.{0,200}\b(?:tps|wps):\s*\d"
     r"|[{,] ?'loss': ?['\d].{0,200}'epoch': ?['\d]|['\"]train_runtime['\"]: ?['\"\d]|\btrain_runtime\s+=\s+\d"
     r"|\"current_steps\": ?\d+, ?\"total_steps\": ?\d|\*{3,} Running training \*{3,}"
+    r"|\"log_history\": ?\[|\bstep \d+ \| epoch \d+ \| loss .{0,200}\btps \d"
     r"|\bEpoch \d+:\s+\d{1,3}%\|[^|\n]{0,300}\| \d+/\d+ \["
 )
-_OF_A_MAPPING = re.compile(r"\{'|\{\"current_steps\"|\{[^{}]{0,4000}\"train_runtime\"")  # logs whose lines are such
+_OF_A_MAPPING = re.compile(
+    r"\{'|\{\"current_steps\"|\{[^{}]{0,4000}\"(?:train_runtime|log_history)\""
+)  # logs whose lines are such
 _BATCH = "global batch size"
 _ESTIMATE = re.compile(r"_est_(\d{1,9})(?!\d)")
 _FACTS = (
