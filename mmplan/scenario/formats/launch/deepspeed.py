@@ -89,8 +89,8 @@ def read_deepspeed(path: Path) -> SetUp:
     """What the settings say.
 
     Raises:
-        InputError: not JSON, no settings of DeepSpeed or few among others, an impossible ZeRO stage, or batch sizes that
-            contradict.
+        InputError: not JSON, no settings of DeepSpeed or few among others, an impossible ZeRO stage, or batch sizes
+            that contradict.
     """
     values, placeholders = relaxed_json(path, "DeepSpeed file")
     if not isinstance(values, dict):
