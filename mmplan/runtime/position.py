@@ -150,8 +150,13 @@ def read_position(folder: Path, rank: int) -> Seen | None:
 
 
 def process_lives(pid: int) -> bool:
-    """Whether a process of this host exists and is more than an exit code that its parent has not read."""
-    return process_state(pid) not in ("", "Z", "X")
+    """Whether a process of this host exists and is more than an exit code that its parent has not read. Threads that
+    still write keep its files open, also when the first one has ended."""
+    state = process_state(pid)
+    try:
+        return state == "?" or (state != "" and (state not in "ZX" or len([*Path(f"/proc/{pid}/task").iterdir()]) > 1))
+    except OSError:
+        return False
 
 
 def process_state(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""Whole runs through torchrun on this machine: training, rehearsal, and every way to fail."""
+"""Whole runs through torchrun on this machine: training, rehearsal, refusals, an ended launcher."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_plans import FOUR_STAGES, TWO_STAGES, hand_plan, tiny_scenario
 
-from mmplan.errors import InputError, RunError
+from mmplan.errors import InputError
 from mmplan.planner.plan import Plan, scenario_hash
 from mmplan.runtime.launch import execute
 from mmplan.runtime.measurement import load_run, save_run
@@ -53,67 +53,6 @@ def test_rehearsal_takes_one_process_for_each_tensor_parallel_group_and_the_byte
     assert run.rehearsed and run.time_scale > 1
     validation = validate(plan, run)
     assert all(row.passed for row in validation.rows if row.quantity == "sent_bytes")
-
-
-def patched_workers(folder: Path, monkeypatch: pytest.MonkeyPatch, statements: str) -> None:
-    """Python runs `statements` at the start of rank 1's process, before anything else."""
-    body = "\n".join(f"    {line}" for line in statements.splitlines())
-    (folder / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK') == '1':\n{body}\n")
-    path = os.pathsep.join([str(folder), str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    monkeypatch.setenv("PYTHONPATH", path)
-
-
-RAISES_IN_A_SLEEP = """
-import time, traceback
-real = time.sleep
-def sleep(seconds):
-    if any(frame.name == "forward" for frame in traceback.extract_stack()):
-        raise ValueError("the forward broke")
-    real(seconds)
-time.sleep = sleep
-"""
-
-
-@pytest.mark.distributed
-def test_a_rank_that_raises_ends_the_run_with_its_name_and_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patched_workers(tmp_path, monkeypatch, RAISES_IN_A_SLEEP)
-    with pytest.raises(RunError, match=r"^rank 1 \(.*\), step 0, F\(0\) of stage 1: ValueError: the forward broke \("):
-        execute(two_stage_plan(), steps=1000, local=2, rehearse=True)
-
-
-@pytest.mark.distributed
-def test_a_rank_that_hangs_ends_the_run_after_the_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    patched_workers(
-        tmp_path, monkeypatch, RAISES_IN_A_SLEEP.replace('raise ValueError("the forward broke")', "real(999)")
-    )
-    told = r"^after the time limit of 2 s: rank 0 .*; rank 1 \(.*\) has been in step 0, F\(0\) of stage 1 for"
-    with pytest.raises(RunError, match=told):
-        execute(two_stage_plan(), steps=1000, local=2, rehearse=True, timeout_s=2)
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize(
-    ("name", "told"), [("SIGKILL", "which the kernel sends when memory runs out"), ("SIGSEGV", "")]
-)
-def test_a_killed_rank_is_named_with_its_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
-) -> None:
-    dies = RAISES_IN_A_SLEEP.replace('raise ValueError("the forward broke")', f"os.kill(os.getpid(), signal.{name})")
-    patched_workers(tmp_path, monkeypatch, "import signal\n" + dies)
-    with pytest.raises(
-        RunError, match=rf"^rank 1 \(.*\) was killed by signal \d+ \({name}\) in step 0, F\(0\) of stage 1.*{told}"
-    ):
-        execute(two_stage_plan(), steps=1000, local=2, rehearse=True)
-
-
-@pytest.mark.distributed
-def test_a_stopped_rank_is_named_after_the_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stops = RAISES_IN_A_SLEEP.replace('raise ValueError("the forward broke")', "os.kill(os.getpid(), signal.SIGSTOP)")
-    patched_workers(tmp_path, monkeypatch, "import signal\n" + stops)
-    with pytest.raises(RunError, match=r"; rank 1 \(.*\) does not answer: .*was in step 0, F\(0\) of stage 1"):
-        execute(two_stage_plan(), steps=1000, local=2, rehearse=True, timeout_s=2)
 
 
 def interrupted() -> None:
