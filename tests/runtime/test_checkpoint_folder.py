@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 from torch import Tensor
+from torch.nn import Parameter
 
-from mmplan.errors import InputError
+from mmplan.errors import InputError, RunError
 from mmplan.planner.plan import Plan
 from mmplan.report.checkpoints import checkpoints_document, checkpoints_table
 from mmplan.runtime.checkpoint import before_run, committing
@@ -37,10 +39,13 @@ from mmplan.runtime.checkpoint.listing import list_checkpoints
 from mmplan.runtime.checkpoint.manifest import SavedPiece, SavedTensor, manifest_json
 from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.checkpoint.pieces import Piece
-from mmplan.runtime.checkpoint.resume import newest_whole
+from mmplan.runtime.checkpoint.resume import load_state, newest_whole
 from mmplan.runtime.checkpoint.save import PartWriter
-from mmplan.runtime.measurement import SavedCheckpoint, StepMeasurement
+from mmplan.runtime.held import whole_place
+from mmplan.runtime.measurement import SavedCheckpoint, StepMeasurement, require_last_checkpoint
 from mmplan.runtime.run_options import RunOptions
+from mmplan.runtime.state import WholeState
+from mmplan.scenario.scenario import Optimizer
 
 SHAPE = (6, 5)
 FILES = ("rank-00000.safetensors", "manifest.json", "plan.json", "steps.json", "checksums.sha256")
@@ -302,6 +307,45 @@ def test_a_folder_is_listed_with_what_is_damaged(run: Run) -> None:
     assert checkpoints_table([newest, oldest]).row_count == 2
     with pytest.raises(InputError, match=r"nothing: there are no checkpoints"):
         list_checkpoints(run.folder / "nothing")
+
+
+class HeldBy:
+    """A stage of plain gradient descent; `parameters` by name."""
+
+    def __init__(self, **parameters: Tensor) -> None:
+        self.places = {parameter: whole_place(name, parameter) for name, parameter in parameters.items()}
+        self.state = WholeState({"layer": self.places}, Optimizer(name="sgd", learning_rate=0.1), None)
+        self.buffers = ()
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_model_that_is_not_the_saved_one_is_refused_by_the_name_of_a_tensor(run: Run, plan: Plan) -> None:
+    run.save(1)
+    found = newest_whole(run.folder, None)
+    assert found is not None
+
+    def load(**parameters: Tensor) -> None:
+        trained = {name: Parameter(value) for name, value in parameters.items()}
+        load_state(found, plan, [HeldBy(**trained)], 0)  # type: ignore[list-item]
+
+    weight = torch.zeros(SHAPE)
+    load(w=weight)
+    assert weight.equal(run.weight)
+    with pytest.raises(InputError, match=r"the run has 'w' as 5x6 \(weight\), the checkpoint 6x5 \(weight\)"):
+        load(w=torch.zeros(5, 6))
+    with pytest.raises(InputError, match=r"the run has 'v' as 2 \(weight\), the checkpoint nothing of it"):
+        load(w=weight, v=torch.zeros(2))
+    with pytest.raises(InputError, match=r"the checkpoint has 'w', which the run's model has not \(1 such tensors\)"):
+        load()
+
+
+def test_a_run_without_its_last_checkpoint_ends_in_an_error() -> None:
+    there = SavedCheckpoint(step=1, bytes=1, stall_s=0.0, write_s=0.0)
+    missing = replace(there, step=2, problem="the disk is full")
+    require_last_checkpoint(SimpleNamespace(checkpoints=()))  # type: ignore[arg-type]
+    require_last_checkpoint(SimpleNamespace(checkpoints=(missing, there)))  # type: ignore[arg-type]
+    with pytest.raises(RunError, match=r"the checkpoint at the end of the run is missing: the disk is full"):
+        require_last_checkpoint(SimpleNamespace(checkpoints=(there, missing)))  # type: ignore[arg-type]
 
 
 def test_nothing_in_a_checkpoint_can_be_executed() -> None:

@@ -5,7 +5,7 @@ Every rank then reads the boxes that its own plan gives it, whoever wrote them. 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,14 +134,16 @@ def load_state(found: Found, plan: Plan, stages: Sequence[WeightedStage], rank: 
     Random states are restored where the plan is the same; under another one ranks draw other parts of the model.
 
     Raises:
-        InputError: the checkpoint lacks a tensor, or has it in another shape.
+        InputError: the checkpoint lacks a tensor, has it in another shape, or has one that no rank holds.
     """
     bytes_of: Counter[int] = Counter()  # by the rank that wrote them
+    pieces = pieces_of(stages)
     with ExitStack() as stack, torch.no_grad():
         files: dict[int, Any] = {}
-        for piece in pieces_of(stages):
+        for piece in pieces:
             bytes_of += _load(piece, found, files, stack)
-    dist.barrier()  # whoever has read less waits here, and not among its replicas, with their time-out for a step
+    # Whoever has read less waits here, and not among its replicas, with their time-out for a step.
+    _refuse_unread(found, {piece.name for piece in pieces})
     for stage in stages:
         if found.manifest.updates is not None:
             for optimizer in stage.state.optimizers:
@@ -156,8 +158,8 @@ def _load(piece: Piece, found: Found, files: dict[int, Any], stack: ExitStack) -
     """Fill a piece; returns the bytes read by the rank that wrote them."""
     saved = found.manifest.tensors.get(piece.name)
     if saved is None or saved.shape != piece.shape or set(saved.kinds) != set(piece.tensors):
-        has = "nothing of it" if saved is None else f"{'x'.join(map(str, saved.shape))} ({', '.join(saved.kinds)})"
-        wanted = f"{'x'.join(map(str, piece.shape))} ({', '.join(piece.tensors)})"
+        has = "nothing of it" if saved is None else _shown(saved.shape, saved.kinds)
+        wanted = _shown(piece.shape, tuple(piece.tensors))
         raise InputError(f"the run has '{piece.name}' as {wanted}, the checkpoint {has}", file=found.path)
     filled = 0
     read: Counter[int] = Counter()
@@ -184,3 +186,20 @@ def _load(piece: Piece, found: Found, files: dict[int, Any], stack: ExitStack) -
             f"the checkpoint has {filled:,} of {piece.box.count:,} elements of '{piece.name}'", file=found.path
         )
     return read
+
+
+def _refuse_unread(found: Found, held: Set[str]) -> None:
+    """Of the ranks together: the checkpoint may be of a larger model. Collective."""
+    names = sorted(found.manifest.tensors)
+    read = torch.tensor([name in held for name in names], dtype=torch.int32)
+    dist.all_reduce(read, op=dist.ReduceOp.MAX)
+    unread = [name for name, flag in zip(names, read.tolist(), strict=True) if not flag]
+    if unread:
+        raise InputError(
+            f"the checkpoint has '{unread[0]}', which the run's model has not ({len(unread)} such tensors)",
+            file=found.path,
+        )
+
+
+def _shown(shape: Sequence[int], kinds: Sequence[str]) -> str:
+    return f"{'x'.join(map(str, shape)) or 'a number'} ({', '.join(kinds)})"
