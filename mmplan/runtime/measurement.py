@@ -146,6 +146,7 @@ class Measurement:
     timeline: tuple[TimedAction, ...]  # computes, REDUCE and STEP of the recorded step, by rank; bare (`timeline.py`)
     asked_s: tuple[float, ...] = ()  # of each of them, when its rank was ready for it; empty: as it started
     transfers: tuple[TransferMeasurement, ...] = ()
+    own_data: bool = False  # a job's, not the samples of the scenario
     resumed: Resumed | None = None
     checkpoints: tuple[SavedCheckpoint, ...] = ()
     schema_version: int = SCHEMA_VERSION

@@ -88,6 +88,7 @@ def measurement_of(
     backend: str,
     rehearsed: bool,
     time_scale: float,
+    own_data: bool = False,
 ) -> Measurement:
     """Args: runs: by rank; of ranks that share layers the first is kept."""
     hosts = [(run.host, run.host_cores) for run in runs]
@@ -108,6 +109,7 @@ def measurement_of(
         processes_per_core=max(sum(other == host for other, _ in hosts) / cores for host, cores in hosts),
         rehearsed=rehearsed,
         time_scale=time_scale,
+        own_data=own_data,
         steps=tuple(steps),
         recorded_step=recorded_step,
         pipeline_s=pipeline_s,

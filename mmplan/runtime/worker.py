@@ -271,6 +271,7 @@ def _run(
         backend=backend_of(device, share=options.share_devices),
         rehearsed=options.rehearse,
         time_scale=scale,
+        own_data=options.job is not None,
     )
     return replace(measured, checkpoints=saved)
 

@@ -120,6 +120,12 @@ def test_one_wrong_number_fails_exactly_its_rows(quantity: str, plan: Plan, run:
     assert {row.quantity for row in validation.rows if row.passed is False} == {quantity}
 
 
+def test_bytes_of_a_job_with_data_of_its_own_have_no_verdict(plan: Plan, run: Measurement) -> None:
+    other = SPOILT["sent_bytes"](run)
+    assert not validate(plan, other).passed
+    assert validate(plan, replace(other, own_data=True)).passed
+
+
 def test_communication_time_has_a_verdict_when_one_is_asked_for(plan: Plan, run: Measurement, tmp_path: Path) -> None:
     files = [str(tmp_path / "p.json"), str(tmp_path / "r.json")]
     save_plan(plan, Path(files[0]))
