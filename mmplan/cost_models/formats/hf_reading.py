@@ -15,6 +15,7 @@ from mmplan.scenario.formats.hf.class_defaults import defaults_of
 from mmplan.scenario.formats.hf_config import HfConfig, read_config, read_object
 from mmplan.scenario.formats.reading import Head, Reading
 from mmplan.scenario.scenario import Model, ModelModule, Sample, Transformer
+from mmplan.scenario.steps import Attend, Convolve, Scan, Usual, uses
 
 PIXELS, SECONDS = 1024, 30.0  # of the image and clip whose tokens are told
 MARKS = ('"model_type"', '"architectures"', '"peft_type"')
@@ -98,6 +99,8 @@ def _short(value: object) -> str:
 
 
 def _shape(module: ModelModule) -> str:
+    if module.projector is not None and module.form is not None:
+        return f"steps from width {module.projector.dims[0]} to {module.projector.dims[-1]}"
     if module.projector is not None:
         widths = " -> ".join(str(width) for width in module.projector.dims)
         joined = f", {module.projector.merge} tokens joined" if module.projector.merge > 1 else ""
@@ -107,9 +110,17 @@ def _shape(module: ModelModule) -> str:
     shapes = module.transformer.shapes()
     parts = [f"{module.kind.replace('_', ' ')} of {counted(module.transformer.layers, 'block')}"]
     parts.append(f"width {module.transformer.hidden}")
-    for shape in shapes:
+    form = module.form
+    if form is not None and form.queries:
+        parts.append(f"{form.queries} queries" + (f" for each {form.window} tokens" if form.window else ""))
+    attends = form is None or not form.blocks or any(uses(steps, Attend, Usual, Scan) for _, steps in form.blocks)
+    for shape in shapes if attends else ():
         here = [index for index in range(module.transformer.layers) if module.transformer.at(index) == shape]
         parts.append((f"in {len(here)} of them " if len(shapes) > 1 else "") + _block(shape, here))
+    if form is not None and any(uses(steps, Convolve) for _, steps in form.blocks):
+        parts.append("convolutions")
+    if form is not None and form.scans:
+        parts.append("state space (Mamba 2)")
     if module.vocabulary is not None:
         parts.append(f"vocabulary {module.vocabulary.size}" + (" (tied)" if module.vocabulary.tied else ""))
     return ", ".join(parts)
@@ -122,18 +133,18 @@ def _block(shape: Transformer, here: Sequence[int]) -> str:
         heads = f"{shape.heads} heads of latent attention"
     else:
         groups = f" on {shape.kv_heads}" if shape.kv_heads != shape.heads else ""
-        heads = f"{shape.heads} heads{groups} of {shape.head_dim}"
+        heads = f"{counted(shape.heads, 'head')}{groups} of {shape.head_dim}"
     if shape.window_tokens is not None:
         free = sum(index in shape.global_layers for index in here)
         heads += f" in windows of {shape.window_tokens} tokens" + (f" (all tokens in {free})" if free else "")
     experts = [index for index in here if shape.moe is not None and shape.moe.in_layer(index)]
-    mlp = f"MLP {shape.ffn}" if len(experts) < len(here) else ""
+    mlp = f"MLP {shape.ffn}" if len(experts) < len(here) and shape.ffn > 1 else ""
     if shape.moe is not None and experts:
         count = f"{len(experts)} x " if len(experts) < len(here) else ""
         routed = f"{count}{shape.moe.experts} experts of {shape.moe.expert_ffn}, {shape.moe.topk} of each token"
         mlp = ", ".join(part for part in (mlp, routed) if part)
         mlp += f", shared {shape.moe.shared_ffn}" if shape.moe.shared_ffn else ""
-    return f"{heads}, {mlp}"
+    return f"{heads}, {mlp}" if mlp else heads
 
 
 def _tokens(model: Model) -> dict[str, str]:

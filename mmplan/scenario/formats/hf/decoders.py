@@ -72,7 +72,9 @@ def bert(text: Fields, read: int) -> ModelModule:
 
 
 def gpt2(text: Fields, read: int) -> ModelModule:
-    """GPT-2 with attention to the encoder: queries have no bias of their own there, which is counted as one."""
+    """GPT-2 with attention to the encoder between its own and the MLP."""
+    text.log.read.add(text.key("add_cross_attention"))
+    text = replace(text, values={**text.values, "add_cross_attention": False})
     plain = language_module(text, tied=text.get("tie_word_embeddings") is not False)
     assert plain.transformer is not None
     shape = replace(
