@@ -222,7 +222,7 @@ def test_each_module_has_the_parameters_of_transformers(tmp_path: Path, kind: st
         ),
         (
             {"model_type": "step3p7", "num_hidden_layers": 45, "hidden_size": 4096},
-            "text_config: the language model's sizes stand at the top, where the class of transformers does not read "
+            "text_config: sizes of the language model stand at the top, where the class of transformers does not read "
             "them: put them under text_config",
         ),
     ],

@@ -161,6 +161,9 @@ class Fields:
         known = self.of_class.parts.get(names[0], PartDefaults(kind=kind or "", absent={}))
         usual = kind or known.kind
         self.log.read.add(self.key(name))
+        if value is None and not flat and name == "text_config" and "num_hidden_layers" in self._unowned():
+            message = "sizes of the language model stand at the top, where the class of transformers does not read them"
+            raise self.error(name, f"{message}: put them under text_config")
         if value is None and flat:
             defaults = {**defaults_of(usual).keys, **known.absent}
             values = {key: own for key, own in self.values.items() if key not in ("model_type", *self.of_class.parts)}
@@ -176,6 +179,10 @@ class Fields:
         return replace(
             self, values=value, kind=inner, defaults={**defaults_of(inner).keys, **merged}, path=self.key(name)
         )
+
+    def _unowned(self) -> set[str]:
+        """Keys of the file that its class does not know."""
+        return set(self.values) - set(self.defaults) if self.defaults else set()
 
     def read_as(self, kind: str) -> "Fields":
         """The same keys as another class reads them."""

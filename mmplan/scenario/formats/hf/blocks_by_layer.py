@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from mmplan.scenario.document import listed
+from mmplan.scenario.document import listed, shown
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import Moe, Transformer, Variant
 
@@ -71,3 +71,43 @@ def sliding(text: Fields, shape: Transformer, interval: int | None) -> Transform
     if window is None:
         return shape
     return each(shape, lambda _, block: replace(block, window_tokens=window, sliding=True, global_layers=full))
+
+
+# Keys of `per_layer_config`, which files of transformers 5 may have, and the field of a block that each sets.
+PER_LAYER = {
+    "head_dim": "head_dim",
+    "intermediate_size": "ffn",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "sliding_window": "window_tokens",
+}
+
+
+def per_layer(text: Fields, shape: Transformer) -> Transformer:
+    """The stack with what `per_layer_config` says of single layers (counted from 0)."""
+    given = text.get("per_layer_config")
+    if given is None or given == {}:
+        return shape
+    if not isinstance(given, dict):
+        raise text.error("per_layer_config", f"expected a mapping of layers, found {shown(given)}")
+    changes: dict[int, dict[str, int]] = {}
+    for layer, values in given.items():
+        where = text.key("per_layer_config")
+        if not str(layer).isdigit() or int(str(layer)[:9]) >= shape.layers or not isinstance(values, dict):
+            raise text.error(
+                "per_layer_config", f"expected keys of one of {shape.layers} layers, found '{layer!s:.20}'"
+            )
+        inner = replace(text, values=values, defaults={}, path=f"{where}.{layer!s:.20}")
+        unknown = sorted(str(key) for key in values if key not in PER_LAYER)
+        if unknown:
+            raise inner.error(unknown[0][:40], f"expected {listed(PER_LAYER)}")
+        changes[int(layer)] = {PER_LAYER[key]: inner.count(key, most=100_000_000) for key in values}
+
+    def block(index: int, plain: Transformer) -> Transformer:
+        plain = replace(plain, **changes.get(index, {}))  # type: ignore[arg-type]
+        if plain.heads % plain.kv_heads:
+            message = f"layer {index} has {plain.heads} heads, not a multiple of {plain.kv_heads} key-value heads"
+            raise text.error("per_layer_config", message)
+        return plain
+
+    return each(shape, block)

@@ -105,6 +105,8 @@ def gemma4(text: Fields, shape: Transformer) -> Transformer:
     same = text.flag("attention_k_eq_v")
     kv_heads = (text.optional("num_global_key_value_heads") or shape.kv_heads) if same else shape.kv_heads
     wide = text.optional("global_head_dim") or 512
+    if text.get("per_layer_config") is not None:  # says all there is to say of single layers
+        wide, kv_heads = shape.head_dim, shape.kv_heads
     window = text.count("sliding_window", most=100_000_000)
     if shape.heads % kv_heads:
         raise text.error("num_global_key_value_heads", f"{shape.heads} heads are not a multiple of {kv_heads}")
@@ -117,10 +119,34 @@ def gemma4(text: Fields, shape: Transformer) -> Transformer:
     return each(shape, block)
 
 
+def step_as_now(text: Fields) -> Fields:
+    """Keys of Step 3.7's own files as the class of transformers renames them: lists that go on behind the last layer,
+    `moe_layers_enum`, `attention_other_setting`."""
+    values, layers = dict(text.values), text.layers()
+    more = text.optional("num_nextn_predict_layers", least=0, most=1_000) or 0
+    for key in ("layer_types", "mlp_layer_types"):
+        if isinstance(values.get(key), list) and more and len(values[key]) == layers + more:
+            values[key] = values[key][:layers]
+    enum = values.get("moe_layers_enum")
+    if values.get("mlp_layer_types") is None and enum is not None:
+        words = enum.split(",") if isinstance(enum, str) else enum
+        if not isinstance(words, list) or not all(str(word).strip().isdigit() for word in words if str(word).strip()):
+            raise text.error("moe_layers_enum", "expected indices of layers, separated by commas")
+        chosen = {int(str(word)[:9]) for word in words if str(word).strip()}
+        values["mlp_layer_types"] = ["sparse" if index in chosen else "dense" for index in range(layers)]
+        text.log.read.add(text.key("moe_layers_enum"))
+    other = values.get("attention_other_setting")
+    if values.get("num_sliding_attention_heads") is None and isinstance(other, dict):
+        values["num_sliding_attention_heads"] = other.get("num_attention_heads")
+        text.log.read.add(text.key("attention_other_setting"))
+    return replace(text, values=values)
+
+
 def step(text: Fields, shape: Transformer) -> Transformer:
     """Step 3.7: a gate for each head, other head counts in sliding layers."""
     full = full_layers(text, shape.layers, None)
     near = text.optional("num_sliding_attention_heads") or shape.heads
+    near = shape.heads if text.get("per_layer_config") is not None else near
     if near % shape.kv_heads:
         raise text.error("num_sliding_attention_heads", f"{near} heads are not a multiple of {shape.kv_heads}")
 

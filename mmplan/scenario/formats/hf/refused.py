@@ -58,6 +58,32 @@ REFUSED: Mapping[str, str] = {
     ),
     **dict.fromkeys(("bridgetower", "flava", "groupvit", "tvp", "xclip"), _MATCHES),
     **dict.fromkeys(("esm", "esmfold2", "evolla", "EvollaModel"), _PROTEIN),
+    **dict.fromkeys(
+        (
+            *("blt", "cohere_compass", "dbrx", "diffusion_gemma", "embedding_gemma2", "encoder-decoder", "mpt"),
+            *("gemma4_assistant", "gemma4_unified_assistant", "t5gemma"),
+        ),
+        "it is a language model of a kind that has no reader here",
+    ),
+    **dict.fromkeys(
+        (
+            *("aimv2", "pe_audio", "pe_audio_encoder", "pe_audio_video", "pe_audio_video_encoder", "pe_video"),
+            *("pe_video_encoder", "tipsv2", "ultravbert", "videoprism"),
+        ),
+        "its encoders are of a kind that has no reader here",
+    ),
+    **dict.fromkeys(
+        ("deepseek_ocr2_vision", "unlimited_ocr_vision", "t5gemma2_encoder"),
+        "it is a part of a model: give the config of the whole one",
+    ),
+    "apertus1p5": "its codes of sound come out of a recurrent network, which has no reader here",
+    "glm_image": "it draws images, by codes and then by diffusion, which has no reader here",
+    "granite_docling": "a router chooses the resolution of each page, which has no reader here",
+    "jev": _ODD,
+    "nemo_speechlm": "a second encoder tells its speakers apart, which has no reader here",
+    "nemotron3_5_transcribe_audio": "a second encoder tells its speakers apart, which has no reader here",
+    "pi0": "a second language model makes actions of a robot, which has no reader here",
+    "vibevoice_asr": "its two encoders of raw sound are codecs, which have no reader here",
     "align": "its tower is an EfficientNet, whose blocks have no reader here",
     "clap": "its encoder of sound is a Swin transformer, which has no reader here",
     "fun_asr_nano": "its first block is wider than the others, which has no reader here",

@@ -42,11 +42,6 @@ def _square(fields: Fields, key: str) -> int:
 
 def step3(config: Fields, name: str) -> Model:
     """Step 3.7: two convolutions of stride 2, each with twice the channels, and one linear."""
-    if not config.has("text_config") and config.has("num_hidden_layers"):
-        message = (
-            "the language model's sizes stand at the top, where the class of transformers does not read them: put "
-        )
-        raise config.error("text_config", f"{message}them under text_config")
     vision, llm = tower_of(config), text_module(config, "text_config")
     width = vision.output_width
     steps: Steps = (conv(2 * width, 3, stride=2), conv(4 * width, 3, stride=2))

@@ -6,7 +6,7 @@ from typing import Any
 
 from mmplan.scenario.document import listed, shown
 from mmplan.scenario.formats.hf import experts, gemma, mamba, minimax, mixers
-from mmplan.scenario.formats.hf.blocks_by_layer import each, sliding
+from mmplan.scenario.formats.hf.blocks_by_layer import each, per_layer, sliding
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, divided
 from mmplan.scenario.scenario import ModelModule, TextInput, Transformer, Vocabulary
@@ -29,6 +29,7 @@ class Stack:
     head_bias: str | bool = False
     form: Callable[[Fields, Transformer], Form | None] | None = None
     layers: Callable[[Fields], int] = Fields.layers
+    as_now: Callable[[Fields], Fields] | None = None  # older names of keys
     ties: bool = True  # False: the class has a head of its own whatever `tie_word_embeddings` says
     turned: bool = True  # positions turn queries and keys; False: they are among the numbers `stored`
 
@@ -74,7 +75,9 @@ def is_tied(config: Fields, text: Fields) -> bool:
 def language_module(text: Fields, *, tied: bool, rows: int = 0, name: str = "llm") -> ModelModule:
     """The module of a text config whose `model_type` is known."""
     stack = STACKS[text.kind]
-    shape = stack_shape(text, stack)
+    if stack.as_now is not None:
+        text = stack.as_now(text)
+    shape = per_layer(text, stack_shape(text, stack))
     size, stored = text.count("vocab_size"), rows * shape.hidden
     stored += stack.stored(text, shape) if stack.stored is not None else 0
     stored += size if _decided(text, stack.head_bias) else 0
@@ -275,6 +278,7 @@ KOSMOS = Stack(
     turned=False,
 )
 STEP = Stack(
+    as_now=mixers.step_as_now,
     qkv_bias="attention_bias",
     out_bias="attention_bias",
     mlp_bias="mlp_bias",
