@@ -190,12 +190,10 @@ def _reading_draft(model: Model, module: ModelModule, layer_id: str) -> _Draft:
     return _Draft(layer_id, module, "projector", 0, (source,), ops + stored_ops(module, ops[-1].y))
 
 
-def _added(model: Model, module: ModelModule, index: int) -> tuple[str, str] | None:
-    """(module whose tokens block `index` adds, module that has merged the same encoder's tokens)."""
-    for edge in model.edges:
-        if edge.kind == "add" and edge.consumer == module.name and edge.consumer_layer == index:
-            return edge.producer, merged_beside(model, edge)
-    return None
+def _added(model: Model, module: ModelModule, index: int) -> tuple[tuple[str, str], ...]:
+    """(module whose tokens block `index` adds, module that has merged the same encoder's tokens), of each."""
+    edges = (edge for edge in model.edges if edge.kind == "add" and edge.consumer == module.name)
+    return tuple((edge.producer, merged_beside(model, edge)) for edge in edges if edge.consumer_layer == index)
 
 
 def _block_drafts(model: Model, module: ModelModule) -> list[_Draft]:
@@ -214,8 +212,7 @@ def _block_drafts(model: Model, module: ModelModule) -> list[_Draft]:
             width = shape.cross_width or producer.output_width
             sources = (*sources, Source(last_layer_id(producer), "context"))
         added = _added(model, module, index)
-        if added is not None:
-            sources = (*sources, Source(last_layer_id(model.module(added[0])), added[0]))
+        sources = (*sources, *(Source(last_layer_id(model.module(name)), name) for name, _ in added))
         ops = block_ops(shape, module.training, index, rope=rope, context_width=width, added=added, form=module.form)
         if index == shape.layers - 1:
             ops += end_ops(module.vision, module.audio, shape, module.training, ops[-1].y)

@@ -23,14 +23,14 @@ def block_ops(
     *,
     rope: bool,
     context_width: int | None = None,
-    added: tuple[str, str] | None = None,
+    added: tuple[tuple[str, str], ...] = (),
     form: Form | None = None,
 ) -> tuple[Op, ...]:
     """Block `index` of shape `shape.at(index)`: input `x` [tokens, hidden], and `context` for cross layers.
 
     Args:
         rope: rotary positions on queries and keys.
-        added: (value, key) of rows that are added to the block's output where the tokens of module `key` lie.
+        added: (value, key) of each rows that are added to the block's output where the tokens of module `key` lie.
         form: of the module, whose steps may stand in place of the block.
     """
     shape = shape.at(index)
@@ -54,9 +54,8 @@ def block_ops(
         trained, last = training.mode == "full", ops[-1].y
         kept = Value("y_kept", TOKENS, shape.hidden)
         ops.append(Stored(name="stored", x=last, y=kept, size=shape.stored, trainable=trained))
-    if added is not None:
-        value, key = added
-        rows, result = Value(value, TOKENS, shape.hidden), Value("y_added", TOKENS, shape.hidden)
+    for number, (value, key) in enumerate(added):
+        rows, result = Value(value, TOKENS, shape.hidden), Value(f"y_added{number or ''}", TOKENS, shape.hidden)
         ops.append(AddRows(a=ops[-1].y, b=rows, y=result, key=key))
     return tuple(ops)
 

@@ -175,9 +175,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             "qformer_config": {"num_hidden_layers": 1, "intermediate_size": 48, "cross_attention_frequency": 1},
         },
         {
-            "norm0": r"model.layerwise_projectors.0.(norm|image_positions)",
-            "queries1": r"model.layerwise_projectors.1.(qformer|query)",
-            "projector2": r"model.spatial_projectors.0.out_linear",
+            "norm": r"model.layerwise_projectors.0.(norm|image_positions)",
+            "queries": r"model.layerwise_projectors.0.(qformer|query)",
+            "more_queries": r"model.(layerwise_projectors.1|spatial_projectors.\d).(qformer|query)",
+            "more_projectors": r"model.(layerwise_projectors.1|spatial_projectors.\d).out_linear",
             "llm": "model.language_model" + TABLES,
         },
     ),

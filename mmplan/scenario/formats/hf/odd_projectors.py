@@ -9,7 +9,7 @@ from mmplan.scenario.formats.hf.vit import bare, vision_module
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import chain, edge, merged, projector_module, stepping
 from mmplan.scenario.scenario import Model, ModelEdge, ModelModule, TextInput, VisionInput
-from mmplan.scenario.steps import Active, Attend, Convolve, Dense, Form, Join, Kept, Normed, Steps
+from mmplan.scenario.steps import Active, Attend, Convolve, Dense, Fork, Form, Join, Kept, Normed, Step, Steps
 
 
 def fuyu(config: Fields, name: str) -> Model:
@@ -121,26 +121,49 @@ def granite4(config: Fields, name: str) -> Model:
         raise config.error("spatial_target_layers", "expected four blocks, one for each corner of 2 x 2 tokens")
     last = _layer(vision, config.get("spatial_vision_layer"))
     ways += [(last, target) for target in ([12, 15, 18, 21] if targets is None else targets)]
-    modules: list[ModelModule] = [vision]
-    edges: list[ModelEdge] = []
-    for index, (source, target) in enumerate(ways):
-        normed = stepping((Normed(), Kept(size=sides[1] ** 2 * hidden)), (hidden, hidden), name=f"norm{index}")
-        asked = qformer(query, queries=sides[0] ** 2, context=hidden, window=sides[1] ** 2, name=f"queries{index}")
-        stored = width if index == 0 else 0  # the learned end of a row
-        out = projector_module((hidden, width), name=f"projector{index}" if index else "projector", stored=stored)
-        modules += [normed, asked, out]
-        edges.append(ModelEdge(producer="vision", consumer=normed.name, kind="input", producer_layer=source))
-        edges += [edge(normed.name, asked.name, "input"), edge(asked.name, out.name, "input")]
+    for _, target in ways:
         if not isinstance(target, int) or not 0 <= target < llm.transformer.layers:
             found = f"block {target!r:.20} of {llm.transformer.layers}"
             raise config.error("deepstack_layer_map", f"features are added to {found}, which does not exist")
-        after = max(0, target - 1)
-        edges.append(edge(out.name, "llm", "merge") if index == 0 else _added(out.name, after))
+    (first, _), *others = ways
+    again = len(others)
+    asked = qformer(query, queries=sides[0] ** 2, context=hidden, window=sides[1] ** 2, name="queries")
+    assert asked.form is not None and asked.transformer is not None
+    places = Kept(size=sides[1] ** 2 * hidden)
+    normed = stepping((Normed(), places), (hidden, hidden), name="norm")
+    one = projector_module((hidden, width), stored=width)  # and the learned end of a row
+    modules = [vision, normed, asked, one]
+    edges = [
+        ModelEdge(producer="vision", consumer="norm", kind="input", producer_layer=first),
+        edge("norm", "queries", "input"),
+        edge("queries", "projector", "input"),
+        edge("projector", "llm", "merge"),
+    ]
+    if again:
+        shape, plain = asked.transformer, asked.form
+        layers = shape.layers
+        cross = tuple(layers * index + one for index in range(again) for one in shape.cross_layers)
+        shape = replace(shape, layers=layers * again, cross_layers=cross)
+        more = again - 1  # sets of queries and norms beyond the first of this module
+        blocks = tuple(plain.blocks * again)
+        form = replace(plain, blocks=blocks)
+        stored = more * (sides[0] ** 2 * hidden + 2 * hidden)
+        dense: Step = Dense(width=width)
+        for _ in range(more):
+            dense = Fork(left=(dense,), right=(Dense(width=width),))
+        modules += [
+            stepping((Normed(), places) * again, (hidden, hidden), name="norms"),
+            encoder_module(shape, form, name="more_queries", stored=stored),
+            stepping((dense,), (hidden, width), name="more_projectors"),
+        ]
+        after = max(0, min(target for _, target in others) - 1)
+        edges += [edge("vision", "norms", "input"), edge("norms", "more_queries", "input")]
+        edges.append(edge("more_queries", "more_projectors", "input"))
+        edges.append(ModelEdge(producer="more_projectors", consumer="llm", kind="add", consumer_layer=after))
+        config.log.notes.append(
+            f"{again} further sets of queries stand in one module, whose result is added once, behind block {after}"
+        )
     return Model(name=name, modules=(*modules, llm), edges=tuple(edges))
-
-
-def _added(producer: str, block: int) -> ModelEdge:
-    return ModelEdge(producer=producer, consumer="llm", kind="add", consumer_layer=block)
 
 
 def _layer(vision: ModelModule, index: object) -> int | None:

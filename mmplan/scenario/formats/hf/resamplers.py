@@ -64,6 +64,7 @@ def qformer(
     blocks = tuple((1, both if index % often == 0 else own) for index in range(layers))
     form = Form(front=(Normed(),), blocks=blocks, queries=queries, window=window)
     shape = querying(hidden, heads, ffn, layers, context)
+    shape = replace(shape, cross_layers=tuple(range(0, layers, often)))
     if window is not None:  # queries of one window see each other alone
         shape = replace(shape, window_tokens=queries)
     stored = (config.count("vocab_size") + config.count("max_position_embeddings")) * hidden if text else 0
