@@ -148,7 +148,10 @@ def _fit(computes: _Computes, rules: Rules) -> tuple[Vector, Vector, Vector]:
         return result
 
     sigmas = np.array([_PRIOR] * len(names) + [_MODULE_PRIOR] * modules)
-    at, prior = start.copy(), np.diag(sigmas**-2)
+    # From where the computes are right in the middle: what they are all off by must not pass for noise.
+    off = float(np.median(np.log(by_module(start).sum(axis=1)) - measured))
+    longer = np.array([-1.0 if name == "launch_s" else 1.0 for name in names] + [0.0] * modules)
+    at, prior = np.minimum(start + off * longer, most), np.diag(sigmas**-2)
     for _ in range(_ROUNDS):
         parts = by_module(at)
         now = np.log(parts.sum(axis=1)) - measured

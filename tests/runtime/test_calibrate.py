@@ -30,6 +30,7 @@ from mmplan.runtime.calibrate import calibrate, catalogue_name
 from mmplan.runtime.measurement import Measurement, RankMeasurement, StepMeasurement, plan_hash, save_run
 from mmplan.runtime.recorded_steps import predict
 from mmplan.runtime.refine import refine, refined_profile
+from mmplan.runtime.reprice import reprice
 from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names
 from mmplan.scenario.cluster import Device
 from mmplan.scenario.profile import load_profile, profile_device
@@ -276,6 +277,16 @@ def test_a_slow_module_and_a_slow_link_are_found_and_another_plan_is_predicted_b
     assert (seen["held_out"], other["held_out"]) == (False, True)
     for row in (seen, other):
         assert abs(row["error_after"]) < 0.04 < 0.1 < abs(row["error_before"])
+
+
+def test_a_run_of_one_microbatch_that_took_ten_times_as_long_is_believed() -> None:
+    """Two computes say little, but both say the same."""
+    plan = hand_plan(replace(tiny_scenario(), global_batch=1), ((*TWO_STAGES[0], *TWO_STAGES[1]),))
+    program, durations = priced(plan)
+    run = run_that_took(plan, program, changed(program, durations, lambda rank, action, s: 10 * s))
+    found = reprice(plan, run, refine(plan, run, Path("run.json")), Path("p.yaml"), name="run", held_out=False)
+    assert found.error_before == pytest.approx(-0.9)
+    assert abs(found.error_after) < 0.05
 
 
 def test_a_held_out_run_without_a_calibration_and_one_of_another_plan_are_refused(tmp_path: Path) -> None:
