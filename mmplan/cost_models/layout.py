@@ -71,7 +71,7 @@ class Layout:
         """Degrees inside a layer: only language models split rows over cp, only layers with experts over ep."""
         if layer.module in self.spread:
             return Shard()
-        cp = self.cp if layer.modality in ("text", "speech") else 1
+        cp = self.cp if splits_rows(layer) else 1
         if self.ep > 1 and layer.has_experts:
             return Shard(tp=self.tp, ep=self.ep, etp=self.etp, cp=cp)
         return Shard(tp=self.tp, cp=cp)
@@ -99,6 +99,11 @@ class Layout:
     def sent_bytes(self, edge: Edge, loads: Loads, precision: Dtype) -> int:
         """Bytes that a rank sends of one microbatch's tensor: its rows."""
         return math.ceil(edge_bytes(edge, loads, precision) / self.cp)
+
+
+def splits_rows(layer: Layer) -> bool:
+    """Whether context parallelism splits the layer's rows."""
+    return layer.modality in ("text", "speech")
 
 
 def base_of(level: RecomputeLevel) -> Recompute:

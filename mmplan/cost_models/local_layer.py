@@ -44,7 +44,7 @@ from mmplan.cost_models.ops import (
     SumParts,
 )
 from mmplan.cost_models.shard import Shard, as_shard
-from mmplan.cost_models.values import Value, split
+from mmplan.cost_models.values import Value, rows_of_context_rank, split
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 
 LOSS_STATISTICS = 3  # fp32 numbers of each row: largest logit, sum of exponentials, logit of the label
@@ -141,13 +141,17 @@ def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int 
     elements, statistics, wide = 0.0, 0.0, norms_over_heads(layer)
     for op in local.ops:
         if isinstance(op, SumGradients):
-            elements += op.x.rows.of(load) * op.x.width
+            elements += _rows(layer, op.x, load, shard) * op.x.width
         elif isinstance(op, OwnRows) and op.x.name in local.grad_values:
-            elements += _joined_elements(op.x, load, shard)
+            elements += _joined_elements(layer, op.x, load, shard)
+        elif isinstance(op, Attention) and shard.cp > 1 and not op.cross:
+            keys = [op.k, op.v] if op.y.name in local.grad_values else []  # gathered again
+            keys += [value for value in (op.k, op.v) if value.name in local.grad_values]
+            elements += sum(_gathered_elements(value, load, shard) for value in keys)
         elif isinstance(op, ToExperts | FromExperts) and op.x.name in local.grad_values:
             elements += _routed_elements(layer, op, load, shard)
         elif shard.tp > 1 and isinstance(op, Norm) and op.name in wide:
-            statistics += op.x.rows.of(load) if op.x.name in layer.grad_values else 0
+            statistics += _rows(layer, op.x, load, shard) if op.x.name in layer.grad_values else 0
         elif shard.tp > 1 and norm_of_heads(op) and op.trainable and op.x.rows.of(load) > 0:
             elements += op.x.width // op.groups * (2 if op.kind == "layer" else 1)
     return round(elements * DTYPE_BYTES[precision] + statistics * FP32_BYTES)
@@ -160,22 +164,24 @@ def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype, sh
         if isinstance(op, ToExperts | FromExperts):
             total += _routed_elements(layer, op, load, shard) * DTYPE_BYTES[precision]
         elif isinstance(op, JoinRows):
-            total += _joined_elements(op.y, load, shard) * DTYPE_BYTES[precision]
+            total += _joined_elements(layer, op.y, load, shard) * DTYPE_BYTES[precision]
+        elif isinstance(op, Attention) and shard.cp > 1 and not op.cross:
+            total += sum(_gathered_elements(value, load, shard) for value in (op.k, op.v)) * DTYPE_BYTES[precision]
         elif shard.tp == 1:
             continue
         elif isinstance(op, SumParts | Embedding):
-            total += op.y.rows.of(load) * op.y.width * DTYPE_BYTES[precision]
+            total += _rows(layer, op.y, load, shard) * op.y.width * DTYPE_BYTES[precision]
         elif isinstance(op, CrossEntropy):
-            total += op.x.rows.of(load) * LOSS_STATISTICS * FP32_BYTES
+            total += _rows(layer, op.x, load, shard) * LOSS_STATISTICS * FP32_BYTES
         elif isinstance(op, Norm) and op.name in wide:
-            total += op.x.rows.of(load) * FP32_BYTES
+            total += _rows(layer, op.x, load, shard) * FP32_BYTES
     return round(total)
 
 
 def _routed_elements(layer: Layer, op: ToExperts | FromExperts, load: Load, shard: Shard) -> int:
     """Of the rows that a rank's tokens (the first rank's, where they are dealt out) have at experts."""
     dispatch = next(one for one in layer.ops if isinstance(one, Dispatch))
-    tokens = round(dispatch.chosen.rows.of(load))
+    tokens = round(_rows(layer, dispatch.chosen, load, shard))
     own = math.ceil(tokens / shard.tp) if tokens_are_dealt(shard) else tokens
     rows = own * dispatch.chosen.width
     if dispatch.capacity is not None:
@@ -183,9 +189,22 @@ def _routed_elements(layer: Layer, op: ToExperts | FromExperts, load: Load, shar
     return rows * op.x.width
 
 
-def _joined_elements(value: Value, load: Load, shard: Shard) -> int:
+def _joined_elements(layer: Layer, value: Value, load: Load, shard: Shard) -> int:
     """Of a gather over tp, which has equal parts."""
-    return math.ceil(value.rows.of(load) / shard.tp) * shard.tp * value.width
+    return math.ceil(_rows(layer, value, load, shard) / shard.tp) * shard.tp * value.width
+
+
+def _gathered_elements(value: Value, load: Load, shard: Shard) -> int:
+    """Of keys or values of all rows, gathered over cp."""
+    return shard.cp * rows_of_context_rank(value.rows.of(load), shard.cp) * value.width
+
+
+def _rows(layer: Layer, value: Value, load: Load, shard: Shard) -> float:
+    """Of a value on one rank: its part of the tokens behind the token table, which puts the sequence together."""
+    rows = value.rows.of(load)
+    if shard.cp == 1 or layer.kind == "token_embed" or value.rows.field != "tokens":
+        return rows
+    return rows_of_context_rank(load.tokens, shard.cp) * value.rows.times / value.rows.per
 
 
 def _keeps(op: Op, grad_values: Sequence[str]) -> bool:

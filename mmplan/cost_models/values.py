@@ -1,5 +1,6 @@
 """Tensors between operators: rows as linear forms of a load, and what of a tensor lies on one rank."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,3 +67,10 @@ def split(width: int, unit: int, degree: int) -> int:
 def row_fraction(routed: bool, shard: Shard) -> float:
     """Rows on a rank, as part of the rows of the load (see `Shard`)."""
     return (shard.expert_tp / shard.tp if routed else 1.0) / shard.cp
+
+
+def rows_of_context_rank(rows: float, cp: int) -> int:
+    """Rows of a packed microbatch that each of cp ranks has when they are cut into 2 cp equal chunks, of which each
+    rank takes one from the front and its counterpart from the back, so that causal attention is balanced (Megatron
+    Core, `get_batch_on_this_cp_rank`); the last chunk is filled up."""
+    return 2 * math.ceil(rows / (2 * cp)) if cp > 1 else math.ceil(rows)

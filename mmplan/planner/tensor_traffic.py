@@ -43,7 +43,8 @@ def _layer_bytes(layer: Layer, layout: Layout, load: Load, precision: Dtype) -> 
 
 def _gathered(plan: Plan, graph: ComputationGraph, stage: int) -> list[Edge]:
     """Tensors that ranks have in parts, because they take images or clips of a module in turn, and make whole: for who
-    has all rows, once in a forward; of what such a module reads of others, the gradient. One edge for each tensor."""
+    has all rows, once in a forward; of what such a module reads of others, the gradient. With cp the gradient of the
+    first is summed over it. One edge for each tensor and time."""
     if plan.width == 1 or not plan.spread:
         return []
     here = set(plan.stages[stage].layers)
@@ -51,4 +52,5 @@ def _gathered(plan: Plan, graph: ComputationGraph, stage: int) -> list[Edge]:
     edges = [edge for edge in graph.edges() if {edge.producer, edge.consumer} & here]
     outputs = {e.producer: e for e in edges if e.producer in parts and e.consumer not in parts}
     inputs = {e.producer: e for e in edges if e.producer not in parts and e.consumer in parts and e.carries_grad}
-    return [*outputs.values(), *inputs.values()]
+    summed = [edge for edge in outputs.values() if edge.carries_grad] if plan.cp > 1 else []
+    return [*outputs.values(), *inputs.values(), *summed]

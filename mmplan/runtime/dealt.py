@@ -16,7 +16,7 @@ from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.loads import output_lengths
 from mmplan.runtime.batch import Microbatch
-from mmplan.runtime.network import gather
+from mmplan.runtime.network import all_reduce, gather
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.scenario import Model
 
@@ -44,7 +44,7 @@ class Dealt:
         """`edges`: all that begin or end in the stage."""
         spread = () if ranks is None else ranks.spread
         here = {layer.id: layer.module in spread for layer in layers}
-        self._model, self._ranks = model, ranks
+        self._model, self._ranks, self._peers = model, ranks, None if ranks is None else ranks.width
         self._edges = {edge.producer: edge for edge in edges}
         self.parts = frozenset(name for name, is_dealt in here.items() if is_dealt)
         of = [(edge.producer, edge.consumer) for edge in edges]
@@ -62,19 +62,35 @@ class Dealt:
     def whole(self, producer: str, part: Tensor, batch: Microbatch, *, backward: bool) -> Tensor:
         """All rows, of which every rank has its part. Collective where there are rows."""
         lengths, _, _ = self._lengths(producer, batch)
-        assert self._ranks is not None
-        counts = [sum(lengths[slice(*_share(len(lengths), rank, self._ranks.degree))]) for rank in self._all_ranks()]
+        assert self._ranks is not None and self._peers is not None
+        degree = self._peers.degree
+        counts = [sum(lengths[slice(*_share(len(lengths), rank, degree))]) for rank in range(degree)]
         if not sum(counts):
             return part
         padded = part.new_zeros(max(counts), part.shape[1])
         padded[: part.shape[0]] = part
         everything = part.new_empty(len(counts) * max(counts), part.shape[1])
-        gather(everything, padded, group=self._ranks.group)
+        gather(everything, padded, self._peers.group)
         result = torch.cat(
             [rows[:count] for rows, count in zip(torch.split(everything, max(counts)), counts, strict=True)]
         )
         self._ranks.count(result, backward=backward)
         return result
+
+    def summed(self, gradient: Tensor) -> Tensor:
+        """The gradient of rows that all cp ranks have, of which each has what its own tokens gave."""
+        context = None if self._ranks is None else self._ranks.context
+        if context is None or self._ranks is None or gradient.numel() == 0:
+            return gradient
+        result = gradient.contiguous().clone()
+        all_reduce(result, context.group)
+        self._ranks.count(result, backward=True)
+        return result
+
+    def once(self, gradient: Tensor) -> Tensor:
+        """Of a gradient that all cp ranks have whole: one keeps it, so that their sum is right."""
+        context = None if self._ranks is None else self._ranks.context
+        return gradient if context is None or context.index == 0 else torch.zeros_like(gradient)
 
     def rows(self, producer: str, batch: Microbatch) -> int:
         """All of a producer's rows."""
@@ -82,13 +98,13 @@ class Dealt:
 
     def own_batch(self, batch: Microbatch) -> Microbatch:
         """What dealt modules read of a microbatch on this rank."""
-        if not self.parts or self._ranks is None:
+        if not self.parts or self._ranks is None or self._peers is None:
             return batch
         modules = [module for module in self._ranks.spread if module in batch.lengths]
         lengths, raw = dict(batch.lengths), dict(batch.raw_lengths)
         context, inputs = dict(batch.context_lengths), dict(batch.inputs)
         for name in modules:
-            share = slice(*_share(len(lengths[name]), self._ranks.index, self._ranks.degree))
+            share = slice(*_share(len(lengths[name]), self._peers.index, self._peers.degree))
             if name in inputs:
                 inputs[name] = _rows_of(inputs[name], raw.get(name, lengths[name]), len(lengths[name]), share)
             if name in raw:
@@ -98,17 +114,14 @@ class Dealt:
             lengths[name] = lengths[name][share]
         return replace(batch, lengths=lengths, raw_lengths=raw, context_lengths=context, inputs=inputs)
 
-    def _all_ranks(self) -> range:
-        return range(0 if self._ranks is None else self._ranks.degree)
-
     def _lengths(self, producer: str, batch: Microbatch) -> tuple[tuple[int, ...], int, int]:
         """Rows of each sequence, and which of these are this rank's."""
-        edge, ranks = self._edges[producer], self._ranks
-        assert ranks is not None
+        edge, peers = self._edges[producer], self._peers
+        assert peers is not None
         lengths = batch.lengths[edge.load_module]
         if edge.load_field == "outputs":
             lengths = output_lengths(self._model.module(edge.load_module), lengths)
-        return (lengths, *_share(len(lengths), ranks.index, ranks.degree))
+        return (lengths, *_share(len(lengths), peers.index, peers.degree))
 
 
 def _share(count: int, index: int, ranks: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import build_stage_graph
-from mmplan.runtime.tensor_sums import ExpertRanks, TensorRanks
+from mmplan.runtime.tensor_sums import ExpertRanks, Peers, TensorRanks
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,12 @@ def peer_pairs(plan: Plan) -> set[tuple[int, int]]:
 
 
 def replica_group(plan: Plan, rank: int, backend: str, timeout: timedelta) -> dist.ProcessGroup | None:
-    """The ranks that hold the same weights; None without data parallelism. Collective over all ranks."""
-    if plan.dp == 1:
+    """The ranks that hold the same weights, over dp and cp; None where there is one. Collective over all ranks."""
+    count = plan.dp * plan.cp
+    if count == 1:
         return None
-    ranks = np.arange(plan.rank_count).reshape(plan.pp, plan.dp, plan.width)
-    return _own_group(ranks.swapaxes(1, 2).reshape(-1, plan.dp), rank, backend, timeout)
+    ranks = np.arange(plan.rank_count).reshape(plan.pp, count, plan.tp)
+    return _own_group(ranks.swapaxes(1, 2).reshape(-1, count), rank, backend, timeout)
 
 
 def tensor_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> TensorRanks | None:
@@ -67,14 +68,21 @@ def tensor_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> Ten
     them whole. Collective."""
     if plan.width == 1 and plan.ep == 1:
         return None
-    group = _own_group(np.arange(plan.rank_count).reshape(-1, plan.width), rank, backend, timeout)
+    ranks = np.arange(plan.rank_count)
+    group = _own_group(ranks.reshape(-1, plan.tp), rank, backend, timeout)
+    width = group if plan.cp == 1 else _own_group(ranks.reshape(-1, plan.width), rank, backend, timeout)
+    over_cp = ranks.reshape(-1, plan.cp, plan.tp).swapaxes(1, 2).reshape(-1, plan.cp)
+    context = None if plan.cp == 1 else _own_group(over_cp, rank, backend, timeout)
+    shard = place_of(plan, rank).shard
     experts = _expert_ranks(plan, rank, backend, timeout) if plan.ep > 1 else None
     holding = np.arange(plan.rank_count).reshape(plan.pp, -1)
     return TensorRanks(
-        degree=plan.width,
-        index=place_of(plan, rank).shard,
+        degree=plan.tp,
+        index=shard % plan.tp,
         group=group,
         experts=experts,
+        context=None if context is None else Peers(plan.cp, shard // plan.tp, context),
+        width=Peers(plan.width, shard, width),
         spread=plan.spread,
         stage=_own_group(holding, rank, backend, timeout) if plan.spread else None,
     )

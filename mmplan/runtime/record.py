@@ -179,15 +179,16 @@ def step_end(done: RankStep, written: WrittenPart | None = None) -> StepEnd:
     )
 
 
-def step_measurement(index: int, ranks: Sequence[StepEnd]) -> StepMeasurement:
-    """One step over all ranks: the last end, and losses summed over the ranks that hold a part."""
+def step_measurement(index: int, ranks: Sequence[StepEnd], sharing: int = 1) -> StepMeasurement:
+    """One step over all ranks: the last end (of every `sharing` ranks that share layers the first is looked at), and
+    losses summed over the ranks that hold a part."""
     losses: dict[str, float] = {}
     for step in ranks:
         for module, loss in step.losses.items():
             losses[module] = losses.get(module, 0.0) + loss
     return StepMeasurement(
         index=index,
-        step_time_s=max(step.end_s for step in ranks),
+        step_time_s=max(step.end_s for step in ranks[::sharing]),
         losses=losses,
         skipped=any(step.skipped for step in ranks),
     )

@@ -4,6 +4,9 @@ import os
 import re
 
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.expert_ops import Dispatch
+from mmplan.cost_models.layout import splits_rows
+from mmplan.cost_models.ops import Positions
 from mmplan.errors import InputError
 from mmplan.planner.lower import stage_gradient_bytes
 from mmplan.planner.plan import Plan
@@ -29,22 +32,12 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
         return plan.pp * plan.dp
     require_executable(plan.scenario)
     _refuse_forms(plan)
-    for name, found, executed in _choices(plan):
-        if found != executed:
-            raise InputError(
-                f"the plan has {name}={found} and this release executes {name}={executed} only: "
-                f"set `constraints.{name}: [{executed}]` in the scenario and optimize again, or rehearse the plan"
-            )
     _refuse_split_vocabulary(plan)
     _refuse_split_modules(plan)
+    _refuse_split_rows(plan)
     _refuse_recomputation(plan)
     _refuse_split_backwards(plan)
     return plan.rank_count
-
-
-def _choices(plan: Plan) -> tuple[tuple[str, object, object], ...]:
-    """Name of a constraint, what the plan has, and what the runtime does."""
-    return (("cp", plan.cp, 1),)
 
 
 def _refuse_forms(plan: Plan) -> None:
@@ -94,6 +87,31 @@ def _refuse_split_modules(plan: Plan) -> None:
                 f"'{module.name}' has {shape.kv_heads} key-value heads for tp={plan.tp}, and this release does not "
                 "repeat heads: set `constraints.tp` to a divisor, or rehearse the plan"
             )
+
+
+def _refuse_split_rows(plan: Plan) -> None:
+    """What rows that lie on several cp ranks would need besides keys and values."""
+    if plan.cp == 1:
+        return
+    model = plan.scenario.model
+    for edge in model.edges:
+        if edge.kind == "hidden":
+            raise InputError(_of_cp(plan, f"'{edge.consumer}' reads the states of '{edge.producer}' row by row"))
+    for layer in build_graph(plan.scenario).layers():
+        if splits_rows(layer) and model.module(layer.module).kind != "language_model":
+            raise InputError(_of_cp(plan, f"'{layer.module}' is an encoder of text, whose rows they split"))
+        if splits_rows(layer) and any(isinstance(op, Positions) for op in layer.ops):
+            raise InputError(_of_cp(plan, f"'{layer.module}' has learned positions"))
+        dispatch = [op for op in layer.ops if isinstance(op, Dispatch)]
+        if any(op.capacity is not None for op in dispatch):
+            raise InputError(_of_cp(plan, f"'{layer.module}' drops tokens beyond an expert's capacity"))
+
+
+def _of_cp(plan: Plan, what: str) -> str:
+    return (
+        f"the plan has cp={plan.cp}, and {what}, which this release executes with cp=1 only: set `constraints.cp: [1]` "
+        "in the scenario and optimize again, or rehearse the plan"
+    )
 
 
 def _refuse_recomputation(plan: Plan) -> None:

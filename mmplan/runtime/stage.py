@@ -258,12 +258,13 @@ class LayerStage(WeightedStage):
     def _join_gradients(self, name: str, like: Tensor, state: InFlight, batch: Microbatch) -> None:
         """Gradients that came for all rows of a part, or for parts of all rows, are added to the producer's own."""
         if name in self._dealt.gathered and whole_key(name) in state.gradients:
-            state.add(name, self._dealt.part(name, state.gradients.pop(whole_key(name)), batch))
+            whole = self._dealt.summed(state.gradients.pop(whole_key(name)))
+            state.add(name, self._dealt.part(name, whole, batch))
         if name in self._dealt.cut and name in state.carrying:
             part = state.gradients.pop(part_key(name), None)
             if part is None:  # this rank's part has no rows, but others' may have
                 part = torch.empty(0, like.shape[1], dtype=like.dtype, device=self.model.device)
-            state.add(name, self._dealt.whole(name, part, batch, backward=True))
+            state.add(name, self._dealt.once(self._dealt.whole(name, part, batch, backward=True)))
 
     def _compute(self, layer: Layer, inputs: Mapping[str, Tensor], batch: Microbatch, state: InFlight) -> Tensor:
         """The layer's output, detached."""

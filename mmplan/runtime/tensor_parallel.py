@@ -3,21 +3,34 @@
 Weights are slices of those that one process would have, so every degree starts from the same model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from mmplan.cost_models.expert_ops import FromExperts, GroupedLinear, JoinRows, OwnRows, ToExperts
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.local_layer import local_layer, norm_of_heads, norms_over_heads
-from mmplan.cost_models.ops import CrossEntropy, Embedding, Op, SumGradients, SumParts
-from mmplan.runtime.batch import Microbatch
+from mmplan.cost_models.ops import (
+    AddRows,
+    Attention,
+    CrossEntropy,
+    Embedding,
+    Op,
+    Rope,
+    SumGradients,
+    SumParts,
+)
+from mmplan.runtime.attention import window_lengths
+from mmplan.runtime.batch import NO_LABEL, Microbatch
+from mmplan.runtime.context import OwnRowsOf, own_attention, own_queries, rotate_own, rows_of
 from mmplan.runtime.exchange import Exchange, from_experts, join_rows, own_rows, plan_exchange, to_experts
 from mmplan.runtime.experts import rows_per_expert
 from mmplan.runtime.held import Place, whole_place
 from mmplan.runtime.layers import Blocks, LayerModule, build_layer, joined
+from mmplan.runtime.rows import add_rows
 from mmplan.runtime.split_norm import split_rms_norm
 from mmplan.runtime.tensor_sums import TensorRanks, look_up, split_cross_entropy, sum_gradients, sum_parts
 
@@ -52,14 +65,28 @@ class SplitLayer(LayerModule):
         replicas = None if self._ranks.experts is None else self._ranks.experts.replicas
         return replicas is None or replicas.rank() == 0
 
+    def forward(self, inputs: Mapping[str, Tensor], batch: Microbatch) -> Tensor:
+        result = super().forward(inputs, batch)
+        own = self._own(batch)
+        return result if own is None or self.layer.kind != "token_embed" else own.take(result)
+
+    def _own(self, batch: Microbatch) -> OwnRowsOf | None:
+        """This rank's rows of a microbatch where cp ranks have others."""
+        if self._ranks.shard(self._whole).cp == 1:
+            return None
+        return rows_of(batch.lengths[self.layer.module], self._ranks)
+
     def _run(self, op: Op, inputs: Sequence[Tensor | Blocks], batch: Microbatch) -> Tensor | Blocks:
+        own = self._own(batch)
+        if own is not None and isinstance(op, Rope | Attention | AddRows):
+            return self._of_own_rows(op, [joined(value) for value in inputs], own, batch)
         match op:
             case SumGradients():
                 return sum_gradients(joined(inputs[0]), self._ranks)
             case SumParts():
                 total = sum_parts(joined(inputs[0]), self._ranks)
                 return total + self.parts[op.name].get_parameter("weight") if op.bias else total
-            case Embedding():
+            case Embedding() if self._ranks.degree > 1:
                 ids = batch.inputs[self.layer.module]
                 return look_up(ids, self.parts[op.name].get_parameter("weight"), self._ranks)
             case ToExperts() | FromExperts() | OwnRows() | JoinRows():
@@ -68,8 +95,9 @@ class SplitLayer(LayerModule):
                 result: Tensor = self.parts[op.name](joined(inputs[0]), self._exchange.rows)
                 return result
             case CrossEntropy():
-                return self._loss(joined(inputs[0]), batch)
-            case _ if norm_of_heads(op):
+                labels = batch.labels[self.layer.module]
+                return self._loss(joined(inputs[0]), labels if own is None else own.take(labels, NO_LABEL), batch)
+            case _ if norm_of_heads(op) and self._ranks.degree > 1:
                 return self._normed(op.name, joined(inputs[0]))
             case _:
                 return super()._run(op, inputs, batch)
@@ -90,12 +118,50 @@ class SplitLayer(LayerModule):
             case OwnRows():
                 return own_rows(x, self._ranks)
             case JoinRows():
-                return join_rows(x, sum(batch.lengths[self.layer.module]), self._ranks)
+                own = self._own(batch)
+                rows = sum(batch.lengths[self.layer.module]) if own is None else 2 * own.size
+                return join_rows(x, rows, self._ranks)
 
-    def _loss(self, logits: Tensor, batch: Microbatch) -> Tensor:
+    def _of_own_rows(
+        self, op: Rope | Attention | AddRows, inputs: Sequence[Tensor], own: OwnRowsOf, batch: Microbatch
+    ) -> Tensor:
+        module = self.layer.module
+        lengths = batch.lengths[module]
+        match op:
+            case Rope():
+                return rotate_own(inputs[0], own, lengths, op.heads, op.dims)
+            case AddRows():
+                mine, at = own.among(batch.merge_positions[module][op.key])
+                return add_rows(inputs[0], inputs[1].index_select(0, mine), at)
+            case Attention():
+                q, k, v = inputs
+                if op.cross:
+                    context = batch.context_lengths[module]
+                    heads, kv_heads = op.heads, op.kv_heads
+                    return own_queries(
+                        q, k, v, own, lengths=lengths, key_lengths=context, heads=heads, kv_heads=kv_heads
+                    )
+                cut = op.window is not None and not op.sliding
+                return own_attention(
+                    q,
+                    k,
+                    v,
+                    own,
+                    self._ranks,
+                    lengths=window_lengths(lengths, op.window) if op.window is not None and cut else lengths,
+                    heads=op.heads,
+                    kv_heads=op.kv_heads,
+                    causal=op.causal,
+                    sliding=op.window if op.sliding else None,
+                )
+
+    def _loss(self, logits: Tensor, labels: Tensor, batch: Microbatch) -> Tensor:
         module = self.layer.module
         size = next(op.x.local_width() for op in self._whole.ops if isinstance(op, CrossEntropy))
-        total = split_cross_entropy(logits, batch.labels[module], size, self._ranks)
+        if self._ranks.degree == 1:
+            total = F.cross_entropy(logits.float(), labels, ignore_index=NO_LABEL, reduction="sum")
+        else:
+            total = split_cross_entropy(logits, labels, size, self._ranks)
         return total / max(1, batch.targets_in_batch[module])
 
     def _normed(self, name: str, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import splits_rows
 from mmplan.cost_models.shard import Shard
 from mmplan.runtime.network import all_reduce
 
@@ -34,19 +35,31 @@ class ExpertRanks:
     replicas: dist.ProcessGroup | None
 
 
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """This rank's place among the `degree` ranks of a group."""
+
+    degree: int
+    index: int
+    group: dist.ProcessGroup | None
+
+
 @dataclass(slots=True)
 class TensorRanks:
     """This rank's place among the `degree` ranks of its tensor-parallel group.
 
-    `experts`: where these lie on more ranks. `spread`: modules that each rank has whole, of which it takes some images
-    or clips; `stage`: all ranks that have these, those of all replicas. `forward_bytes`, `backward_bytes`: of tensors
-    handed to sums, gathers and exchanges since the start, by the pass they belong to.
+    `experts`: where these lie on more ranks. `context`: ranks with other rows of language models; `width`: all that
+    share a stage in one replica. `spread`: modules that each rank has whole, of which it takes some images or clips;
+    `stage`: all ranks that have these, those of all replicas. `forward_bytes`, `backward_bytes`: of tensors handed to
+    sums, gathers and exchanges since the start, by the pass they belong to.
     """
 
     degree: int
     index: int
     group: dist.ProcessGroup | None
     experts: ExpertRanks | None = None
+    context: Peers | None = None
+    width: Peers | None = None
     spread: tuple[str, ...] = ()
     stage: dist.ProcessGroup | None = None
     forward_bytes: int = 0
@@ -60,9 +73,11 @@ class TensorRanks:
         """What of the layer is on a rank."""
         if layer.module in self.spread:
             return Shard()
+        splits = self.context is not None and splits_rows(layer)
+        cp = self.context.degree if self.context is not None and splits else 1
         if self.experts is None or not layer.has_experts:
-            return Shard(tp=self.degree)
-        return Shard(tp=self.degree, ep=self.experts.degree, etp=self.experts.tp)
+            return Shard(tp=self.degree, cp=cp)
+        return Shard(tp=self.degree, ep=self.experts.degree, etp=self.experts.tp, cp=cp)
 
     def reduce(self, tensor: Tensor, *, backward: bool = False, largest: bool = False) -> None:
         """Sum (or maximum) over the ranks, in place; nothing is sent where there are no rows."""

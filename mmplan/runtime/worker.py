@@ -212,7 +212,7 @@ def _run(
         end = step_end(done, None if checkpoints is None else checkpoints.report())
         ends: list[StepEnd] = [end] * world
         dist.all_gather_object(ends, end, group=control)
-        totals = step_measurement(step, ends[::sharing])  # of ranks that share layers the first is kept
+        totals = step_measurement(step, ends, sharing)
         finite = {module: loss for module, loss in totals.losses.items() if math.isfinite(loss)}
         steps_done.append(replace(totals, losses=finite))
         unsound = [end.unsound for end in ends]

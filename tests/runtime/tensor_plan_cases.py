@@ -62,7 +62,27 @@ def tensor_cases() -> dict[str, Plan]:
         "two stages on a rank, backwards in two parts": refuse_unusable(folded),
     }
     split = {name: replace(plan, tp=TP) for name, plan in plans.items()}
-    return {**split, **_dealt_cases(models), **_expert_cases(models["experts, latent attention and DeepStack"])}
+    return {
+        **split,
+        **_context_cases(models),
+        **_dealt_cases(models),
+        **_expert_cases(models["experts, latent attention and DeepStack"]),
+    }
+
+
+def _context_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
+    """Rows of the language model on two ranks."""
+    tiny, encoders = models["1f1b"], ("vision", "projector", "audio", "audio_projector")
+    two = hand_plan(tiny, TWO_STAGES, microbatch_size=2)
+    recomputed = replace(two, stages=tuple(replace(stage, recompute="full") for stage in two.stages))
+    experts = models["experts, latent attention and DeepStack"]
+    layers = tuple(name for stage in DEEP for name in stage)
+    return {
+        "rows on two ranks": replace(two, cp=2),
+        "rows on two ranks, recomputed, images dealt out": replace(recomputed, cp=2, spread=encoders),
+        "rows and columns": replace(hand_plan(models["cross-attention in two stages"], ONE_STAGE), cp=2, tp=2),
+        "rows, replicas and experts": replace(hand_plan(experts, (layers,), dp=2), cp=2, ep=4, sharding="parameters"),
+    }
 
 
 def _dealt_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
@@ -166,7 +186,7 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
     for index, stage in stages.items():
         after |= trained_weights(stage, plan.stages[index].layers)
     return TensorRankResult(
-        index=place.shard,
+        index=place.shard % plan.tp,
         places={
             name: place_in(stage.model, name) for stage in stages.values() for name, _ in stage.model.named_parameters()
         },

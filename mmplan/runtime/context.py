@@ -1,0 +1,231 @@
+"""Context parallelism: each of cp ranks has some rows of every packed microbatch of a language model.
+
+Rows are cut into 2 cp equal chunks; a rank has one from the front and its counterpart from the back. Keys and values of
+all rows are gathered for attention and again for its backward, so that between the two a rank keeps its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from mmplan.cost_models.values import rows_of_context_rank
+from mmplan.runtime.attention import rope_table
+from mmplan.runtime.network import all_reduce, gather
+from mmplan.runtime.tensor_sums import TensorRanks
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRowsOf:
+    """A rank's rows of `count`. Attributes: chunks: first and end of each, within the count; size: of a chunk."""
+
+    count: int
+    degree: int
+    index: int
+
+    @property
+    def size(self) -> int:
+        return rows_of_context_rank(self.count, self.degree) // 2
+
+    @property
+    def chunks(self) -> tuple[tuple[int, int], ...]:
+        firsts = (self.index * self.size, (2 * self.degree - 1 - self.index) * self.size)
+        return tuple((min(first, self.count), min(first + self.size, self.count)) for first in firsts)
+
+    def take(self, rows: Tensor, fill: float = 0) -> Tensor:
+        """This rank's of all rows; what lies behind their end is `fill`."""
+        parts = []
+        for first, end in self.chunks:
+            part = rows[first:end]
+            missing = (0, 0) * (rows.dim() - 1) + (0, self.size - (end - first))
+            parts.append(F.pad(part, missing, value=fill) if missing[-1] else part)
+        return torch.cat(parts)
+
+    def among(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Which of these rows the rank has (their numbers in the list), and where among its own."""
+        place = torch.full((self.count,), -1, dtype=torch.int64, device=positions.device)
+        for number, (first, end) in enumerate(self.chunks):
+            begin = number * self.size
+            place[first:end] = torch.arange(begin, begin + end - first, device=positions.device)
+        at = place.index_select(0, positions)
+        mine = (at >= 0).nonzero().squeeze(1)
+        return mine, at.index_select(0, mine)
+
+
+def rows_of(lengths: Sequence[int], ranks: TensorRanks) -> OwnRowsOf:
+    assert ranks.context is not None
+    return OwnRowsOf(sum(lengths), ranks.context.degree, ranks.context.index)
+
+
+def rotate_own(x: Tensor, own: OwnRowsOf, lengths: Sequence[int], heads: int, dims: int | None) -> Tensor:
+    """As `attention.rotate`, of a rank's rows."""
+    whole = x.view(x.shape[0], heads, x.shape[1] // heads)
+    still = whole.shape[2] - (dims or whole.shape[2])
+    parts = whole[:, :, still:]
+    cos, sin = _own_table(tuple(lengths), own, parts.shape[2], x.dtype, x.device)
+    first, second = parts.chunk(2, dim=-1)
+    rotated: Tensor = parts * cos + torch.cat((-second, first), dim=-1) * sin
+    return (torch.cat((whole[:, :, :still], rotated), dim=-1) if still else rotated).view(x.shape)
+
+
+@lru_cache(maxsize=16)
+def _own_table(
+    lengths: tuple[int, ...], own: OwnRowsOf, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    cos, sin = rope_table(lengths, head_dim, dtype, device)
+    return own.take(cos), own.take(sin)
+
+
+def own_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    own: OwnRowsOf,
+    ranks: TensorRanks,
+    *,
+    lengths: Sequence[int],
+    heads: int,
+    kv_heads: int,
+    causal: bool,
+    sliding: int | None,
+) -> Tensor:
+    """A rank's queries against the keys and values of all rows: rows of q, k, v as the rank has them -> same rows."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = (_gather_rows(x, own, ranks) for x in (k, v))
+        return _attended(q, keys, values, own, lengths, heads, kv_heads, causal, sliding)
+
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in (q, k, v)):
+        return run(q, k, v)
+    result: Tensor = checkpoint(run, q, k, v, use_reentrant=False, preserve_rng_state=False)
+    return result
+
+
+def own_queries(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    own: OwnRowsOf,
+    *,
+    lengths: Sequence[int],
+    key_lengths: Sequence[int],
+    heads: int,
+    kv_heads: int,
+) -> Tensor:
+    """Cross-attention of a rank's rows to a context that every rank has whole."""
+    starts = [sum(key_lengths[:index]) for index in range(len(key_lengths) + 1)]
+    blocks = [
+        _one(
+            q[at : at + end - first], k[starts[i] : starts[i + 1]], v[starts[i] : starts[i + 1]], None, heads, kv_heads
+        )
+        for at, i, first, end in _pieces(own, lengths)
+    ]
+    return _filled(blocks, q, k, v, own, heads, kv_heads)
+
+
+def _attended(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    own: OwnRowsOf,
+    lengths: Sequence[int],
+    heads: int,
+    kv_heads: int,
+    causal: bool,
+    sliding: int | None,
+) -> Tensor:
+    blocks = []
+    for at, index, first, end in _pieces(own, lengths):
+        start = sum(lengths[:index])
+        low = max(0, first - sliding + 1) if sliding is not None else 0
+        high = end if causal else lengths[index]
+        mask = _mask(first, end, low, high, sliding, q.device) if causal else None
+        keys, values = k[start + low : start + high], v[start + low : start + high]
+        blocks.append(_one(q[at : at + end - first], keys, values, mask, heads, kv_heads))
+    return _filled(blocks, q, k, v, own, heads, kv_heads)
+
+
+def _pieces(own: OwnRowsOf, lengths: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+    """Of each piece of a sequence that the rank has: row among its own, sequence, first and end within the sequence."""
+    for place, (first, end) in enumerate(own.chunks):
+        start = 0
+        for index, length in enumerate(lengths):
+            low, high = max(first, start), min(end, start + length)
+            if low < high:
+                yield place * own.size + low - first, index, low - start, high - start
+            start += length
+
+
+def _one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: int, kv_heads: int) -> Tensor:
+    """[rows, heads * width of a head of v]; without keys zeros."""
+    if k.shape[0] == 0:
+        return F.pad(q[:, :0], (0, heads * (v.shape[1] // kv_heads)))
+
+    def by_head(x: Tensor, count: int) -> Tensor:
+        return x.view(1, x.shape[0], count, -1).transpose(1, 2)
+
+    attended = F.scaled_dot_product_attention(
+        by_head(q, heads), by_head(k, kv_heads), by_head(v, kv_heads), attn_mask=mask, enable_gqa=heads != kv_heads
+    )
+    return attended.transpose(1, 2).reshape(q.shape[0], -1)
+
+
+def _filled(
+    blocks: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, own: OwnRowsOf, heads: int, kv_heads: int
+) -> Tensor:
+    """Blocks in the order of the rank's rows, zeros where a chunk ends early; autograd follows all three inputs."""
+    width, rows = heads * (v.shape[1] // kv_heads), [end - first for first, end in own.chunks]
+    joined = torch.cat(list(blocks)) if blocks else F.pad(q[:0, :0], (0, width))
+    parts = torch.split(joined, rows)
+    filled = torch.cat([F.pad(part, (0, 0, 0, own.size - part.shape[0])) for part in parts])
+    return filled + (q[:0].sum() + k[:0].sum() + v[:0].sum())
+
+
+def _mask(first: int, end: int, low: int, high: int, sliding: int | None, device: torch.device) -> Tensor:
+    """[queries from first to end, keys from low to high]: keys up to the query, and no farther back than the window."""
+    behind = torch.arange(first, end, device=device).unsqueeze(1) - torch.arange(low, high, device=device)
+    return behind >= 0 if sliding is None else (behind >= 0) & (behind < sliding)
+
+
+def _gather_rows(x: Tensor, own: OwnRowsOf, ranks: TensorRanks) -> Tensor:
+    result: Tensor = _GatherRows.apply(x, own, ranks)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _GatherRows(torch.autograd.Function):
+    """All rows in their order; the gradient of a rank's rows is summed over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, own: OwnRowsOf, ranks: TensorRanks) -> Tensor:
+        assert ranks.context is not None
+        ctx.own, ctx.ranks = own, ranks
+        everything = x.new_empty(own.degree * x.shape[0], x.shape[1])
+        gather(everything, x.contiguous(), ranks.context.group)
+        ranks.count(everything, backward=False)
+        return everything.index_select(0, _order(own, x.device))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        own, ranks = ctx.own, ctx.ranks
+        everything = gradients[0].new_zeros(own.degree * 2 * own.size, gradients[0].shape[1])
+        everything.index_copy_(0, _order(own, gradients[0].device), gradients[0])
+        all_reduce(everything, ranks.context.group)
+        ranks.count(everything, backward=True)
+        rows = 2 * own.size
+        return everything[own.index * rows : (own.index + 1) * rows], None, None
+
+
+@lru_cache(maxsize=64)
+def _order(own: OwnRowsOf, device: torch.device) -> Tensor:
+    """Where each row lies among those of all ranks, rank by rank."""
+    places = torch.empty(2 * own.degree * own.size, dtype=torch.int64)
+    for rank in range(own.degree):
+        for place, first in enumerate((rank * own.size, (2 * own.degree - 1 - rank) * own.size)):
+            begin = (2 * rank + place) * own.size
+            places[first : first + own.size] = torch.arange(begin, begin + own.size)
+    return places[: own.count].to(device)
