@@ -8,6 +8,8 @@ import typer
 from mmplan.commands.runs import execute
 from mmplan.errors import InputError
 
+_RESTARTS = 3
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecuteOptions:
@@ -15,6 +17,7 @@ class ExecuteOptions:
 
     arguments: tuple[str, ...]
     rehearse: bool
+    resumes: bool  # a run that is started again goes on from its last checkpoint
 
 
 def execute_options(arguments: Sequence[str]) -> ExecuteOptions:
@@ -38,4 +41,23 @@ def execute_options(arguments: Sequence[str]) -> ExecuteOptions:
         raise InputError(f"mmplan execute would not take the options behind --: {said()}") from error
     if context.params["local"] is not None:
         raise InputError("--local starts processes on this machine: leave it out, the launcher starts them")
-    return ExecuteOptions(arguments=tuple(arguments), rehearse=bool(context.params["rehearse"]))
+    chosen = context.params
+    return ExecuteOptions(
+        arguments=tuple(arguments),
+        rehearse=bool(chosen["rehearse"]),
+        resumes=bool(chosen["resume"] and chosen["checkpoint"] and chosen["every"]),
+    )
+
+
+def restarts_of(options: ExecuteOptions, wanted: int | None) -> int:
+    """How often a launcher starts a failed run again: as wanted, else a few times where it goes on.
+
+    Raises:
+        InputError: it would begin anew each time.
+    """
+    if wanted and not options.resumes:
+        raise InputError(
+            f"--restarts {wanted}: a run that is started again would begin anew; let it go on by options behind --: "
+            "--checkpoint FOLDER --every STEPS --resume"
+        )
+    return (_RESTARTS if options.resumes else 0) if wanted is None else wanted

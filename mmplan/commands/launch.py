@@ -33,10 +33,16 @@ def launch(
     claim: Annotated[
         str | None, typer.Option(metavar="NAME", help="Volume claim to work and write results in (kubernetes).")
     ] = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="How often a failed run starts again; default: 3 with --checkpoint, --every, --resume."
+        ),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Write what starts a plan on its cluster; refuse machines that it was not made for, saying how they differ."""
-    from mmplan.commands.execute_options import execute_options
+    from mmplan.commands.execute_options import execute_options, restarts_of
     from mmplan.planner.check import require_structure
     from mmplan.planner.plan import load_plan
     from mmplan.report.console import emit
@@ -49,7 +55,12 @@ def launch(
     plan, options = load_plan(plan_file), execute_options(arguments or [])
     require_structure(plan)
     job = launch_job(
-        plan, str(plan_file), arguments=options.arguments, setup=tuple(setup or ()), rehearse=options.rehearse
+        plan,
+        str(plan_file),
+        arguments=options.arguments,
+        setup=tuple(setup or ()),
+        rehearse=options.rehearse,
+        restarts=restarts_of(options, restarts),
     )
     machines = found_machines(plan, hosts, nodes, gpus_per_node, os.environ if launcher != "kubernetes" else {})
     if machines is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -34,16 +35,13 @@ class Board:
     def __init__(self, rank: int, world: int, folder: Path) -> None:
         self.rank, self.world, self._folder = rank, world, folder
         self.poll_s = max(0.5, world / _RANKS_PER_POLL_S)
-        hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=rank == 0 and not hosted,
-            timeout=_MEET_TIMEOUT,
-            wait_for_workers=False,
-            multi_tenant=True,  # torch's own store of this process shares the port
-        )
+        self._store = _store(rank)
         self._prefix = f"mmplan/{attempt()}/"
+
+    def meeting(self) -> Any:
+        """Where the process groups find each other: a connection of its own, because a rank that waits for others holds
+        one, and keys of this attempt, because the addresses of processes that have ended stay in the store."""
+        return dist.PrefixStore(f"{self._prefix}groups", _store(self.rank))  # type: ignore[attr-defined]
 
     def claim(self) -> bool:
         """Whether this process is the first to report a failure."""
@@ -139,3 +137,16 @@ class Board:
 
     def _set(self, key: str, value: str) -> None:
         self._store.set(self._prefix + key, value)
+
+
+def _store(rank: int) -> Any:
+    """torchrun's, or where processes are started by something else the first one's."""
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=rank == 0 and not hosted,
+        timeout=_MEET_TIMEOUT,
+        wait_for_workers=False,
+        multi_tenant=True,  # both connections of a process share the port
+    )

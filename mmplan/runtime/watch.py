@@ -91,7 +91,14 @@ class Watch:
         self._group: dist.ProcessGroup | None = None
         threading.Thread(target=self._guard, daemon=True).start()
 
-    def follow(self) -> None:
+    def meet(self) -> None:
+        """Make the group of all ranks. Collective over all of them."""
+        timeout = timedelta(seconds=self._run.limits.start_wait_s)
+        store, rank, world = self._board.meeting(), self._run.rank, self._run.world
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+        self._follow()
+
+    def _follow(self) -> None:
         """From here on this rank knows at once when the next one is killed. Collective over all ranks."""
         if self._run.world > 1:
             self._group = dist.new_group(backend="gloo", timeout=_FOR_EVER)

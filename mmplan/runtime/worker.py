@@ -107,8 +107,7 @@ def run_worker(
         watch.position.enter("start")
         device = run_device(plan, rehearse=options.rehearse, share=options.share_devices)
         scale = time_scale(plan, options.unit_s) if options.rehearse else 1.0
-        dist.init_process_group("gloo", timeout=timedelta(seconds=limit.start_wait_s))
-        watch.follow()
+        watch.meet()
         # In a rehearsal one process stands for all that share a stage's layers.
         started = replace(plan, tp=1, cp=1) if options.rehearse else plan
         backend = backend_of(device, share=options.share_devices)

@@ -16,6 +16,7 @@ from launcher_stubs import Started, rank_places, run_manifests, run_script, run_
 from random_plans import random_plan
 from tiny_plans import FOUR_STAGES, hand_plan
 
+from mmplan.commands.execute_options import execute_options, restarts_of
 from mmplan.errors import CheckError, InputError
 from mmplan.planner.plan import Plan, save_plan, scenario_hash
 from mmplan.runtime.formats.job import launch_job, slug
@@ -225,3 +226,28 @@ def test_two_nodes_run_a_plan_together(tmp_path: Path) -> None:
     said = [node.communicate(timeout=120)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     assert (tmp_path / "run.json").exists()
+
+
+def test_a_run_that_can_go_on_is_started_again_by_its_launcher(tmp_path: Path) -> None:
+    plan = CASES["equal nodes"]
+    job = launch_job(plan, "plan.json", arguments=("--checkpoint", "ck", "--every", "9", "--resume"), restarts=2)
+    slurm = launch_files(plan, job, "slurm").files["job.sbatch"]
+    assert "#SBATCH --requeue\n#SBATCH --open-mode=append\n" in slurm
+    assert [call.restarts for call in run_slurm(slurm, tmp_path, job.nodes)] == [2] * job.nodes
+    made = launch_files(plan, job, "kubernetes").files
+    (batch,) = [d for d in yaml.safe_load_all(made["job.yaml"]) if d["kind"] == "Job"]
+    assert batch["spec"]["backoffLimit"] == 2 * job.nodes
+    (kubeflow,) = [d for d in yaml.safe_load_all(made["pytorchjob.yaml"]) if d["kind"] == "PyTorchJob"]
+    roles = kubeflow["spec"]["pytorchReplicaSpecs"].values()
+    assert {role["restartPolicy"] for role in roles} == {"OnFailure"}
+    assert [call.restarts for call in run_manifests(made["job.yaml"], tmp_path)] == [0] * job.nodes  # pods are
+    assert "--requeue" not in launch_files(plan, replace(job, restarts=0), "slurm").files["job.sbatch"]
+
+
+def test_only_a_run_that_goes_on_is_started_again() -> None:
+    going_on = execute_options(["--checkpoint", "ck", "--every", "9", "--resume", "--on-nan", "skip"])
+    assert (restarts_of(going_on, None), restarts_of(going_on, 0), restarts_of(going_on, 7)) == (3, 0, 7)
+    anew = execute_options(["--checkpoint", "ck"])
+    assert restarts_of(anew, None) == 0
+    with pytest.raises(InputError, match=r"^--restarts 2: a run that is started again would begin anew; .* --resume$"):
+        restarts_of(anew, 2)

@@ -1,7 +1,6 @@
 """Whole runs in processes that are there already, one after the other: starting processes takes longer than a run."""
 
 import os
-from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
 
@@ -9,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from mmplan.planner.plan import Plan
+from mmplan.runtime.board import Board
 from mmplan.runtime.measurement import Measurement, OnNote
 from mmplan.runtime.run_options import RunOptions
 from mmplan.runtime.worker import run_worker
@@ -36,10 +36,6 @@ class WorkerRuns:
         if self._rank >= world:
             return None
         os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-        join, store = dist.init_process_group, dist.FileStore(str(self._folder / f"store{self._count}"), world)
-
-        def init(backend: str, timeout: timedelta) -> None:
-            join(backend, store=store, rank=self._rank, world_size=world, timeout=timeout)
-
-        with patch.object(dist, "init_process_group", init):
+        store = dist.FileStore(str(self._folder / f"store{self._count}"), world)
+        with patch.object(Board, "meeting", lambda board: store):  # another one for each run
             return run_worker(plan, options, None, on_note, print)

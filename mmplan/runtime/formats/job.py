@@ -40,7 +40,7 @@ class LaunchJob:
     """A run of a plan: `plan_path` as the processes find it, `arguments` for `mmplan execute` behind it.
 
     `setup`: shell lines to run on every node first, such as `module load cuda`. `rehearsed`: it only sleeps, and needs
-    cores alone.
+    cores alone. `restarts`: how often a failed run is started again; it then goes on from its last checkpoint.
     """
 
     name: str
@@ -49,6 +49,7 @@ class LaunchJob:
     arguments: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     rehearsed: bool = False
+    restarts: int = 0
 
     @property
     def nodes(self) -> int:
@@ -71,6 +72,7 @@ def launch_job(
     arguments: tuple[str, ...] = (),
     setup: tuple[str, ...] = (),
     rehearse: bool = False,
+    restarts: int = 0,
 ) -> LaunchJob:
     """The job of a plan on the cluster it was made for.
 
@@ -87,6 +89,7 @@ def launch_job(
         arguments=arguments,
         setup=setup,
         rehearsed=rehearse,
+        restarts=restarts,
     )
 
 
@@ -115,10 +118,10 @@ def slug(name: str) -> str:
 def node_body(job: LaunchJob, *, join_timeout_s: int | None = None) -> str:
     """Bash that runs a node's part; its positional parameters are the plan and the options of `mmplan execute`.
 
-    With several nodes it needs `node_rank`, MASTER_ADDR and MASTER_PORT. torchrun never restarts a run: a failed rank
-    ends it everywhere.
+    With several nodes it needs `node_rank`, MASTER_ADDR and MASTER_PORT. A failed rank ends the run everywhere, so that
+    every node's torchrun starts its part again.
     """
-    run = '    --max-restarts 0 -m mmplan execute "$@"'
+    run = f'    --max-restarts {job.restarts} -m mmplan execute "$@"'
     # Activation scripts read variables that need not be set.
     lines = [*(["set +u", *job.setup, "set -u"] if job.setup else []), "export OMP_NUM_THREADS=1"]
     if job.nodes == 1:

@@ -136,7 +136,7 @@ def _pod_zero(job: LaunchJob) -> str:
 
 
 def _jobs(job: LaunchJob, pod: Pod) -> list[Manifest]:
-    """A job for each kind of node; none is tried again, because a failed rank ends the run."""
+    """A job for each kind of node. A failed rank ends all pods; where the run is started again, all are."""
     jobs, first = [], 0
     for part, groups in enumerate(_parts(job)):
         nodes = sum(group.nodes for group in groups)
@@ -154,7 +154,7 @@ def _jobs(job: LaunchJob, pod: Pod) -> list[Manifest]:
             "completions": nodes,
             "parallelism": nodes,
             "completionMode": "Indexed",
-            "backoffLimit": 0,
+            "backoffLimit": job.restarts * job.nodes,
             "template": {"metadata": {"labels": {LABEL: job.name}}, "spec": template},
         }
         jobs.append(
@@ -176,7 +176,9 @@ def _container(job: LaunchJob, pod: Pod, groups: list[NodeGroup], meet: list[str
 def _command(job: LaunchJob, pod: Pod, meet: list[str]) -> list[str]:
     lines = ["set -euo pipefail", *([f"cd {WORK_FOLDER}"] if pod.claim else []), *(meet if job.nodes > 1 else [])]
     lines += [f"set -- {execute_arguments(job, pod.plan)}"]
-    return ["bash", "-c", "\n".join([*lines, node_body(job, join_timeout_s=_JOIN_TIMEOUT_S)])]
+    # Pods are started again by Kubernetes, all of them: a torchrun that restarts would count otherwise than a new one.
+    body = node_body(replace(job, restarts=0), join_timeout_s=_JOIN_TIMEOUT_S)
+    return ["bash", "-c", "\n".join([*lines, body])]
 
 
 def _resources(groups: list[NodeGroup]) -> Manifest:
@@ -215,14 +217,17 @@ def _pytorch_job(job: LaunchJob, pod: Pod) -> Manifest:
     template = {"spec": {"containers": [container], "volumes": _volumes(job, pod)}}
 
     def role(replicas: int) -> Manifest:
-        return {"replicas": replicas, "restartPolicy": "Never", "template": template}
+        return {"replicas": replicas, "restartPolicy": "OnFailure" if job.restarts else "Never", "template": template}
 
     roles = {"Master": role(1)} | ({"Worker": role(job.nodes - 1)} if job.nodes > 1 else {})
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
         "metadata": {"name": job.name},
-        "spec": {"runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "Running"}, "pytorchReplicaSpecs": roles},
+        "spec": {
+            "runPolicy": {"backoffLimit": job.restarts * job.nodes, "cleanPodPolicy": "Running"},
+            "pytorchReplicaSpecs": roles,
+        },
     }
 
 

@@ -18,6 +18,8 @@ def slurm_script(job: LaunchJob) -> Exported:
     components = _components(job)
     lines = ["#!/bin/bash", head(job, "A batch job"), "", f"#SBATCH --job-name={job.name}"]
     lines.append("#SBATCH --output=%x-%j.out")
+    if job.restarts:  # also after a node has failed or another job was preferred
+        lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
     for index, groups in enumerate(components):
         lines += ["", "#SBATCH hetjob"] if index else []
         lines += _resources(groups, typed=len(components) > 1)
