@@ -23,7 +23,7 @@ from mmplan.scenario.formats.hf.decoders import DECODERS
 from mmplan.scenario.formats.hf.ears import EARS
 from mmplan.scenario.formats.hf.encoders_alone import ENCODERS
 from mmplan.scenario.formats.hf.families import FAMILIES
-from mmplan.scenario.formats.hf.text import STACKS
+from mmplan.scenario.formats.hf.stacks import STACKS
 from mmplan.scenario.formats.hf.towers import TOWERS
 
 SKIPPED = re.compile(

@@ -32,7 +32,7 @@ from mmplan.cost_models.formats.module_parameters import module_parameters
 from mmplan.errors import InputError
 from mmplan.scenario.formats.hf.encoders_alone import ENCODERS
 from mmplan.scenario.formats.hf.families import FAMILIES
-from mmplan.scenario.formats.hf.text import STACKS
+from mmplan.scenario.formats.hf.stacks import STACKS
 from mmplan.scenario.formats.hf_config import read_config
 
 FILE = Path(__file__).with_suffix(".csv")

@@ -13,6 +13,7 @@ from mmplan.cost_models.load import Load
 from mmplan.cost_models.module_order import upstream_first
 from mmplan.scenario.samples import reference_samples
 from mmplan.scenario.scenario import AudioInput, Data, Model, ModelModule, Sample, Scenario, Transformer, VisionInput
+from mmplan.scenario.steps import row_ratio
 
 
 def sample_loads(scenario: Scenario, samples: Sequence[Sample]) -> dict[str, Load]:
@@ -124,8 +125,19 @@ def _lengths(model: Model, module: ModelModule, sample: Sample, lengths: dict[st
     if module.audio is not None:
         return tuple(module.audio.tokens(frames) for frames in audio_clip_frames(module, sample))
     if module.kind in ("projector", "encoder"):
-        return tuple(module.tokens_of(length) for length in _read_lengths(model, module, lengths))
+        return tuple(_tokens_of(module, length) for length in _read_lengths(model, module, lengths))
     return (own_tokens(module, sample) + _incoming(model, module, ("merge", "hidden"), lengths),)
+
+
+def _tokens_of(module: ModelModule, incoming: int) -> int:
+    """Tokens of a projector or an `encoder` for one sequence of so many that it reads."""
+    if module.form is not None and module.form.queries:
+        return module.form.read_by_queries(incoming)[0]
+    if module.form is not None and module.form.front:
+        return int(incoming * row_ratio(module.form.front))
+    if module.projector is not None:
+        return incoming // module.projector.pool // module.projector.merge
+    return incoming
 
 
 def _read_lengths(model: Model, module: ModelModule, lengths: dict[str, tuple[int, ...]]) -> tuple[int, ...]:

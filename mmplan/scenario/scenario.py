@@ -9,7 +9,7 @@ from typing import Literal
 
 from mmplan.scenario.attention_forms import GatedDelta, Mla
 from mmplan.scenario.cluster import Cluster
-from mmplan.scenario.steps import Form, row_ratio
+from mmplan.scenario.steps import Form
 from mmplan.scenario.technique import Offload, Recompute, Sharding, Technique
 
 ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "encoder", "projector", "language_model"]
@@ -160,9 +160,8 @@ class AudioInput:
 
     def tokens(self, frames: int) -> int:
         """Tokens of so many mel frames, before pooling."""
-        if not self.channels:
-            return frames // self.stride
-        return frames // self.chunk_frames * halved(self.chunk_frames, self.channels)
+        chunk = halved(self.chunk_frames, self.channels)
+        return frames // self.chunk_frames * chunk if self.channels else frames // self.stride
 
 
 def halved(count: int, convolutions: tuple[int, ...]) -> int:
@@ -211,10 +210,7 @@ class Projector:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelModule:
-    """One module of the model; which parts are set follows from `kind`.
-
-    An `encoder` reads another module's tokens: a further stage of a tower, or queries that attend to them.
-    """
+    """One module; which parts are set follows from `kind`. An `encoder` reads another module's tokens."""
 
     name: str
     kind: ModuleKind
@@ -243,16 +239,6 @@ class ModelModule:
             return self.projector.dims[-1]
         assert self.transformer is not None
         return self.transformer.hidden
-
-    def tokens_of(self, incoming: int) -> int:
-        """Tokens of a projector or an `encoder` for one sequence of so many that it reads."""
-        if self.form is not None and self.form.queries:
-            return self.form.read_by_queries(incoming)[0]
-        if self.form is not None and self.form.front:
-            return int(incoming * row_ratio(self.form.front))
-        if self.projector is not None:
-            return incoming // self.projector.pool // self.projector.merge
-        return incoming
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

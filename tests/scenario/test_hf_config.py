@@ -9,7 +9,7 @@ from hf_oracle import parameter_count, parameters_on_meta
 from mmplan.errors import InputError
 from mmplan.scenario.document import listed
 from mmplan.scenario.formats.hf.families import FAMILIES
-from mmplan.scenario.formats.hf.text import STACKS
+from mmplan.scenario.formats.hf.stacks import STACKS
 from mmplan.scenario.formats.hf_config import bundled_configs, read_config, read_hf_config
 from mmplan.scenario.load import load_scenario
 

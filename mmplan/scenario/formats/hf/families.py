@@ -24,7 +24,8 @@ from mmplan.scenario.formats.hf import (
     waves,
 )
 from mmplan.scenario.formats.hf.encoders_alone import ENCODERS
-from mmplan.scenario.formats.hf.text import STACKS, text_module
+from mmplan.scenario.formats.hf.stacks import STACKS
+from mmplan.scenario.formats.hf.text import text_module
 from mmplan.scenario.formats.hf.towers import tower_of
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import edge, projector_module

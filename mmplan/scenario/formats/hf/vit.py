@@ -107,3 +107,9 @@ def bare(width: int, front: Steps, raw_width: int) -> tuple[Transformer, Form]:
         final_norm=False,
     )
     return shape, Form(front=front, raw_width=raw_width, blocks=((1, (Kept(size=0),)),))
+
+
+def pooling_head(tower: Fields) -> int:
+    """Parameters of attention from one learned query, a norm and an MLP."""
+    width, ffn = tower.count("hidden_size"), tower.count("intermediate_size")
+    return width + 4 * (width * width + width) + 2 * width + 2 * width * ffn + width + ffn

@@ -1,0 +1,352 @@
+"""Language models by `model_type`: where the class of each differs from LLaMA's block."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mmplan.scenario.formats.hf import experts, gemma, mamba, minimax, mixers
+from mmplan.scenario.formats.hf.blocks_by_layer import each, sliding
+from mmplan.scenario.formats.hf_fields import Fields
+from mmplan.scenario.scenario import Transformer
+from mmplan.scenario.steps import Form
+
+Adapt = Callable[[Fields, Transformer], Transformer]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    """Differences from LLaMA: biases (a key that decides, or always, or never), fixed fields, what needs reading."""
+
+    qkv_bias: str | bool = False
+    out_bias: str | bool = False
+    mlp_bias: str | bool = False
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    adapt: tuple[Adapt, ...] = ()
+    ffn: str = "intermediate_size"
+    stored: Callable[[Fields, Transformer], int] | None = None  # numbers beside the token table
+    head_bias: str | bool = False
+    form: Callable[[Fields, Transformer], Form | None] | None = None
+    layers: Callable[[Fields], int] = Fields.layers
+    as_now: Callable[[Fields], Fields] | None = None  # older names of keys
+    ties: bool = True  # False: the class has a head of its own whatever `tie_word_embeddings` says
+    turned: bool = True  # positions turn queries and keys; False: they are among the numbers `stored`
+
+
+def _window(text: Fields, shape: Transformer) -> Transformer:
+    """A window in every layer, unless `layer_types` names full ones (Mistral)."""
+    if text.optional("sliding_window", most=100_000_000) is None:
+        return shape
+    return sliding(text, shape, None if text.values.get("sliding_window") is None else 1_000_000)
+
+
+def _qwen_window(text: Fields, shape: Transformer) -> Transformer:
+    """`use_sliding_window` gives the layers from `max_window_layers` on a window."""
+    if text.words("layer_types", shape.layers) is not None or not text.flag("use_sliding_window"):
+        return sliding(text, shape, None)
+    first = text.optional("max_window_layers", least=0) or 0
+    window = text.count("sliding_window", most=100_000_000)
+    if first >= shape.layers:
+        return shape
+    return replace(shape, window_tokens=window, sliding=True, global_layers=tuple(range(first)))
+
+
+def _every(interval: int) -> Adapt:
+    def adapt(text: Fields, shape: Transformer) -> Transformer:
+        return sliding(text, shape, interval)
+
+    return adapt
+
+
+def _interval(text: Fields, shape: Transformer) -> Transformer:
+    """`sliding_window_pattern`: the last of so many layers is a full one."""
+    pattern = text.get("sliding_window_pattern")
+    if isinstance(pattern, str) and set(pattern) <= set("LG") and pattern:
+        full = tuple(i for i in range(shape.layers) if pattern[i % len(pattern)] == "G" or i == shape.layers - 1)
+        window = text.optional("sliding_window", most=100_000_000)
+        return replace(shape, window_tokens=window, sliding=True, global_layers=full) if window else shape
+    return sliding(text, shape, text.optional("sliding_window_pattern", most=2_000))
+
+
+def _qk_norm_if(key: str) -> Adapt:
+    def adapt(text: Fields, shape: Transformer) -> Transformer:
+        return replace(shape, qk_norm=text.flag(key))
+
+    return adapt
+
+
+def _post_norms_if(key: str) -> Adapt:
+    def adapt(text: Fields, shape: Transformer) -> Transformer:
+        return replace(shape, post_norms=text.flag(key))
+
+    return adapt
+
+
+def _learned_positions(key: str, extra: int = 0) -> Callable[[Fields, Transformer], int]:
+    def rows(text: Fields, shape: Transformer) -> int:
+        return (text.count(key, most=100_000_000) + extra) * shape.hidden
+
+    return rows
+
+
+def _opt(text: Fields, shape: Transformer) -> Transformer:
+    """OPT's defaults; its variants with norms behind the branches or a narrower table are not read."""
+    text.refuse_unless("do_layer_norm_before", True, why="norms stand behind the branches")
+    text.refuse_unless("word_embed_proj_dim", None, shape.hidden, why="the token table is narrower than the blocks")
+    text.refuse_unless("_remove_final_layer_norm", False, None, why="there is no norm at the end")
+    text.refuse_unless("layer_norm_elementwise_affine", True, why="its norms have no weights")
+    bias = text.flag("enable_bias")
+    return replace(shape, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
+
+
+def _mllama(text: Fields, shape: Transformer) -> Transformer:
+    """Cross layers attend to image tokens alone: norms on their queries and keys, two gates."""
+    usual = tuple(index for index in range(3, 40, 5) if index < shape.layers)
+    absent = text.get("cross_attention_layers") is None
+    cross = usual if absent else text.indices("cross_attention_layers", shape.layers)
+    shape = replace(shape, cross_layers=cross, cross_width=shape.hidden if cross else None)
+    return each(shape, lambda index, block: replace(block, qk_norm=True, stored=2) if index in cross else block)
+
+
+def _kosmos(text: Fields, shape: Transformer) -> Transformer:
+    """Further norms in front of both output projections; Kosmos-2.5 has that of the MLP alone."""
+    first = 2 * shape.hidden if text.kind == "kosmos_2_text_model" else 0
+    return replace(shape, stored=first + 2 * shape.ffn)
+
+
+def _gpt2(text: Fields, shape: Transformer) -> Transformer:
+    text.refuse_unless("add_cross_attention", False, None, why="it attends to another model")
+    return replace(shape, ffn=text.optional("n_inner") or 4 * shape.hidden)
+
+
+def _norms_of_heads(text: Fields, shape: Transformer) -> Transformer:
+    """Cohere's norms of queries and keys, with weights for each head."""
+    numbers = (shape.heads + shape.kv_heads) * shape.head_dim if text.flag("use_qk_norm") else 0
+    return replace(shape, stored=numbers)
+
+
+def _square_heads(text: Fields, shape: Transformer) -> Transformer:
+    """Helium's output projection is as wide as the blocks on both sides."""
+    if shape.heads * shape.head_dim != shape.hidden:
+        message = f"{shape.heads} heads of {shape.head_dim} are {shape.heads * shape.head_dim}, the output projection "
+        raise text.error("head_dim", f"{message}takes hidden_size = {shape.hidden}")
+    return shape
+
+
+def _molmo(text: Fields, shape: Transformer) -> Transformer:
+    text.refuse_unless("norm_after", False, None, why="norms stand behind the branches")
+    return replace(shape, qk_norm=True, qk_norm_whole=text.get("qk_norm_type") == "olmo")
+
+
+def _further_words(text: Fields, shape: Transformer) -> int:
+    return (text.optional("additional_vocab_size", least=0) or 0) * shape.hidden
+
+
+LAYER_NORM = {"norm": "layer"}
+LAYER_NORM_PLAIN_MLP = {"norm": "layer", "gated_mlp": False}
+POST_ONLY = {"pre_norms": False, "post_norms": True, "qk_norm": True}
+PARALLEL = {"norm": "layer", "norm_bias": False, "parallel": True}
+DEEPSEEK = Stack(
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    shape={"mla": True},
+    adapt=(experts.latent_attention, experts.deepseek_experts),
+)
+LLAMA = Stack(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
+QWEN2 = Stack(qkv_bias=True, adapt=(_qwen_window,))
+QWEN3 = Stack(qkv_bias="attention_bias", out_bias="attention_bias", shape={"qk_norm": True}, adapt=(_qwen_window,))
+QWEN3_MOE = replace(QWEN3, adapt=(experts.qwen_experts,))
+MISTRAL = Stack(adapt=(_window,))
+GEMMA = {"activation": "gelu"}
+OCR = replace(LLAMA, adapt=(experts.ocr_experts,))
+BIASED = Stack(qkv_bias="attention_bias", out_bias="attention_bias")
+GEMMA4 = replace(BIASED, shape=GEMMA, adapt=(mixers.gemma4,), form=gemma.form_of_gemma4, stored=gemma.per_layer_norm)
+
+KOSMOS = Stack(
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    shape=LAYER_NORM_PLAIN_MLP,
+    ffn="ffn_dim",
+    adapt=(_kosmos,),
+    stored=lambda text, shape: 2 * shape.hidden if text.kind == "kosmos_2_5_text_model" else 0,
+    turned=False,
+)
+STEP = Stack(
+    as_now=mixers.step_as_now,
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    mlp_bias="mlp_bias",
+    adapt=(experts.step_experts, mixers.step),
+)
+ADA = 32  # width of the condition on the delay (modeling_voxtral_realtime.py)
+STACKS: Mapping[str, Stack] = {
+    "aria_text": replace(LLAMA, adapt=(experts.aria_experts,)),
+    "arcee": replace(LLAMA, shape={"gated_mlp": False}),
+    "chameleon": replace(
+        LLAMA,
+        adapt=(
+            _post_norms_if("swin_norm"),
+            lambda text, shape: replace(shape, stored=2 * (shape.heads + shape.kv_heads) * shape.head_dim),
+        ),
+    ),
+    "cohere": replace(BIASED, shape=PARALLEL, adapt=(_norms_of_heads,)),
+    "cohere2": replace(BIASED, shape=PARALLEL, adapt=(_every(4),)),
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "ernie4_5": Stack(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
+    "idefics": Stack(),
+    "ernie4_5_moe": Stack(
+        qkv_bias="use_bias",
+        out_bias="use_bias",
+        mlp_bias="use_bias",
+        adapt=(experts.ernie_experts,),
+        head_bias="use_bias",
+    ),
+    "deepseek_ocr2_text": OCR,
+    "unlimited_ocr_text": OCR,
+    "emu3_text_model": replace(BIASED, mlp_bias="mlp_bias"),
+    "ernie4_5_vl_moe_text": Stack(
+        qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", adapt=(experts.ernie_vl_experts,)
+    ),
+    "exaone4": Stack(shape=POST_ONLY, adapt=(_interval,)),
+    "gemma": replace(BIASED, shape=GEMMA),
+    "gemma2": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma2,)),
+    "gemma3_text": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma3,)),
+    "gemma3n_text": replace(
+        BIASED, shape=GEMMA, adapt=(gemma.gemma3n,), form=gemma.form_of_gemma3n, stored=gemma.per_layer_norm
+    ),
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
+    "glm": Stack(qkv_bias="attention_bias"),
+    "glm4": Stack(qkv_bias="attention_bias", shape={"post_norms": True}),
+    "glm4_moe": Stack(qkv_bias="attention_bias", adapt=(_qk_norm_if("use_qk_norm"), experts.deepseek_experts)),
+    "glm4v_moe_text": Stack(qkv_bias="attention_bias", adapt=(experts.deepseek_experts,)),
+    "glm4v_text": Stack(qkv_bias=True, shape={"post_norms": True}),
+    "glm_ocr_text": Stack(shape={"post_norms": True}),
+    "gpt2": Stack(
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        shape=LAYER_NORM_PLAIN_MLP,
+        ffn="hidden_size",
+        adapt=(_gpt2,),
+        stored=_learned_positions("max_position_embeddings"),
+        turned=False,
+    ),
+    "gpt_oss": replace(BIASED, adapt=(_every(2), experts.gpt_oss_experts)),
+    "granite": LLAMA,
+    "granite4_vision_text": LLAMA,
+    "granitemoe": replace(BIASED, adapt=(experts.granite_experts,)),
+    "granitemoeshared": replace(BIASED, adapt=(experts.granite_experts,)),
+    "helium": replace(LLAMA, out_bias=False, adapt=(_square_heads,)),
+    "hunyuan_v1_dense": replace(BIASED, shape={"qk_norm": True}),
+    "hunyuan_vl_text": replace(BIASED, shape={"qk_norm": True}),
+    "hyperclovax": replace(LLAMA, adapt=(_post_norms_if("use_post_norm"),)),
+    "kimi_k2": DEEPSEEK,
+    "lfm3": Stack(adapt=(mixers.lfm3,)),
+    "cosmos3_edge_text": replace(LLAMA, shape={"gated_mlp": False}),
+    "modernbert": Stack(
+        qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias", adapt=(mixers.modernbert,)
+    ),
+    "molmo2_text": Stack(qkv_bias="attention_bias", adapt=(_molmo,), stored=_further_words),
+    "step3p5": STEP,
+    "voxtral_realtime_text": Stack(
+        adapt=(_window, lambda text, shape: replace(shape, stored=2 * ADA * shape.hidden)),
+    ),
+    "lfm2": Stack(adapt=(mixers.short_convolutions,)),
+    "llama": LLAMA,
+    "llama4_text": Stack(
+        qkv_bias="attention_bias", out_bias="attention_bias", adapt=(experts.llama4_experts, mixers.llama4)
+    ),
+    "minimax_m2": Stack(shape={"qk_norm": True, "qk_norm_whole": True}, adapt=(experts.mixtral_experts,)),
+    "minimax_m3_vl_text": Stack(adapt=(minimax.stack,), form=minimax.form),
+    "ministral3": MISTRAL,
+    "mistral": MISTRAL,
+    "mixtral": replace(MISTRAL, adapt=(_window, experts.mixtral_experts)),
+    "mllama_text_model": Stack(adapt=(_mllama,)),
+    "nemotron_h": Stack(
+        ties=False,
+        mlp_bias="mlp_bias",
+        shape={"gated_mlp": False},
+        adapt=(mamba.nemotron_h,),
+        form=mamba.form_of_nemotron_h,
+        layers=lambda text: len(mamba.mixers(text)),
+    ),
+    "olmo2": replace(BIASED, shape={**POST_ONLY, "qk_norm_whole": True}),
+    "olmo3": replace(BIASED, shape={**POST_ONLY, "qk_norm_whole": True}, adapt=(_every(4),)),
+    "olmoe": replace(
+        BIASED,
+        shape={"qk_norm": True, "qk_norm_whole": True},
+        adapt=(
+            lambda text, shape: replace(
+                shape, moe=experts.moe_of(text, "num_experts", shape.ffn, scoring=experts.softmax_of(text))
+            ),
+        ),
+    ),
+    "opt": Stack(
+        shape=LAYER_NORM_PLAIN_MLP,
+        ffn="ffn_dim",
+        adapt=(_opt,),
+        stored=_learned_positions("max_position_embeddings", 2),
+        turned=False,
+    ),
+    "paddleocr_vl_text": Stack(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
+    "kosmos_2_5_text_model": KOSMOS,
+    "kosmos_2_text_model": KOSMOS,
+    "persimmon": Stack(
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        shape={"norm": "layer", "gated_mlp": False},
+        adapt=(_qk_norm_if("qk_layernorm"),),
+    ),
+    "phi": Stack(
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        shape={"norm": "layer", "gated_mlp": False, "parallel": True},
+        adapt=(lambda text, shape: _refusing(text, shape, "qk_layernorm", "norms on queries and keys"),),
+        head_bias=True,
+    ),
+    "phi3": MISTRAL,
+    "phi4_multimodal": MISTRAL,
+    "phimoe": Stack(
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        shape=LAYER_NORM,
+        adapt=(experts.mixtral_experts,),
+        head_bias="lm_head_bias",
+    ),
+    "qwen2": QWEN2,
+    "qwen2_5_omni_text": QWEN2,
+    "qwen2_5_vl_text": QWEN2,
+    "qwen2_moe": Stack(qkv_bias="qkv_bias", adapt=(experts.qwen_shared,)),
+    "qwen2_vl_text": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_5_moe_text": replace(BIASED, ffn="moe_intermediate_size", adapt=(mixers.gated_delta, experts.qwen_shared)),
+    "qwen3_5_text": replace(BIASED, adapt=(mixers.gated_delta,)),
+    "qwen3_moe": QWEN3_MOE,
+    "qwen3_next": replace(BIASED, adapt=(mixers.gated_delta, experts.qwen_shared)),
+    "qwen3_omni_moe_text": QWEN3_MOE,
+    "qwen3_vl_moe_text": QWEN3_MOE,
+    "qwen3_vl_text": replace(QWEN3, adapt=()),
+    "seed_oss": Stack(qkv_bias="attention_bias", out_bias="attention_out_bias", mlp_bias="mlp_bias"),
+    "smollm3": LLAMA,
+    "stablelm": Stack(
+        qkv_bias="use_qkv_bias",
+        shape=LAYER_NORM,
+        adapt=(
+            lambda text, shape: _refusing(text, shape, "qk_layernorm", "a norm for each head"),
+            lambda text, shape: replace(shape, parallel=text.flag("use_parallel_residual")),
+        ),
+    ),
+    "starcoder2": Stack(
+        qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", shape=LAYER_NORM_PLAIN_MLP, adapt=(_window,)
+    ),
+    "step3p7_text": STEP,
+}
+
+
+def _refusing(text: Fields, shape: Transformer, key: str, what: str) -> Transformer:
+    text.refuse_unless(key, False, None, why=f"it adds {what}")
+    return shape
