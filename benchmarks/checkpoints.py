@@ -58,6 +58,13 @@ def one_process(rank: int, folder: str) -> None:
     os.environ |= {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
     torch.set_num_threads(1)
     join, plan = dist.init_process_group, load_plan(Path(folder) / "plan.json")
+    # torchrun's store, that of the first process here.
+    places = dist.FileStore(f"{folder}/places", -1)
+    if rank == 0:
+        agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        places.set("port", str(agent.port))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ["MASTER_PORT"] = places.get("port").decode()
     for mode in ("written by a thread", "waited for"):
         store, checkpoints = dist.FileStore(f"{folder}/store {mode}", RANKS), Path(folder) / mode
         checkpoints.mkdir(exist_ok=True)
@@ -70,7 +77,7 @@ def one_process(rank: int, folder: str) -> None:
             patch.object(dist, "init_process_group", init),
             patch.object(RunCheckpoints, "save_if_due", save_and_wait if mode == "waited for" else SAVE),
         ):
-            run = run_worker(plan, options, None, None)
+            run = run_worker(plan, options, None, None, print)
         if run is not None:
             save_run(run, Path(folder) / f"{mode}.json")
 
