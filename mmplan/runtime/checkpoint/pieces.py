@@ -77,14 +77,14 @@ def _whole(buffer: Buffer) -> Piece:
 
 def to_write(pieces: Sequence[Piece], plan: Plan, at: Place) -> list[Piece]:
     """Those that this rank writes: of equal ones on several ranks one rank writes each, all about as much."""
-    loads = [0] * plan.dp
+    loads, own = [0] * (plan.dp * plan.cp), at.replica * plan.cp + at.shard // plan.tp
     chosen = []
     for piece in pieces:
         if piece.writes is not None:
             chosen += [piece] if piece.writes or not piece.copied else []
             continue
-        replica = loads.index(min(loads)) if piece.copied else at.replica
-        loads[replica] += piece.nbytes if piece.copied else 0
-        if replica == at.replica and (at.shard == 0 or not piece.everywhere):
+        holder = loads.index(min(loads)) if piece.copied else own
+        loads[holder] += piece.nbytes if piece.copied else 0
+        if holder == own and (at.shard % plan.tp == 0 or not piece.everywhere):
             chosen.append(piece)
     return chosen
