@@ -31,7 +31,6 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     if rehearse:
         return plan.pp * plan.dp
     require_executable(plan.scenario)
-    _refuse_forms(plan)
     _refuse_split_vocabulary(plan)
     _refuse_split_modules(plan)
     _refuse_split_rows(plan)
@@ -40,7 +39,8 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     return plan.rank_count
 
 
-def _refuse_forms(plan: Plan) -> None:
+def refuse_forms(plan: Plan) -> None:
+    """InputError where the scenario's model, which the runtime builds, has layers as steps (a job's own may)."""
     for module in plan.scenario.model.modules:
         if module.form is not None:
             raise InputError(
