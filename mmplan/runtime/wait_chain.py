@@ -7,7 +7,7 @@ before. The first is to blame, and ranks of a circle are all.
 from collections.abc import Mapping, Sequence
 
 from mmplan.planner.plan import Plan
-from mmplan.runtime.position import Seen, where
+from mmplan.runtime.position import NO_STEP, Seen, where
 from mmplan.units import format_seconds
 
 EVERYBODY = "all"
@@ -97,7 +97,8 @@ def _blockers(plan: Plan, world: int, own: Seen, seen: Mapping[int, Seen]) -> li
     words = own.waits.split(" ")
     if len(words) == 3 and words[0].isdigit():
         return [int(words[0])]
-    group = range(world) if own.waits == EVERYBODY else _partners(plan, own.rank, world)
+    everybody = own.waits == EVERYBODY or own.step == NO_STEP  # before the first step groups of all are made
+    group = range(world) if everybody else _partners(plan, own.rank, world)
     return [rank for rank in group if rank != own.rank and not _together(seen.get(rank), own)]
 
 
