@@ -14,7 +14,8 @@ def merged_beside(model: Model, edge: ModelEdge) -> str:
         if other.kind == "merge" and other.consumer == edge.consumer and _encoder_of(model, other.producer) == encoder:
             return other.producer
     like = [other.producer for other in model.edges if (other.kind, other.consumer) == ("merge", edge.consumer)]
-    like = [name for name in like if model.module(name).modality == model.module(edge.producer).modality]
+    kind = model.module(encoder).kind
+    like = [name for name in like if model.module(_encoder_of(model, name)).kind == kind]
     if len(like) == 1:  # two towers that see the same images
         return like[0]
     raise ValueError(
