@@ -38,8 +38,10 @@ class Rules:
     def peak_flops_per_s(self) -> float:
         peak = self.device.flops_per_s(self.precision)
         if peak is None:
+            others: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
+            there = [other for other in others if self.device.flops_per_s(other) is not None]
             raise CostModelError(
-                f"{self.device.name} has no {self.precision} matrix units; set precision to fp16 or fp32"
+                f"{self.device.name} has no {self.precision} matrix units; set precision to {' or '.join(there)}"
             )
         return peak
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from mmplan.cost_models.layout import Layout
+from mmplan.errors import InputError
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.contract import GroupGraph, merge_chains
 from mmplan.planner.priced_groups import PricedGroups
@@ -39,7 +40,11 @@ class Coarse:
 
 
 def coarse_enough(priced: PricedGroups) -> Coarse:
-    """The groups themselves where their upsets can be listed, else branches cut into pieces of about equal work."""
+    """The groups themselves where their upsets can be listed, else branches cut into pieces of about equal work.
+
+    Raises:
+        InputError: there are too many branches for that.
+    """
     groups = priced.groups
     count, pairs = len(groups.groups), groups.pairs
     rows = chains(count, pairs)
@@ -65,7 +70,11 @@ def coarse_enough(priced: PricedGroups) -> Coarse:
         if upsets is None:
             continue
         best = Coarse(groups=merged, upsets=upsets, chains=rows, branches=branches)
-    assert best is not None
+    if best is None:
+        raise InputError(
+            f"the model has {len(branches)} rows of layers side by side, whose ends can be combined in more than "
+            f"{COARSE_UPSETS:,} ways however few pieces each is cut into: join some of these modules"
+        )
     return best
 
 
