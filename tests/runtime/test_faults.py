@@ -1,6 +1,7 @@
 """Faults on purpose in whole runs: all ranks end, and the message names rank, host, step, action and cause."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -46,7 +47,8 @@ def test_a_killed_rank_is_named_with_its_signal_and_where_it_was() -> None:
 def test_a_halted_process_is_named_by_the_rank_that_waits_for_it() -> None:
     told = failure("stop rank=1 step=1 action=F2", two_stage_plan(), timeout_s=2.0)
     assert told.startswith("after the time limit of 2 s: rank 0 (")
-    assert " waits in step 1, B(2) of stage 0 for B(2) of stage 1 from rank 1, for 2" in told
+    # the gradient of microbatch 1 may be under way when the process is halted
+    assert re.search(r" waits in step 1, B\(([12])\) of stage 0 for B\(\1\) of stage 1 from rank 1, for 2", told)
     assert ") does not answer: its process is halted, or its host or network gone; " in told
     assert " ago it was in step 1, F(2) of stage 1" in told
 
@@ -85,7 +87,7 @@ def test_a_rank_of_another_torchrun_hears_that_one_was_killed(tmp_path: Path) ->
             host.kill()
     assert all(host.returncode for host in hosts)
     (line,) = [line for line in said[0].splitlines() if line.startswith("error: ")]
-    assert ") waits in step 1, B(2) of stage 0 for B(2) of stage 1 from rank 1, for " in line
+    assert re.search(r"\) waits in step 1, B\(([12])\) of stage 0 for B\(\1\) of stage 1 from rank 1, for ", line)
     assert ") is gone: it ended without a word in step 1, F(2) of stage 1" in line
 
 

@@ -16,6 +16,7 @@ from mmplan.runtime.launch import execute
 from mmplan.runtime.measurement import load_run, save_run
 from mmplan.runtime.requirements import process_count
 from mmplan.runtime.validate import validate
+from mmplan.scenario.scenario import Moe
 
 
 def two_stage_plan() -> Plan:
@@ -143,14 +144,23 @@ def changed_module(plan: Plan, name: str, **changes: object) -> Plan:
 def test_what_tensor_parallel_ranks_do_not_share_is_refused_with_the_constraint() -> None:
     plan = replace(two_stage_plan(), tp=2)
     assert (process_count(plan, rehearse=False), process_count(plan, rehearse=True)) == (4, 2)
-    with pytest.raises(InputError, match=r"'vision' whole on each of 2 ranks.* set `constraints.spread: \[\]`"):
-        process_count(replace(plan, spread=("vision",)), rehearse=False)
     with pytest.raises(
         InputError, match="'vision' takes mean and variance over all heads and the plan splits them over tp=2"
     ):
         process_count(changed_module(plan, "vision", qk_norm_whole=True), rehearse=False)
     with pytest.raises(InputError, match="'llm' has 1 key-value heads for tp=2, and this release does not repeat"):
         process_count(changed_module(plan, "llm", kv_heads=1), rehearse=False)
+    assert process_count(
+        replace(changed_module(plan, "vision", qk_norm_whole=True), spread=("vision",)), rehearse=False
+    )
+
+
+def test_what_context_parallel_ranks_do_not_share_is_refused_with_the_constraint() -> None:
+    plan = replace(two_stage_plan(), cp=2)
+    assert (process_count(plan, rehearse=False), process_count(plan, rehearse=True)) == (4, 2)
+    moe = Moe(experts=4, topk=2, expert_ffn=8, capacity_factor=1.5)
+    with pytest.raises(InputError, match=r"cp=2, and 'llm' drops tokens beyond .* set `constraints.cp: \[1\]`"):
+        process_count(changed_module(plan, "llm", moe=moe), rehearse=False)
 
 
 def test_a_plan_for_another_technique_is_refused_but_may_be_rehearsed() -> None:

@@ -162,11 +162,12 @@ def test_exports_of_random_plans_start_every_rank_in_its_place() -> None:
 
 
 def test_exports_of_launch_files_refuse_what_the_runtime_does() -> None:
-    plan = replace(CASES["one node"], cp=2)
+    plan = CASES["one node"]
+    plan = replace(plan, stages=tuple(replace(stage, recompute="selective") for stage in plan.stages))
     for export in (export_slurm, export_kubernetes):
-        with pytest.raises(CheckError, match="cp=2"):
+        with pytest.raises(CheckError, match="recompute=selective"):
             export(plan)
-    with pytest.raises(InputError, match="cp=2"):
+    with pytest.raises(InputError, match="recompute=selective"):
         launch_job(plan, "plan.json")
 
 

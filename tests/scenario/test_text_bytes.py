@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from topo_texts import matrix_text
 
@@ -61,6 +61,7 @@ def test_every_kind_reads_what_other_systems_write(tmp_path: Path, name: str) ->
 @given(st.text(max_size=300), st.sampled_from(("utf-16", "utf-32", "utf-8-sig")))
 @settings(max_examples=50, deadline=None)
 def test_any_text_comes_back(tmp_path_factory: pytest.TempPathFactory, text: str, encoding: str) -> None:
+    assume(not (encoding == "utf-16" and text.startswith("\0")))  # begins as UTF-32 does
     file = tmp_path_factory.mktemp("text") / "text"
     file.write_bytes(text.encode(encoding))
     with open_text(file) as opened:
