@@ -7,10 +7,12 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mmplan.errors import InputError
+from mmplan.planner.plan import Plan
 
 Kind = Literal["kill", "raise", "stall", "stop", "nan"]
 
@@ -108,3 +110,24 @@ def strike(fault: Injection) -> None:
             raise InjectedError("injected by --inject")
         case "nan":
             raise ValueError("nan does not strike, it is asked for by `Position.poisoned`")
+
+
+def check_injections(injections: Sequence[Injection], plan: Plan, steps: int, ranks: int) -> None:
+    """Refuse a fault that can never strike.
+
+    Raises:
+        InputError: the plan has no such rank, stage or microbatch, or the run no such step.
+    """
+    for one in injections:
+        if one.rank >= ranks:
+            raise InputError(f"--inject: rank {one.rank}, and the run has ranks 0 to {ranks - 1}")
+        if one.step is not None and one.step >= steps:
+            raise InputError(f"--inject: step {one.step}, and the run has steps 0 to {steps - 1}")
+        found = _ACTION.fullmatch(one.action)
+        if found is None:
+            continue
+        stage, microbatch = found[1] or found[4], found[3]
+        if stage and int(stage) >= len(plan.stages):
+            raise InputError(f"--inject: stage {stage}, and the plan has stages 0 to {len(plan.stages) - 1}")
+        if microbatch and int(microbatch) >= plan.microbatches:
+            raise InputError(f"--inject: {one.action}, and the plan has microbatches 0 to {plan.microbatches - 1}")

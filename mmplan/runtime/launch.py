@@ -24,13 +24,13 @@ from mmplan.planner.check import require_structure
 from mmplan.planner.plan import Plan, save_plan
 from mmplan.runtime.checkpoint.before_run import check_checkpoints
 from mmplan.runtime.checkpoint.options import Checkpoints
-from mmplan.runtime.inject import Injection
+from mmplan.runtime.inject import Injection, check_injections
 from mmplan.runtime.limits import Limits, limits
 from mmplan.runtime.local_failure import cause_of_failure, keep_failure, read_positions, stands_still
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, load_run
 from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
 from mmplan.runtime.position import process_lives
-from mmplan.runtime.requirements import check_local_run, refuse_forms
+from mmplan.runtime.requirements import check_local_run, process_count, refuse_forms
 from mmplan.runtime.run_options import DEFAULT_UNIT_S, RunOptions, save_options
 from mmplan.runtime.torchrun import OnFailure, is_main_process, show_failure
 
@@ -117,6 +117,7 @@ def execute(
     )
     if is_main_process():
         check_checkpoints(plan, options)
+        check_injections(options.inject, plan, steps, process_count(plan, rehearse=rehearse))
         if failure_file is not None:
             failure_file.unlink(missing_ok=True)  # of a run before
     if local is None:

@@ -1,9 +1,10 @@
 """Faults to rehearse: what users write, and where they strike."""
 
 import pytest
+from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 
 from mmplan.errors import InputError
-from mmplan.runtime.inject import InjectedError, Injection, parse_injection, strike
+from mmplan.runtime.inject import InjectedError, Injection, check_injections, parse_injection, strike
 
 
 def test_a_fault_is_read_from_its_words() -> None:
@@ -59,3 +60,19 @@ def test_no_number_is_asked_for_and_does_not_strike() -> None:
 def test_an_injected_error_says_that_it_is_one() -> None:
     with pytest.raises(InjectedError, match="injected by --inject"):
         strike(parse_injection("raise rank=0"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("kill rank=9", "rank 9, and the run has ranks 0 to 1"),
+        ("kill rank=1 step=7", "step 7, and the run has steps 0 to 1"),
+        ("nan rank=1 action=F99", "F99, and the plan has microbatches 0 to 15"),
+        ("raise rank=0 action=5B1", "stage 5, and the plan has stages 0 to 1"),
+    ],
+)
+def test_a_fault_that_can_never_strike_is_refused(fault: str, message: str) -> None:
+    plan = hand_plan(tiny_scenario(), TWO_STAGES)
+    check_injections([parse_injection("kill rank=1 step=1 action=1B15")], plan, steps=2, ranks=2)
+    with pytest.raises(InputError, match=message):
+        check_injections([parse_injection(fault)], plan, steps=2, ranks=2)

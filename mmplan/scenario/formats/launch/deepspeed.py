@@ -107,6 +107,9 @@ def read_deepspeed(path: Path) -> SetUp:
         """A fact, unless the value is open."""
         if value is None:
             return
+        if isinstance(value, list | dict):
+            at = line_of(text, key.rsplit(".", 1)[-1])
+            raise InputError(f"expected one value, found {shown(value)}", file=path, line=at, key=key)
         if isinstance(value, str) and value.strip().lower() == "auto":
             auto.append(key)
         elif not is_unresolved(value) and isinstance(value, bool | int | float | str):

@@ -109,10 +109,19 @@ def _with_defaults(kind: str, setup: SetUp, arguments: Mapping[str, Argument]) -
     if kind == "ms-swift" and swift is not None and swift.values != ("lora_llm",):  # as in its scripts
         for name in ("freeze_vision", "freeze_projector"):
             facts.setdefault(name, swift.fact(True))
+    if kind == "ms-swift" and swift is not None:
+        # its command-line parameters: gradient_checkpointing is true, under Megatron recompute_granularity selective
+        in_megatron = arguments.keys() & {
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+            "micro_batch_size",
+        }
+        facts.setdefault("recompute", swift.fact("selective" if in_megatron else "full"))
     if kind == "llama-factory" and (model := arguments.get("model_name_or_path")) is not None:
         # same file: finetuning_type is lora; data_args.py: cutoff_len 2048; transformers' TrainingArguments: 8 samples
         facts.setdefault("sequence", model.fact(2048))
         facts.setdefault("microbatch", model.fact(8))
+        facts.setdefault("recompute", model.fact("full"))  # model_args.py: disable_gradient_checkpointing is false
         if "finetuning_type" not in arguments:
             facts.setdefault("lora", model.fact("lora"))
     if kind == "veomni" and (model := arguments.get("model")) is not None:

@@ -85,7 +85,7 @@ def recompute_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -
         "activation_checkpointing",
         "grad_checkpoint",
     )
-    short = taken.argument("recompute_activations")
+    short, off = taken.argument("recompute_activations"), taken.argument("disable_gradient_checkpointing")
     if kind is not None and kind.values and kind.values[0] in ("full", "selective"):
         facts["recompute"] = kind.fact(kind.values[0])
         if kind.values[0] == "full" and method == "block" and count is not None and count.values:
@@ -102,6 +102,8 @@ def recompute_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -
             "grad_checkpoint",
         )
         facts["recompute"] = old.fact("full" if on else "none")
+    elif off is not None:  # LLaMA-Factory
+        facts["recompute"] = off.fact("none" if taken.on("disable_gradient_checkpointing") else "full")
     elif short is not None:
         facts["recompute"] = short.fact("selective" if taken.on("recompute_activations") else "none")
     elif "layers" in facts:

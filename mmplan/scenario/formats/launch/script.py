@@ -47,7 +47,8 @@ def read_script(path: Path) -> SetUp:
         line = replace(line, arguments={**overriding("nemo", line.overrides), **line.arguments})
     setup = megatron_set_up(line, "ms-swift" if swift else "nemo" if line.overrides else "megatron")
     if swift:
-        setup = replace(setup, facts=_swift_defaults(line) | dict(setup.facts))
+        told = {name: fact for name, fact in setup.facts.items() if not fact.key.startswith("no --recompute")}
+        setup = replace(setup, facts=_swift_defaults(line) | told)
     measured, sentence = measured_comment(line.comments, path)
     facts = hinted_devices(line.comments, path) | measured | dict(setup.facts)
     if "gpu" not in setup.facts:
@@ -64,7 +65,7 @@ def read_script(path: Path) -> SetUp:
 
 def _swift_defaults(line: CommandLine) -> dict[str, Fact]:
     """What ms-swift does unless it is told otherwise (its command-line parameters): the encoder and aligner are frozen,
-    `megatron sft` takes 16 samples a step, `swift sft` trains adapters."""
+    `megatron sft` takes 16 samples a step and recomputes selectively, `swift sft` trains adapters, recomputing all."""
 
     def fact(value: bool | int | str) -> Fact:
         return Fact(value=value, file=line.file, key="ms-swift's default")
@@ -72,9 +73,9 @@ def _swift_defaults(line: CommandLine) -> dict[str, Fact]:
     tuner = "".join((line.arguments.get("tuner_type") or line.arguments.get("train_type") or _NO_TUNER).values)
     facts = {} if tuner == "lora_llm" else {"freeze_vision": fact(True), "freeze_projector": fact(True)}
     if re.search(r"\bmegatron (sft|pt|rlhf)\b", line.command):
-        facts |= {"microbatch": fact(1), "global_batch": fact(16)}
-    elif re.search(r"\bswift (sft|pt|rlhf)\b", line.command) and not tuner:
-        facts["lora"] = fact("lora")
+        facts |= {"microbatch": fact(1), "global_batch": fact(16), "recompute": fact("selective")}
+    elif re.search(r"\bswift (sft|pt|rlhf)\b", line.command):
+        facts |= {"recompute": fact("full")} | ({} if tuner else {"lora": fact("lora")})
     return facts
 
 
