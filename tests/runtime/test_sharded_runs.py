@@ -23,7 +23,7 @@ def plan_with(sharding: Sharding, recompute: RecomputeLevel) -> Plan:
 
 @pytest.fixture(scope="module")
 def plain() -> Measurement:
-    run = execute(plan_with("none", "none"), steps=3, local=4)
+    run = execute(plan_with("none", "none"), steps=2, local=4)  # the first is never the recorded one
     assert run is not None
     return run
 
@@ -35,7 +35,7 @@ def test_sharded_training_follows_plain_training_with_the_predicted_bytes_and_me
     sharding: Sharding, recompute: RecomputeLevel, plain: Measurement
 ) -> None:
     plan = plan_with(sharding, recompute)
-    run = execute(plan, steps=3, local=4)
+    run = execute(plan, steps=2, local=4)
     assert run is not None
     for step, expected in zip(run.steps, plain.steps, strict=True):
         assert step.losses["llm"] == pytest.approx(expected.losses["llm"], rel=1e-5)
