@@ -14,15 +14,7 @@ from typing import TypeGuard, TypeVar
 
 from mmplan.cost_models.counts import FP32_BYTES
 from mmplan.cost_models.delta_ops import DeltaRule
-from mmplan.cost_models.expert_ops import (
-    Combine,
-    Dispatch,
-    FromExperts,
-    GroupedLinear,
-    JoinRows,
-    OwnRows,
-    ToExperts,
-)
+from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.ops import (
@@ -40,9 +32,8 @@ from mmplan.cost_models.ops import (
     Rope,
     Slice,
     Stored,
-    SumGradients,
-    SumParts,
 )
+from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
 from mmplan.cost_models.shard import Shard, as_shard
 from mmplan.cost_models.values import Value, rows_of_context_rank, split
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype

@@ -9,17 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmplan.cost_models.delta_ops import CausalConv, DeltaRule
-from mmplan.cost_models.expert_ops import (
-    Combine,
-    Dispatch,
-    FromExperts,
-    GroupedLinear,
-    JoinRows,
-    OwnRows,
-    Route,
-    ToExperts,
-    TopK,
-)
+from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear, Route, TopK
+from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
 from mmplan.cost_models.values import Parallel, Rows, Value
 
 
@@ -303,28 +294,6 @@ class AddRows:
     b: Value
     y: Value
     key: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SumParts:
-    """The sum over tp ranks of what each has of a row, then a bias where the model has one; gradients pass as they are.
-
-    Like `SumGradients` it stands in what one rank runs (`local_layer.py`), never in a layer of the graph.
-    """
-
-    name: str
-    x: Value
-    y: Value
-    bias: bool
-    trainable: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SumGradients:
-    """A copy for operators of which each tp rank has a part: its gradient is summed over the ranks."""
-
-    x: Value
-    y: Value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

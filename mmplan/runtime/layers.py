@@ -36,10 +36,10 @@ from mmplan.cost_models.ops import (
     Scale,
     Slice,
     Stored,
-    SumParts,
     op_inputs,
     op_trainable,
 )
+from mmplan.cost_models.rank_ops import SumParts
 from mmplan.cost_models.values import split
 from mmplan.runtime import experts, rows
 from mmplan.runtime.attention import packed_attention, rotate, window_lengths

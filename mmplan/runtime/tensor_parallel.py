@@ -10,19 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from mmplan.cost_models.expert_ops import FromExperts, GroupedLinear, JoinRows, OwnRows, ToExperts
+from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.local_layer import local_layer, norm_of_heads, norms_over_heads
-from mmplan.cost_models.ops import (
-    AddRows,
-    Attention,
-    CrossEntropy,
-    Embedding,
-    Op,
-    Rope,
-    SumGradients,
-    SumParts,
-)
+from mmplan.cost_models.ops import AddRows, Attention, CrossEntropy, Embedding, Op, Rope
+from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
 from mmplan.runtime.attention import window_lengths
 from mmplan.runtime.batch import NO_LABEL, Microbatch
 from mmplan.runtime.context import OwnRowsOf, own_attention, own_queries, rotate_own, rows_of
