@@ -1,5 +1,7 @@
-"""What ranks that share a layer hand each other (part of `ops.Op`): in what one rank runs (`local_layer.py`), never in a
-layer of the graph."""
+"""What ranks that share a layer hand each other (part of `ops.Op`).
+
+These stand in what one rank runs (`local_layer.py`), never in a layer of the graph.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +10,7 @@ from mmplan.cost_models.values import Value
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SumParts:
-    """The sum over tp ranks of what each has of a row, then a bias where the model has one; gradients pass unchanged."""
+    """The sum over tp ranks of what each has of a row, then a bias if the model has one; gradients pass as they are."""
 
     name: str
     x: Value

@@ -74,23 +74,7 @@ def run_that_took(plan: Plan, program: Program, durations: Seconds, late_s: floa
         recorded_step=0,
         pipeline_s=step.pipeline_s,
         bubble=step.bubble,
-        ranks=tuple(
-            RankMeasurement(
-                rank=rank.rank,
-                stage=rank.stage,
-                replica=rank.replica,
-                busy_s=rank.busy_s,
-                bubble=rank.bubble,
-                activation_bytes=rank.sent_bytes,
-                gradient_bytes=0,
-                reduce_bytes=rank.reduce_bytes,
-                transfer_s=rank.transfer_s,
-                wait_s=0.0,
-                reduce_s=rank.reduce_s,
-                peak_memory_bytes=rank.peak_memory_bytes,
-            )
-            for rank in step.ranks
-        ),
+        ranks=measured_ranks(step),
         actions=(),
         timeline=timeline,
         asked_s=asked_times(timeline),
@@ -107,3 +91,24 @@ def asked_times(timeline: Sequence[TimedAction]) -> tuple[float, ...]:
         asked.append(free_s[item.rank])
         free_s[item.rank] = item.end_s
     return tuple(asked)
+
+
+def measured_ranks(step: Prediction) -> tuple[RankMeasurement, ...]:
+    """Ranks that did what was predicted."""
+    return tuple(
+        RankMeasurement(
+            rank=rank.rank,
+            stage=rank.stage,
+            replica=rank.replica,
+            busy_s=rank.busy_s,
+            bubble=rank.bubble,
+            activation_bytes=rank.sent_bytes,
+            gradient_bytes=0,
+            reduce_bytes=rank.reduce_bytes,
+            transfer_s=rank.transfer_s,
+            wait_s=0.0,
+            reduce_s=rank.reduce_s,
+            peak_memory_bytes=rank.peak_memory_bytes,
+        )
+        for rank in step.ranks
+    )

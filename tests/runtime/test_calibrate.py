@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import changed, done_of, priced, run_that_took
+from made_runs import changed, done_of, measured_ranks, priced, run_that_took
 from tiny_plans import FOUR_STAGES, TWO_STAGES, hand_plan, tiny_scenario
 from typer.testing import CliRunner
 
@@ -27,7 +27,7 @@ from mmplan.planner.new_prices import on_profile
 from mmplan.planner.plan import Plan, save_plan, scenario_hash
 from mmplan.report.simulation import simulate_plan
 from mmplan.runtime.calibrate import calibrate, catalogue_name
-from mmplan.runtime.measurement import Measurement, RankMeasurement, StepMeasurement, plan_hash, save_run
+from mmplan.runtime.measurement import Measurement, StepMeasurement, plan_hash, save_run
 from mmplan.runtime.recorded_steps import predict
 from mmplan.runtime.refine import refine, refined_profile
 from mmplan.runtime.reprice import reprice
@@ -187,23 +187,7 @@ def on_device(plan: Plan, device: Device) -> Plan:
 def run_on(plan: Plan, device: Device) -> Measurement:
     """A run of `plan` that took what it would on another device."""
     done = simulate_plan(on_device(plan, device), step=0)
-    ranks = tuple(
-        RankMeasurement(
-            rank=rank.rank,
-            stage=rank.stage,
-            replica=rank.replica,
-            busy_s=rank.busy_s,
-            bubble=rank.bubble,
-            activation_bytes=rank.sent_bytes,
-            gradient_bytes=0,
-            reduce_bytes=rank.reduce_bytes,
-            transfer_s=rank.transfer_s,
-            wait_s=0.0,
-            reduce_s=rank.reduce_s,
-            peak_memory_bytes=rank.peak_memory_bytes,
-        )
-        for rank in done.ranks
-    )
+    ranks = measured_ranks(done)
     return Measurement(
         plan_hash=plan_hash(plan),
         mmplan_version="0",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import done_of
+from made_runs import done_of, measured_ranks
 from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 from typer.testing import CliRunner
 
@@ -17,7 +17,6 @@ from mmplan.planner.plan import Plan, save_plan
 from mmplan.planner.working import working_bytes
 from mmplan.runtime.measurement import (
     Measurement,
-    RankMeasurement,
     StepMeasurement,
     load_run,
     plan_hash,
@@ -60,21 +59,8 @@ def run(plan: Plan) -> Measurement:
     planned = predict(plan, 0)
     at_work = working_bytes(plan, build_graph(plan.scenario))
     ranks = tuple(
-        RankMeasurement(
-            rank=rank.rank,
-            stage=rank.stage,
-            replica=rank.replica,
-            busy_s=rank.busy_s,
-            bubble=rank.bubble,
-            activation_bytes=rank.sent_bytes,
-            gradient_bytes=0,
-            reduce_bytes=rank.reduce_bytes,
-            transfer_s=rank.transfer_s,
-            wait_s=0.0,
-            reduce_s=rank.reduce_s,
-            peak_memory_bytes=rank.peak_memory_bytes - at_work[plan.row(rank.stage)],  # not seen on a CPU
-        )
-        for rank in planned.ranks
+        replace(rank, peak_memory_bytes=rank.peak_memory_bytes - at_work[plan.row(rank.stage)])  # not seen on a CPU
+        for rank in measured_ranks(planned)
     )
     return replace(
         empty,
