@@ -6,7 +6,8 @@ FOLDER holds one folder per kind of files, which are cut into small pieces (`fuz
 reading whose values are finite and can be written as YAML, or one sentence of refusal; anything else (an exception,
 more than 20 seconds) is printed with the number of the mutant and counted as a crash. Beside each mutant a second file
 is read that differs from it in a way with a known effect (`fuzz_relations.py`): a reading that breaks the relation is
-wrong without a word, and counted so. Rewrites the rows of these folders in benchmarks/fuzz_importers.csv.
+wrong without a word, and counted so. The minutes are those of the processor, whatever works beside it. Rewrites the
+rows of these folders in benchmarks/fuzz_importers.csv.
 """
 
 import argparse
@@ -184,7 +185,7 @@ def fuzz(folder: Path, minutes: float, number: int) -> dict[str, object]:
     counts: Counter[str] = Counter()
     slowest_s, start, started = 0.0, time.monotonic(), time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
-        while time.monotonic() < start + minutes * 60:
+        while time.process_time() < started + minutes * 60:
             begun = time.monotonic()
             signal.alarm(MOST_SECONDS)
             try:
@@ -200,7 +201,7 @@ def fuzz(folder: Path, minutes: float, number: int) -> dict[str, object]:
             number += 1
     row = {"files_of": folder.name, "files": len({seed.name for seed in seeds}), "pieces": len(seeds)}
     row |= {"minutes": round((time.monotonic() - start) / 60, 2)}
-    row |= {"of_processor": round((time.process_time() - started) / 60, 2)}  # less where others work beside it
+    row |= {"of_processor": round((time.process_time() - started) / 60, 2)}
     row |= {"mutants": counts["reading"] + counts["refusal"]}
     row |= {name: counts[name] for name in ("reading", "refusal", "crash", "compared", "wrong")}
     row |= {"slowest_s": round(slowest_s, 2), "note": ""}
