@@ -13,6 +13,7 @@ from mmplan.cost_models.formats.trace_profile import read_trace_profile
 from mmplan.cost_models.formats.trace_reading import looks_like_kineto, looks_like_nsys, read_kineto, read_nsys
 from mmplan.errors import InputError
 from mmplan.planner.formats.launch_scenario import launch_reading, machines_reading
+from mmplan.planner.row_stack import device_in
 from mmplan.scenario.document import did_you_mean, listed
 from mmplan.scenario.formats.hostfile import looks_like_hosts, read_hosts
 from mmplan.scenario.formats.launch.deepspeed import looks_like_deepspeed, read_deepspeed
@@ -144,7 +145,8 @@ def _together(kinds: Mapping[Path, str]) -> Reading:
     """Files of several kinds that describe one run: how it is launched, its model, and the machines it runs on."""
     set_ups = [set_up(path) for path, kind in kinds.items() if (set_up := KINDS[kind].set_up) is not None]
     others = {kind for kind in kinds.values() if KINDS[kind].set_up is None}
-    machines = _machines({kind: [path for path in kinds if kinds[path] == kind] for kind in sorted(others)})
+    named = next((str(setup.facts["gpu"].value) for setup in set_ups if "gpu" in setup.facts), "")
+    machines = _machines({kind: [path for path in kinds if kinds[path] == kind] for kind in sorted(others)}, named)
     clusters = all(set(reading.fragment) == {"cluster"} for reading in machines)
     if not set_ups and clusters:
         return machines_reading(machines)
@@ -154,14 +156,31 @@ def _together(kinds: Mapping[Path, str]) -> Reading:
     return launch_reading(merged(set_ups), machines)
 
 
-def _machines(paths_of: Mapping[str, Sequence[Path]]) -> list[Reading]:
-    """Files of the machines, a reading for each kind; a host list says how the ranks of collectives lie on nodes."""
-    readings = {kind: KINDS[kind].read(paths) for kind, paths in paths_of.items() if kind != "nccl"}
-    if "nccl" in paths_of:
-        hosts = readings["hosts"].fragment["cluster"] if "hosts" in readings else {}
-        assert isinstance(hosts, dict)
-        readings["nccl"] = read_nccl(paths_of["nccl"], hosts)
-    return [readings[kind] for kind in paths_of]
+def _machines(paths_of: Mapping[str, Sequence[Path]], gpu: str) -> list[Reading]:
+    """Files of the machines, a reading for each kind; what one names helps to read another.
+
+    A host list says how the ranks of collectives lie on nodes. A device that a single file names, or else the `gpu` of
+    launch files, is the one whose links stand in the others.
+    """
+    hosts = _cluster_of(KINDS["hosts"].read(paths_of["hosts"])) if "hosts" in paths_of else {}
+
+    def read(kind: str, device: str | None = None) -> Reading:
+        if kind == "nccl":
+            return read_nccl(paths_of[kind], hosts, device)
+        return read_nvidia_topo(paths_of[kind], device) if kind == "nvidia-topo" else KINDS[kind].read(paths_of[kind])
+
+    readings = {kind: read(kind) for kind in paths_of}
+    devices = {str(named) for reading in readings.values() if (named := _cluster_of(reading).get("device")) is not None}
+    device = devices.pop() if len(devices) == 1 else device_in(gpu) if not devices else None
+    if device is not None:
+        readings |= {kind: read(kind, device) for kind in paths_of if "device" not in _cluster_of(readings[kind])}
+    return list(readings.values())
+
+
+def _cluster_of(reading: Reading) -> Mapping[str, object]:
+    cluster = reading.fragment.get("cluster", {})
+    assert isinstance(cluster, Mapping)
+    return cluster
 
 
 def _guess(paths: Sequence[Path]) -> dict[Path, str]:
@@ -172,6 +191,8 @@ def _guess(paths: Sequence[Path]) -> dict[Path, str]:
         kind = _kind_of(head)
         if kind is None and not head.whole:
             kind = _kind_of(read_head(path, MORE_BYTES))
+        if kind is None and head.whole and not head.text.strip():
+            raise InputError("an empty file", file=path)
         if kind is None:
             hint = did_you_mean(str(path), KINDS) if path == paths[0] else ""
             raise InputError(f"not a kind of file that is known{hint}; name one of {listed(KINDS, 40)}", file=path)

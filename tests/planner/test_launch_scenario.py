@@ -277,3 +277,36 @@ def test_a_layout_counts_the_chunks_of_a_rank(tmp_path: Path) -> None:
 def test_the_text_of_a_fragment_reads_back_as_the_fragment(tmp_path: Path) -> None:
     read = reading(tmp_path, run__sh=GPT)
     assert yaml.safe_load(fragment_text(read)) == dict(read.fragment)
+
+
+MATRIX = """\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV18\t0-31\t0
+GPU1\tNV18\t X \t0-31\t0
+"""
+BATCH_JOB = """#!/bin/bash
+#SBATCH --nodes={nodes}
+#SBATCH --gres=gpu:{gpu}:2
+srun --nodes=1 hostname
+srun torchrun --nnodes 2 --nproc_per_node 2 pretrain_gpt.py --num-layers 8 --hidden-size 512 --num-attention-heads 8 \\
+  --micro-batch-size 1 --global-batch-size 8 --seq-length 512 --bf16
+"""
+
+
+def test_the_device_of_a_batch_job_tells_which_nvlinks_a_topology_counts(tmp_path: Path) -> None:
+    found = reading(tmp_path, job=BATCH_JOB.format(nodes=2, gpu="b200"), topology=MATRIX)
+    cluster = found.fragment["cluster"]
+    assert isinstance(cluster, dict) and (cluster["device"], cluster["node_link"]) == ("b200", "nvlink5")
+    assert "write cluster.device" not in told(found)
+
+
+def test_a_gpu_of_several_memory_sizes_and_two_numbers_of_nodes_are_told(tmp_path: Path) -> None:
+    warnings = told(reading(tmp_path, job=BATCH_JOB.format(nodes=4, gpu="a100")))
+    assert "does not say which of a100-pcie-40, a100-pcie-80, a100-sxm-40, a100-sxm-80" in warnings
+    assert "line 5 --nnodes = 2, line 2 --nodes = 4 contradict each other" in warnings
+    warnings = told(reading(tmp_path, job=BATCH_JOB.format(nodes=2, gpu="a100_80gb")))
+    assert "does not say which" not in warnings and "contradict" not in warnings
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="an empty file"):
+        reading(tmp_path, nothing=" \n")

@@ -296,3 +296,25 @@ def test_experts_of_swift_are_whole_where_nothing_splits_them(tmp_path: Path) ->
     reading = read(tmp_path, "run.sh", f"NPROC_PER_NODE=8 NNODES=2 megatron sft {model} {arguments}\n")
     assert recipe(reading)["etp"] == 1
     assert "expert_tensor_parallel_size is not written: 1" in told(reading)
+
+
+def test_two_precisions_at_once_are_refused_as_deepspeed_does(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="fp16 and bf16 are both enabled"):
+        read(tmp_path, "ds.json", DEEPSPEED.replace('"my_key": 1', '"fp16": {"enabled": true}'))
+
+
+def test_a_pipeline_that_is_emptied_several_times_a_step_is_told(tmp_path: Path) -> None:
+    text = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 8
+global_batch_size = 512
+seq_len = 8192
+[parallelism]
+pipeline_parallel_degree = 4
+data_parallel_shard_degree = 4
+"""
+    reading = read(tmp_path, "t.toml", text)
+    assert "after 8 of 128 microbatches, 16 times a step: its bubble is about 27%" in told(reading)  # 3 / 11
+    assert "empties" not in told(read(tmp_path, "t.toml", text.replace("512", "32")))

@@ -268,3 +268,30 @@ def test_what_the_documents_list_is_what_there_is() -> None:
     formats, exports = ((root / "docs" / name).read_text() for name in ("formats.md", "exports.md"))
     assert [kind for kind in KINDS if f"`{kind}`" not in formats] == []
     assert [target for target in TARGETS if f"`{target}`" not in exports] == []
+
+
+FACTORY = '{"current_steps": %d, "total_steps": 100, "%s": 1.0, "epoch": 0.1, "elapsed_time": "0:%02d:%02d"}'
+
+
+def test_evaluations_of_llama_factory_are_no_steps(tmp_path: Path) -> None:
+    clock = [
+        (10, "loss", 1, 40),
+        (20, "loss", 3, 20),
+        (25, "eval_loss", 5, 20),
+        (30, "loss", 7, 0),
+        (40, "loss", 8, 40),
+    ]
+    reading = read(tmp_path, "\n".join(FACTORY % line for line in clock))
+    assert (step_of(reading)["median_s"], step_of(reading)["steps"], step_of(reading)["outliers"]) == (10.0, 2, 1)
+    assert "step 30 took 22 s, behind an evaluation" in told(reading)
+    assert "a line stands for 10 steps" in told(reading)
+
+
+@pytest.mark.parametrize(("samples", "steps", "batch"), [(51.2, 0.8, 64), (12.8, 0.01, None), (1.0, 0.0001, None)])
+def test_the_trainers_two_rates_give_the_batch_where_they_leave_one_number(
+    samples: float, steps: float, batch: int | None, tmp_path: Path
+) -> None:
+    rates = f"'train_samples_per_second': {samples}, 'train_steps_per_second': {steps}"
+    reading = read(tmp_path, f"{{'train_runtime': 1000.0, {rates}, 'train_loss': 1.0}}\n")
+    configuration = reading.fragment["configuration"]
+    assert isinstance(configuration, dict) and configuration.get("global_batch") == batch

@@ -31,7 +31,7 @@ from mmplan.errors import InputError
 from mmplan.scenario.catalogue import catalogue_device, catalogue_link, link_names
 from mmplan.scenario.cluster import Link
 from mmplan.scenario.document import counted
-from mmplan.scenario.formats.accelerators import Chip, chips_named
+from mmplan.scenario.formats.accelerators import Chip, chip_of, chips_named
 from mmplan.scenario.formats.reading import Head, Reading, read_lines
 from mmplan.units import format_bytes, format_bytes_per_s, format_seconds, parse_bytes_per_s
 
@@ -57,18 +57,19 @@ def looks_like_nccl(head: Head) -> bool:
     return False
 
 
-def read_nccl(paths: Sequence[Path], hosts: Mapping[str, object] | None = None) -> Reading:
+def read_nccl(paths: Sequence[Path], hosts: Mapping[str, object] | None = None, device: str | None = None) -> Reading:
     """The links that the tables of the files show.
 
     Args:
         hosts: `nodes` and `devices_per_node` of a host list beside them, for tables that do not say how ranks lie.
+        device: the catalogue's device that files beside them name, for tables that name none.
 
     Raises:
         InputError: no table, or none that can be used: the reason of the first one.
     """
     sweeps, ignored = _sweeps([run for path in paths for run in read_runs(list(read_lines(path)), path)], paths[0])
     sweeps = [_placed(sweep, hosts or {}) for sweep in sweeps]
-    chip, named = _chip(sweeps)
+    chip, named = _chip(sweeps, chip_of(device))
     for sweep in sweeps:
         _refuse_impossible(sweep, chip)
     read: list[str] = []
@@ -154,7 +155,7 @@ def _port(chip: Chip | None) -> float:
     )
 
 
-def _chip(sweeps: Sequence[Sweep]) -> tuple[Chip | None, list[str]]:
+def _chip(sweeps: Sequence[Sweep], beside: Chip | None) -> tuple[Chip | None, list[str]]:
     names = list(dict.fromkeys(name for sweep in sweeps for name in sweep.names))
     chips, others = chips_named(names)
     if len(chips) == 1 and not others:
@@ -163,7 +164,7 @@ def _chip(sweeps: Sequence[Sweep]) -> tuple[Chip | None, list[str]]:
     if chips or others:
         told = ", ".join([*(chip.name for chip in chips), *others][:5])
         return None, [f"no one device of the catalogue ({told}): write cluster.device"]
-    return None, ["the tables name no device of the catalogue: write cluster.device"]
+    return beside, [] if beside is not None else ["the tables name no device of the catalogue: write cluster.device"]
 
 
 def _usual_node_link(chip: Chip | None) -> tuple[str, Link] | None:

@@ -50,6 +50,8 @@ def launch_reading(setup: SetUp, machines: Sequence[Reading] = ()) -> Reading:
     links = _machines(machines, told)
     for key, fact in (("nodes", "nodes"), ("devices_per_node", "per_node"), ("device", "gpu")):
         found, said = links.pop(key, None), setup.facts.get(fact)
+        if fact == "gpu" and found is not None and said is not None and device_in(str(said.value)) == found:
+            continue
         if found is not None and (said is None or fact == "gpu"):
             of_machines = Fact(value=found, file=setup.files[0], key="the machines' files")
             setup = replace(setup, facts={**setup.facts, fact: of_machines})
@@ -80,6 +82,7 @@ def launch_reading(setup: SetUp, machines: Sequence[Reading] = ()) -> Reading:
     _fill_data(fragment, kinds, setup, told)
     fragment = {key: value for key, value in fragment.items() if value != {}}
     _told_recipe(size, told)
+    _told_flushes(setup, size, told)
     return _reading(setup, fragment, "scenario", told)
 
 
@@ -215,7 +218,14 @@ def _device(setup: SetUp, told: Told) -> str | None:
         told.warnings.append(f"{device} ({said.place}) has no {precision} units: {DEFAULT_DEVICE} is assumed")
         return None
     told.read.append(f"GPU {device}, from {said.place}")
+    alike = [name for name in device_names() if name.split("-")[0] == device.split("-")[0]]
+    if len(alike) > 1 and text not in alike and not _VARIANT.search(text):
+        of_these = f"{said.place} = {text} does not say which of {', '.join(sorted(alike))}"
+        told.warnings.append(f"{of_these} it is: {device} is taken")
     return device
+
+
+_VARIANT = re.compile(r"(?i)sxm|pcie|nvl|hbm|(?<!\d)(?:16|32|40|64|80|94)\s?gi?b?(?![a-z0-9])")
 
 
 def _precision(setup: SetUp, told: Told) -> str:
@@ -365,6 +375,20 @@ def _checked(fragment: Mapping[str, Any], setup: SetUp) -> Scenario:
         return scenario_of(Document(file=Path(setup.files[0]), values=values, lines={}))
     except InputError as error:
         raise InputError(error.message, file=setup.files[0], key=error.key) from None
+
+
+def _told_flushes(setup: SetUp, size: Size, told: Told) -> None:
+    """A pipeline that is emptied several times a step is priced as one that is emptied once."""
+    each = setup.count("flush", most=10_000_000)
+    if each is None or size.pp == 1 or size.microbatches <= each:
+        return
+    flushes = -(-size.microbatches // each)
+    bubble, priced = ((size.pp - 1) / (count + size.pp - 1) for count in (each, size.microbatches))
+    told.warnings.append(
+        f"{setup.facts['flush'].place} empties the pipeline after {each} of {size.microbatches} microbatches, "
+        f"{flushes} times a step: its bubble is about {bubble:.0%}; priced is one pipeline of {size.microbatches}, "
+        f"{priced:.0%}"
+    )
 
 
 def _told_recipe(size: Size, told: Told) -> None:

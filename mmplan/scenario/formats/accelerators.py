@@ -97,6 +97,11 @@ def chips_named(lines: Iterable[str]) -> tuple[tuple[Chip, ...], tuple[str, ...]
     return tuple(chips.values()), tuple(others)
 
 
+def chip_of(device: str | None) -> Chip | None:
+    """The chip of a device of the catalogue."""
+    return next((chip for chip in CHIPS if chip.device == device), None) if device is not None else None
+
+
 def chips_with_nvlinks(count: int) -> tuple[Chip, ...]:
     """Those that have `count` NVLinks in all."""
     return tuple(chip for chip in CHIPS if chip.nvlinks == count)

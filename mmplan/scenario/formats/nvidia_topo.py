@@ -11,7 +11,7 @@ from pathlib import Path
 from mmplan.errors import InputError
 from mmplan.scenario.catalogue import catalogue_device
 from mmplan.scenario.document import counted
-from mmplan.scenario.formats.accelerators import Chip, chips_named
+from mmplan.scenario.formats.accelerators import Chip, chip_of, chips_named
 from mmplan.scenario.formats.reading import Head, Reading, read_lines
 from mmplan.scenario.formats.topo_links import NodeLink, gpu_pairs, node_link
 from mmplan.scenario.formats.topo_matrix import P2P_ROW, Matrix, find_matrices
@@ -39,8 +39,11 @@ def looks_like_nvidia_topo(head: Head) -> bool:
     return _MATRIX.search(head.text) is not None or _LEGEND.search(head.text) is not None
 
 
-def read_nvidia_topo(paths: Sequence[Path]) -> Reading:
+def read_nvidia_topo(paths: Sequence[Path], device: str | None = None) -> Reading:
     """The nodes whose matrices stand in the files.
+
+    Args:
+        device: the catalogue's device that files beside them name, for texts that name none.
 
     Raises:
         InputError: no matrix, no whole row, a damaged row, columns run together, another tool's matrix, or more kinds
@@ -58,7 +61,7 @@ def read_nvidia_topo(paths: Sequence[Path]) -> Reading:
         matrices += found
         if any(P2P_ROW.match(line) for line in lines):
             beside.append(f"a matrix of 'topo -p2p' in {path.name}: it says no links")
-        chips[path], odd = _chip(lines)
+        chips[path], odd = _chip(lines, chip_of(device))
         warnings += odd
     whole, cut = _whole_and_cut(matrices)
     kinds: dict[tuple[object, ...], list[Matrix]] = {}
@@ -111,8 +114,8 @@ def _kind(matrix: Matrix) -> tuple[object, ...]:
     return matrix.gpus, pairs, len(matrix.nics), nics
 
 
-def _chip(lines: Sequence[str]) -> tuple[Chip | None, list[str]]:
-    """The one chip that the text names, and what is odd about the text."""
+def _chip(lines: Sequence[str], beside: Chip | None) -> tuple[Chip | None, list[str]]:
+    """The one chip that the text names, or the one `beside` it, and what is odd about the text."""
     chips, others = chips_named(lines)
     odd: list[str] = []
     if any(_WITHOUT_NVLINKS.search(line[:2000]) for line in lines):
@@ -129,6 +132,8 @@ def _chip(lines: Sequence[str]) -> tuple[Chip | None, list[str]]:
         odd.append(f"the text names several devices ({', '.join(names[:6])}): none is taken")
     elif others:
         odd.append(f"no catalogue device for {', '.join(others[:3])}")
+    else:
+        return beside, odd
     return None, odd
 
 

@@ -160,6 +160,9 @@ def _take_settings(values: Mapping[str, Any], take: Any, warnings: list[str], pa
     take("global_batch", "train_batch_size", values.get("train_batch_size"))
     take("accumulation", "gradient_accumulation_steps", values.get("gradient_accumulation_steps"))
     _zero(_mapping(values, "zero_optimization", path), take, warnings, path)
+    on = {key for key in ("bf16", "bfloat16", "fp16") if truth(_mapping(values, key, path).get("enabled") or False)}
+    if "fp16" in on and len(on) > 1:  # deepspeed/runtime/engine.py refuses to start
+        raise InputError("fp16 and bf16 are both enabled, DeepSpeed takes one of them", file=path, key="fp16.enabled")
     for key, word in (("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16")):
         enabled = _mapping(values, key, path).get("enabled")
         open_ = isinstance(enabled, str) and enabled.lower() == "auto"

@@ -217,6 +217,11 @@ def _launcher(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> None
         ]
         if every and (fact not in facts or not re.match(r"\d", str(facts[fact].value))):
             facts[fact] = every[-1].fact(every[-1].values[0])
+        # `srun --nodes=1 hostname` asks for a name, so ones contradict nothing
+        several = {a.values[0].strip("),"): a for a in every if a.values[0].strip("),") != "1"}
+        if len(several) > 1:
+            told = ", ".join(f"line {a.line} {a.written} = {value}" for value, a in list(several.items())[:4])
+            warnings.append(f"{told} contradict each other: {facts[fact].place} = {facts[fact].value} is taken")
     tasks = taken.argument("ntasks_per_node")
     if "per_node" not in facts and (gres := taken.argument("gres", "gpus_per_task")) is not None:
         count = re.search(r"([0-9]{1,6})$", gres.values[0]) if gres.values else None

@@ -13,7 +13,7 @@ def precision_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -
     dtype = taken.text("torch_dtype", "dtype", "params_dtype").lower()
     found = taken.argument("bf16") or taken.argument("fp16") or taken.argument("torch_dtype", "dtype", "params_dtype")
     if bf16 and fp16:
-        warnings.append("--bf16 and --fp16 both stand (of two branches of the script): bf16 is taken")
+        warnings.append("bf16 and fp16 both stand, of which a run takes one (two branches of a script?): bf16 is taken")
     word = "bf16" if bf16 or "bf" in dtype else "fp16" if fp16 or "16" in dtype or "half" in dtype else ""
     if found is not None and word:
         facts["precision"] = found.fact(word)

@@ -314,6 +314,7 @@ def _batch(flat: Mapping[str, Any], facts: dict[str, Fact], fact: Any, warnings:
         if size % micro:
             raise local.error(f"{size} samples / {micro} of a microbatch = {size / micro:g}: no whole number")
         facts["microbatch"] = fact(local.key, micro)
+        facts["flush"] = fact(local.key, size // micro)
         if "global_batch" not in facts:
             facts["accumulation"] = fact(local.key, size // micro)
     else:

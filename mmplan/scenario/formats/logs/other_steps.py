@@ -76,7 +76,7 @@ def other_steps_in(text: str, line: int) -> Iterator[Iteration]:
         yield Iteration(
             line=line, step=int(swift[1]), steps=int(swift[2]), seconds=_possible(seconds), fields=loss_in(text)
         )
-    elif "current_steps" in text and (own := _FACTORY.search(text)) is not None:
+    elif "current_steps" in text and "eval_loss" not in text and (own := _FACTORY.search(text)) is not None:
         clock = _FACTORY_CLOCK.search(text)
         days, hours, minutes, seconds = (int(part or 0) for part in clock.groups()) if clock else (0, 0, 0, 0)
         at_s = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) if clock else None

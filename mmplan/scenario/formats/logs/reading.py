@@ -5,6 +5,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,8 @@ def _settings(run: Run, path: Path, warnings: list[str]) -> SetUp:
         hints["global_batch"] = Fact(value=int(sizes[-1]), file=path, key=_BATCH)
     elif (batch := _batch_of_rates(run)) is not None:
         hints["global_batch"] = Fact(value=batch, file=path, key="samples/sec x iter time")
+    elif (batch := run.summary.batch) is not None:
+        hints["global_batch"] = Fact(value=batch, file=path, key="samples / steps per second")
     facts |= torchtitan_facts(arguments, facts)
     setup = SetUp(kind="megatron-log", files=(path,), facts=hints | facts, warnings=told)
     return _with_world(setup, path)
@@ -263,7 +266,7 @@ def _step_sentence(steps: Steps) -> str:
             (steps.warm_up, "of warm-up"),
             (steps.skipped, "skipped or NaN"),
             (steps.other_batch, "of another batch size"),
-            (len(steps.outliers), "outliers"),
+            (len(steps.outliers), "outliers" if len(steps.outliers) > 1 else "outlier"),
         )
         if count
     ]
@@ -283,9 +286,7 @@ def _step_warnings(steps: Steps, run: Run) -> list[str]:
         warnings.append(f"{len(steps.outliers) - 5} more outliers")
     if run.repeated:
         warnings.append(f"{counted(run.repeated, 'line')} repeat an iteration (several ranks write into the file)")
-    spacing = {
-        later.step - earlier.step for earlier, later in zip(steps.iterations, steps.iterations[1:], strict=False)
-    }
+    spacing = {later.step - earlier.step for earlier, later in pairwise(run.iterations)}
     if spacing and min(spacing) > 1:
         warnings.append(f"a line stands for {min(spacing)} steps: P10 and P90 are of means over so many")
     return warnings

@@ -27,6 +27,7 @@ MOST_RANKS = 100_000
 _EVENTS = (
     ("checkpoint", re.compile(r"sav(?:ing|ed) checkpoint|successfully saved", re.IGNORECASE), "a checkpoint"),
     ("valid", re.compile(r"validation loss at|validation_step"), "an evaluation"),
+    ("eval_loss", re.compile(r"\"current_steps\""), "an evaluation"),  # LLaMA-Factory's trainer_log.jsonl
     ("valuat", re.compile(r"evaluating on|Running evaluation", re.IGNORECASE), "an evaluation"),
 )
 _FAILURES = (

@@ -1,5 +1,6 @@
 """What the Hugging Face Trainer says at its end, and what it, torchtitan and DeepSpeed say of the run at the start."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,6 +65,16 @@ class Summary:
         if self.runtime_s and self.steps:
             return self.runtime_s / self.steps
         return 1 / self.steps_per_s if self.steps_per_s >= 0.05 else None
+
+    @property
+    def batch(self) -> int | None:
+        """Samples of a step, where the two rates, which are rounded to three decimals, leave one whole number."""
+        if self.steps_per_s < 0.0005 or not self.samples_per_s:
+            return None
+        least = (self.samples_per_s - 0.0005) / (self.steps_per_s + 0.0005)
+        most = (self.samples_per_s + 0.0005) / (self.steps_per_s - 0.0005)
+        found = range(math.ceil(least), math.floor(most) + 1)
+        return found[0] if len(found) == 1 and found[0] > 0 else None
 
 
 def _clock(text: str) -> float | None:
