@@ -1,0 +1,34 @@
+"""Which path an operator takes: its Triton kernel on a GPU (or in Triton's interpreter), else its torch reference.
+
+Triton exists on Linux only, so everything here imports without it: `jit` then leaves a kernel a plain function, which
+`uses_triton` never lets be called.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+    tl = None
+
+
+def jit(kernel: Callable[..., Any]) -> Any:
+    """`triton.jit` where there is Triton."""
+    return kernel if triton is None else triton.jit(kernel)
+
+
+def interpreted() -> bool:
+    """Whether TRITON_INTERPRET=1 was set before Triton was imported: kernels then run on CPU tensors, slowly."""
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+def uses_triton(*tensors: torch.Tensor) -> bool:
+    """The one place that chooses: a kernel if all tensors are on the same GPU, or on the CPU under the interpreter."""
+    if triton is None or len({tensor.device for tensor in tensors}) != 1:
+        return False
+    return tensors[0].is_cuda or (tensors[0].device.type == "cpu" and interpreted())
