@@ -21,7 +21,7 @@ def ragged_scatter(parts: Sequence[Tensor], positions: Sequence[Tensor], length:
     """A sequence [length, ...] that has row i of parts[m] at positions[m][i], and zeros where nothing is put.
 
     Parts [n_m, ...] have the same dtype, device and trailing shape; positions [n_m] are distinct over all parts (two
-    rows at one place: which of them stays is not said); one outside 0..length-1 is padding. Differentiable in each part.
+    rows at one place: which of them stays is not said); one outside 0..length-1 is padding. Differentiable.
     """
     _check(parts, positions)
     return ragged_scatter_reference(parts, positions, length)

@@ -1,10 +1,9 @@
-"""Statistics that ranks add up before they normalise: partial sums per modality or per token, and the normalisation by
-given statistics (H4).
+"""Statistics that ranks add up before they normalise: partial sums per modality or per token (H4).
 
 A norm under tensor or sequence parallelism sees a part of the numbers. It sums what it has (`segment_moments` or
 `token_moments`), all-reduces the sums over the group that holds the rest *of the same modality*, turns them into mean
-and inverse standard deviation (`statistics`) and applies them (`segment_normalize`). Everything is differentiable, so
-that autograd through the all-reduce gives the gradient of the whole.
+and inverse standard deviation (`statistics`) and applies them (`segment_norm.segment_normalize`). Everything is
+differentiable, so that autograd through the all-reduce gives the gradient of the whole.
 """
 
 import torch
@@ -37,18 +36,6 @@ def statistics(moments: Tensor, eps: float = 1e-5, shift: Tensor | None = None) 
     return (mean if shift is None else mean + shift), inverse_std
 
 
-def segment_normalize(
-    x: Tensor, segment: Tensor, mean: Tensor, inverse_std: Tensor, weights: Tensor, biases: Tensor | None = None
-) -> Tensor:
-    """(x - mean) * inverse_std * weights[m] + biases[m], with statistics per modality [M] or per token [...].
-
-    x [..., d], `segment` [...], weights and biases [M, d] (under TP: this rank's d) as in `segment_layer_norm`; for
-    RMSNorm give a mean of zeros. Differentiable in everything but the segment. Statistics of the shape of `segment`
-    count as per token.
-    """
-    return segment_normalize_reference(x, segment, mean, inverse_std, weights, biases)
-
-
 def segment_moments_reference(x: Tensor, segment: Tensor, n_modalities: int, shift: Tensor | None = None) -> Tensor:
     _check(x, segment, n_modalities, shift)
     of_modality = [x[segment == modality].float() for modality in range(n_modalities)]
@@ -57,18 +44,6 @@ def segment_moments_reference(x: Tensor, segment: Tensor, n_modalities: int, shi
     counts = torch.tensor([float(rows.numel()) for rows in of_modality], device=x.device)
     sums = [torch.stack([rows.sum(), rows.square().sum()]) for rows in of_modality]
     return torch.cat([counts[:, None], torch.stack(sums)], 1)
-
-
-def segment_normalize_reference(
-    x: Tensor, segment: Tensor, mean: Tensor, inverse_std: Tensor, weights: Tensor, biases: Tensor | None = None
-) -> Tensor:
-    real = (segment >= 0) & (segment < len(weights))
-    index = torch.where(real, segment, 0).long()
-    if mean.shape != segment.shape:
-        mean, inverse_std = mean[index], inverse_std[index]
-    tokens = torch.where(real[..., None], x.float(), 0.0)  # whatever padding holds, no gradient comes from it
-    y = (tokens - mean[..., None]) * inverse_std[..., None] * weights[index].float()
-    return torch.where(real[..., None], y if biases is None else y + biases[index].float(), 0.0).to(x.dtype)
 
 
 def _check(x: Tensor, segment: Tensor, n_modalities: int, shift: Tensor | None) -> None:

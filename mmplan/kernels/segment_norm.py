@@ -1,5 +1,6 @@
 """LayerNorm and RMSNorm of a mixed sequence in one launch: each token by its own statistics, with the parameters of its
-modality (H4). Statistics pooled over a modality, or summed over ranks, are in segment_moments.py."""
+modality (H4). `segment_normalize` takes statistics that are given instead: pooled over a modality, or summed over ranks
+(segment_moments.py)."""
 
 import torch
 from torch import Tensor
@@ -23,6 +24,19 @@ def segment_rms_norm(x: Tensor, segment: Tensor, weights: Tensor, eps: float = 1
     return segment_rms_norm_reference(x, segment, weights, eps)
 
 
+def segment_normalize(
+    x: Tensor, segment: Tensor, mean: Tensor, inverse_std: Tensor, weights: Tensor, biases: Tensor | None = None
+) -> Tensor:
+    """(x - mean) * inverse_std * weights[m] + biases[m], with statistics per modality [M] or per token [...].
+
+    x [..., d], `segment` [...], weights and biases [M, d] (under TP: this rank's d) as in `segment_layer_norm`; for
+    RMSNorm give a mean of zeros. Differentiable in everything but the segment. Statistics of the shape of `segment`
+    count as per token.
+    """
+    _check(x, segment, weights, biases)
+    return segment_normalize_reference(x, segment, mean, inverse_std, weights, biases)
+
+
 def segment_layer_norm_reference(
     x: Tensor, segment: Tensor, weights: Tensor, biases: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
@@ -34,6 +48,16 @@ def segment_rms_norm_reference(x: Tensor, segment: Tensor, weights: Tensor, eps:
     tokens = _tokens(x, segment, weights)
     y = tokens * torch.rsqrt(tokens.square().mean(-1, keepdim=True) + eps)
     return _with_parameters(y, segment, weights, None).to(x.dtype)
+
+
+def segment_normalize_reference(
+    x: Tensor, segment: Tensor, mean: Tensor, inverse_std: Tensor, weights: Tensor, biases: Tensor | None = None
+) -> Tensor:
+    if mean.shape != segment.shape:
+        index = torch.where((segment >= 0) & (segment < len(weights)), segment, 0).long()
+        mean, inverse_std = mean[index], inverse_std[index]
+    y = (_tokens(x, segment, weights) - mean[..., None]) * inverse_std[..., None]
+    return _with_parameters(y, segment, weights, biases).to(x.dtype)
 
 
 def _tokens(x: Tensor, segment: Tensor, weights: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ class TopK(NamedTuple):
 
 
 def top_k(x: Tensor, k: int) -> TopK:
-    """Exactly k elements of largest |x|; of equal ones those of lower index. NaN counts as larger than infinity: what has
-    gone wrong is sent and not hidden. Raises ValueError unless 0 <= k <= x.numel()."""
+    """Exactly k elements of largest |x|; of equal ones those of lower index. NaN counts as larger than infinity: it is
+    sent, not hidden. Raises ValueError unless 0 <= k <= x.numel()."""
     _check(x, k)
     return top_k_reference(x, k)
 
