@@ -16,7 +16,7 @@ from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.loads import output_lengths
 from mmplan.runtime.batch import Microbatch
-from mmplan.runtime.network import all_reduce, gather
+from mmplan.runtime.network import all_reduce, gather_rows
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.scenario import Model
 
@@ -67,13 +67,7 @@ class Dealt:
         counts = [sum(lengths[slice(*_share(len(lengths), rank, degree))]) for rank in range(degree)]
         if not sum(counts):
             return part
-        padded = part.new_zeros(max(counts), part.shape[1])
-        padded[: part.shape[0]] = part
-        everything = part.new_empty(len(counts) * max(counts), part.shape[1])
-        gather(everything, padded, self._peers.group)
-        result = torch.cat(
-            [rows[:count] for rows, count in zip(torch.split(everything, max(counts)), counts, strict=True)]
-        )
+        result = gather_rows(part, counts, self._peers.group)
         self._ranks.count(result, backward=backward)
         return result
 

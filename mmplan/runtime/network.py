@@ -4,7 +4,7 @@ gloo is for processes on CPUs, and for several processes on one GPU, which NCCL 
 Of tensors on a GPU gloo takes no messages and not all collectives, so they are copied here.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,11 @@ def through_host(device: torch.device, group: dist.ProcessGroup | None) -> bool:
     return device.type != "cpu" and dist.get_backend(group) == "gloo"
 
 
+def _carried(tensor: Tensor) -> Tensor:
+    """Moved as bytes where the type is one: gloo carries no booleans and no 8-bit floats."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+
+
 def all_reduce(
     tensor: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> None:
@@ -35,12 +40,25 @@ def all_reduce(
 
 def gather(whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> None:
     """Fill `whole` with the shares of all ranks. Collective."""
+    whole, own = _carried(whole), _carried(own)
     if through_host(whole.device, group):
         host = torch.empty(whole.shape, dtype=whole.dtype)
         _gather(host, own.cpu(), group=group)
         whole.copy_(host)
     else:
         _gather(whole, own, group=group)
+
+
+def gather_rows(own: Tensor, counts: Sequence[int], group: dist.ProcessGroup | None) -> Tensor:
+    """All ranks' rows, of which each has its count, in rank order. Collective where there are rows."""
+    if not sum(counts):
+        return own
+    padded = own.new_zeros(max(counts), *own.shape[1:])
+    padded[: own.shape[0]] = own
+    everything = own.new_empty(len(counts) * max(counts), *own.shape[1:])
+    gather(everything, padded, group)
+    pieces = zip(torch.split(everything, max(counts)), counts, strict=True)
+    return torch.cat([rows[:count] for rows, count in pieces])
 
 
 def scatter_sum(own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
@@ -57,6 +75,7 @@ def all_to_all(
     received: Tensor, sent: Tensor, rows: list[int] | None, sent_rows: list[int] | None, group: dist.ProcessGroup | None
 ) -> None:
     """Rows of `sent` to each rank, those of `received` from each; None: equally many. Collective."""
+    received, sent = _carried(received), _carried(sent)
     if through_host(received.device, group):
         host = torch.empty(received.shape, dtype=received.dtype)
         dist.all_to_all_single(host, sent.cpu(), rows, sent_rows, group=group)
