@@ -45,25 +45,26 @@ def sign_pack_reference(x: Tensor, residual: Tensor | None = None, *, block: int
     usable = ((scales > 0) & (scales < torch.inf))[:, None]
     codes = torch.where(usable, (blocks.abs() / scales[:, None] + 0.5).floor().clamp(max=LEVELS), 0.0)
     codes, negative = codes.flatten()[: given.numel()].to(torch.uint8), given < 0
-    packed = SignPacked(_bytes_of(negative.to(torch.uint8), 1), _bytes_of(codes, 4), scales)
+    packed = SignPacked(pack_fields(negative.to(torch.uint8), 1), pack_fields(codes, 4), scales)
     return packed, (given - sign_unpack_reference(packed, given.numel(), block=block)).view(x.shape)
 
 
 def sign_unpack_reference(
     packed: SignPacked, n: int, *, block: int = 256, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    sign = 1 - 2 * _fields_of(packed.signs, 1)[:n].float()
-    return (sign * _fields_of(packed.magnitudes, 4)[:n] * packed.scales.repeat_interleave(block)[:n]).to(dtype)
+    sign = 1 - 2 * unpack_fields(packed.signs, 1)[:n].float()
+    return (sign * unpack_fields(packed.magnitudes, 4)[:n] * packed.scales.repeat_interleave(block)[:n]).to(dtype)
 
 
-def _bytes_of(fields: Tensor, bits: int) -> Tensor:
+def pack_fields(fields: Tensor, bits: int) -> Tensor:
     """Unsigned fields of so many bits, several to a byte, the first in the lowest bits."""
     per_byte = 8 // bits
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=fields.device)
     return (pad(fields, (0, -fields.numel() % per_byte)).view(-1, per_byte) << shifts).sum(1, dtype=torch.uint8)
 
 
-def _fields_of(data: Tensor, bits: int) -> Tensor:
+def unpack_fields(data: Tensor, bits: int) -> Tensor:
+    """The way back of `pack_fields`, with what it filled the last byte with."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)
     fields: Tensor = (data[:, None] >> shifts) & (2**bits - 1)
     return fields.flatten()
