@@ -128,6 +128,24 @@ def test_user_errors_end_with_2_and_no_traceback(folder: Path, arguments: tuple[
     assert result.stderr.strip()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("execute best.plan.json --local 4 --keep 3", "--keep has no effect without --checkpoint FOLDER"),
+        ("execute best.plan.json --local 4 --max-skips 3", "--max-skips has no effect without --on-nan skip"),
+        ("execute best.plan.json --local 4 --unit 30", "--unit has no effect without --rehearse"),
+        ("validate best.plan.json run.json -o new.yaml", "--output has no effect without --calibrate"),
+        ("launch best.plan.json --image mine", "--image has no effect without --for kubernetes"),
+        ("execute job.yaml --local 4", "`mmplan optimize job.yaml -o best.plan.json` makes one"),
+    ],
+)
+def test_what_does_nothing_in_a_call_is_refused(folder: Path, arguments: str, sentence: str) -> None:
+    (folder / "job.yaml").write_text("name: job")
+    result = mmplan(*arguments.split(), cwd=folder)
+    assert result.returncode == 2
+    assert sentence in " ".join(result.stderr.split())
+
+
 SMALL_DEVICE = """{
     device: {
         name: small, memory: 4 MB, memory_bandwidth: 10 GB/s, fp32: 10 GFLOP/s, gemm_fraction: 1,

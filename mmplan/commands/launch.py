@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from mmplan.commands.options import JsonFile, PlanFile, json_path
+from mmplan.commands.options import JsonFile, PlanFile, json_path, refuse_without_effect
 from mmplan.files import require_folder
 
 
 def launch(
+    context: typer.Context,
     plan_file: PlanFile,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="Options of mmplan execute, behind --.")
@@ -51,6 +52,8 @@ def launch(
     from mmplan.runtime.formats.launch_files import launch_files
     from mmplan.runtime.machines import found_machines, require_machines
 
+    kubernetes = (launcher == "kubernetes", "--for kubernetes")
+    refuse_without_effect(context, {"image": kubernetes, "claim": kubernetes})
     require_folder(json_path(json_file))
     plan, options = load_plan(plan_file), execute_options(arguments or [])
     require_structure(plan)

@@ -1,23 +1,43 @@
 """Options and arguments that several commands share."""
 
+import re
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mmplan.errors import InputError
 from mmplan.runtime.thresholds import Thresholds
 from mmplan.units import parse_seconds
 
 
 def seconds(text: str | float) -> float:
-    """An option such as `30 ms`, in seconds."""
+    """An option such as `30 ms`, in seconds; a number alone is of seconds."""
     try:
-        value = text if isinstance(text, float) else parse_seconds(text)
+        alone = isinstance(text, float) or re.fullmatch(r"\s*-?\d+(\.\d+)?\s*", text) is not None
+        value = float(text) if alone else parse_seconds(str(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if value < 0:
         raise typer.BadParameter(f"'{text}' is negative, a duration is not")
     return value
+
+
+def refuse_without_effect(context: typer.Context, needs: Mapping[str, tuple[bool, str]]) -> None:
+    """An option that is written and does nothing in this call was meant for something.
+
+    Args:
+        needs: parameter -> whether there is what it works on, and the option that makes it.
+
+    Raises:
+        InputError: the first such option.
+    """
+    for name, (there, needed) in needs.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and not there:
+            raise InputError(f"--{name.replace('_', '-')} has no effect without {needed}")
 
 
 def json_path(json_file: str | None) -> Path | None:
@@ -27,6 +47,8 @@ def json_path(json_file: str | None) -> Path | None:
 
 JsonFile = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write a JSON document; - for stdout.")]
 ALLOWED = Thresholds()
+AllowedOption = partial(typer.Option, min=0.0)
+SecondsOption = partial(typer.Option, parser=seconds, metavar="SECONDS")
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")]
 ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario YAML file.")]
 Gap = Annotated[float, typer.Option(min=0.0, max=1.0, help="Each search stops when this gap is proven.")]

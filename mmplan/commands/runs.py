@@ -6,8 +6,15 @@ from typing import Annotated
 import typer
 
 from mmplan.commands.failures import report_error
-from mmplan.commands.options import ALLOWED, JsonFile, PlanFile, json_path, seconds
-from mmplan.errors import InputError
+from mmplan.commands.options import (
+    ALLOWED,
+    AllowedOption,
+    JsonFile,
+    PlanFile,
+    SecondsOption,
+    json_path,
+    refuse_without_effect,
+)
 from mmplan.files import require_folder
 from mmplan.runtime.checkpoint.options import DEFAULT_KEEP, Checkpoints
 from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
@@ -16,6 +23,7 @@ from mmplan.runtime.torchrun import is_main_process
 
 
 def execute(
+    context: typer.Context,
     plan_file: PlanFile,
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 10,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the run is written.")] = Path("run.json"),
@@ -23,13 +31,10 @@ def execute(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Sleep instead of computing; communicate for real.")
     ] = False,
-    unit: Annotated[float, typer.Option(parser=seconds, help="Mean sleep of a forward in a rehearsal.")] = 0.03,
+    unit: Annotated[float, SecondsOption(help="Mean sleep of a forward in a rehearsal.")] = 0.03,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            parser=seconds,
-            help="A rank that waits longer ends the run; default: 1 min, or 4 predicted steps if longer.",
-        ),
+        SecondsOption(help="A rank that waits longer ends the run; default: 1 min, or 4 predicted steps if longer."),
     ] = None,
     job: Annotated[
         Path | None,
@@ -67,7 +72,8 @@ def execute(
         int, typer.Option(min=0, help="So many updates in a row may be left out.")
     ] = DEFAULT_MAX_SKIPS,
     step_timeout: Annotated[
-        float | None, typer.Option(parser=seconds, help="A longer step ends the run; default: 10 times --timeout.")
+        float | None,
+        SecondsOption(help="A longer step ends the run; default: 10 times --timeout."),
     ] = None,
     inject: Annotated[
         list[str] | None,
@@ -87,8 +93,16 @@ def execute(
     from mmplan.runtime.launch import execute
     from mmplan.runtime.measurement import require_last_checkpoint, save_run
 
-    if resume and checkpoint is None:
-        raise InputError("--resume goes on from the checkpoints of --checkpoint FOLDER, which is not given")
+    refuse_without_effect(
+        context,
+        {
+            "resume": (checkpoint is not None, "--checkpoint FOLDER, whose checkpoints it goes on from"),
+            "every": (checkpoint is not None, "--checkpoint FOLDER"),
+            "keep": (checkpoint is not None, "--checkpoint FOLDER"),
+            "unit": (rehearse, "--rehearse"),
+            "max_skips": (on_nan == "skip", "--on-nan skip"),
+        },
+    )
     if is_main_process():  # other hosts need no such folder
         require_folder(output, trace, json_path(json_file))
     plan = load_plan(plan_file)
@@ -130,14 +144,18 @@ def execute(
 
 
 def validate(
+    context: typer.Context,
     plan_file: PlanFile,
     run_file: Annotated[Path, typer.Argument(metavar="RUN", help="The run.json of that plan.")],
-    bubble: Annotated[float, typer.Option(help="Allowed difference of the bubble rate of a run.")] = ALLOWED.bubble,
-    rehearsed_bubble: Annotated[float, typer.Option(help="The same of a rehearsal.")] = ALLOWED.rehearsed_bubble,
-    step_time: Annotated[float, typer.Option(help="Allowed relative difference of the step time.")] = ALLOWED.step_time,
-    memory: Annotated[float, typer.Option(help="Allowed relative difference of peak memory.")] = ALLOWED.memory,
+    bubble: Annotated[float, AllowedOption(help="Allowed difference of the bubble rate of a run.")] = ALLOWED.bubble,
+    rehearsed_bubble: Annotated[float, AllowedOption(help="The same of a rehearsal.")] = ALLOWED.rehearsed_bubble,
+    step_time: Annotated[
+        float, AllowedOption(help="Allowed relative difference of the step time.")
+    ] = ALLOWED.step_time,
+    memory: Annotated[float, AllowedOption(help="Allowed relative difference of peak memory.")] = ALLOWED.memory,
     communication: Annotated[
-        float | None, typer.Option(help="Allowed relative difference of communication time; default: no verdict.")
+        float | None,
+        AllowedOption(help="Allowed relative difference of communication time; default: no verdict."),
     ] = ALLOWED.communication,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures that needs no network.")] = None,
     calibrate: Annotated[
@@ -167,8 +185,10 @@ def validate(
     from mmplan.scenario.profile import save_profile
 
     require_folder(html, json_path(json_file), output if calibrate else None)
-    if held_out is not None and not calibrate:
-        raise InputError("--held-out is a run that a calibration has not seen: give --calibrate too")
+    refuse_without_effect(
+        context,
+        {"output": (calibrate, "--calibrate"), "held_out": (calibrate, "--calibrate, which has not seen that run")},
+    )
     plan, run = load_plan(plan_file), load_run(run_file)
     require_consistent(run, run_file)
     limits = Thresholds(

@@ -148,6 +148,8 @@ def why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
     needed = min(shards) * min(dp) * min(pp)
     if needed <= devices and rules.schedule and "interleaved" not in rules.schedule and rules.vp and 1 not in rules.vp:
         return f"constraints.vp allows {_names(rules.vp)} chunks per rank, and constraints.schedule no interleaving"
+    if needed <= devices and set(rules.schedule) == {"interleaved"} and set(rules.vp) == {1}:
+        return "constraints.schedule allows interleaved alone, and constraints.vp one chunk per rank, which is none"
     if needed <= devices and rules.vp and 1 not in rules.vp and rules.pp and max(pp) == 1:
         allowed = f"constraints.vp allows {_names(rules.vp)} chunks per rank"
         return f"{allowed}, and constraints.pp one rank, which has one chunk"

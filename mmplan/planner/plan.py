@@ -281,7 +281,11 @@ def load_plan(path: Path) -> Plan:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"not a plan: {first['msg']} (of {error.error_count()})", file=path, key=key) from error
+        hint = (
+            f"; `mmplan optimize {path.name} -o best.plan.json` makes one" if path.suffix in (".yaml", ".yml") else ""
+        )
+        message = f"not a plan: {first['msg']} (of {error.error_count()}){hint}"
+        raise InputError(message, file=path, key=key) from error
     if plan.schema_version != SCHEMA_VERSION:
         raise InputError(f"schema version {plan.schema_version}, this mmplan reads {SCHEMA_VERSION}", file=path)
     _refuse_impossible_numbers(plan, path)

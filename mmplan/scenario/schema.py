@@ -288,7 +288,11 @@ class ConstraintsSpec(Strict):
     pad_heads: bool = Field(
         default=False, description="tp may exceed or not divide heads: as model.pad_heads, for every module"
     )
-    modules: Annotated[dict[ModuleName, OwnRanksSpec], Field(max_length=50)] | Literal["any"] = Field(
+    modules: Annotated[
+        Annotated[Literal["any"], Tag("name")]
+        | Annotated[dict[ModuleName, OwnRanksSpec], Field(max_length=50), Tag("mapping")],
+        NAME_OR_MAPPING,
+    ] = Field(
         default={},
         description="modules on ranks of their own, with what follows them up to a language model, and their degrees; "
         "any: whichever are best on some, or none",

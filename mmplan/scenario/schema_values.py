@@ -162,6 +162,8 @@ def _choices_of(names: Sequence[str]) -> tuple[Callable[[Any], list[Any]], dict[
             if item not in names:
                 hint = did_you_mean(item, names) if isinstance(item, str) else ""
                 raise refuse(f"expected one of {', '.join(names)}, found {shown(item)}{hint}")
+        if not items:
+            raise refuse(f"expected one of {', '.join(names)}, found none; without the key all may be")
         return items
 
     one = {"enum": list(names)}

@@ -248,6 +248,19 @@ CASES = [
     ),
     ("tp: [1, 2]", "tp: 8", "21: constraints.tp: tp = 8 does not fit into a node of 4 devices"),
     ("tp: [1, 2]", "tp: [0]", "21: constraints.tp: expected a count of at least 1 or a list of them, found 0"),
+    (
+        "tp: [1, 2]",
+        "dp: []",
+        "21: constraints.dp: expected a count of at least 1 or a list of them, found none; "
+        "without the key all are tried",
+    ),
+    (
+        "tp: [1, 2]",
+        "recompute: []",
+        "21: constraints.recompute: expected one of none, selective, full, found none; without the key all may be",
+    ),
+    ("tp: [1, 2]", "modules: {vision: 2}", "21: constraints.modules.vision: expected a mapping, found 2"),
+    ("tp: [1, 2]", "modules: [vision]", "21: constraints.modules: expected 'any', found a list of 1 item"),
     ("tp: [1, 2]", "pp: 4, dp: 4", "21: constraints: tp 1 x pp 4 x dp 4 = 16 devices, the cluster has 8"),
     ("tp: [1, 2]", "memory_headroom: 1.5", "21: constraints.memory_headroom: expected less than 1.0, found 1.5"),
     (

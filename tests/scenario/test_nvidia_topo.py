@@ -124,6 +124,8 @@ def test_unlike_counts_and_a_matrix_that_is_not_symmetric_are_told(tmp_path: Pat
 def test_nics_on_the_far_socket_and_virtual_functions_are_told(tmp_path: Path) -> None:
     far = matrix_text(2, lambda i, j: "SYS", [["PIX", "SYS"]])
     assert told(reading_of(tmp_path, far), "GPU1: every NIC is across sockets")
+    alone = matrix_text(2, lambda i, j: "SYS", [["SYS", "SYS"]])
+    assert told(reading_of(tmp_path, alone), "1 port .* for 2 GPUs: each has 1/2 of a port")
     functions = matrix_text(2, lambda i, j: "NODE", [["PIX", "NODE"], *([["NODE", "PIX"]] * 6)], nic_link="PIX")
     assert told(reading_of(tmp_path, functions), "6 NICs from NIC1 to NIC6 are alike: functions of one card")
 

@@ -30,7 +30,8 @@ def nics_of(matrix: Matrix, usual_network: str | None) -> Nics:
     if not nics or not gpus:
         return Nics(read=("no NIC columns",) if not nics else ())
     cards = _cards(matrix, gpus)
-    used = [card for card in cards if any(_link(matrix, gpu, card[0]) not in ("SYS", "SOC") for gpu in gpus)]
+    near = [card for card in cards if any(_link(matrix, gpu, card[0]) not in ("SYS", "SOC") for gpu in gpus)]
+    used = near or cards  # where all are across sockets, these carry the traffic none the less
     ports = sum(len(card) if len(card) <= _PORTS_OF_A_CARD else 1 for card in used)
     read = [f"{counted(len(nics), 'NIC')}: {_affinity(matrix, gpus)}"]
     warnings = [
