@@ -1,7 +1,7 @@
 """Which path an operator takes: its Triton kernel on a GPU (or in Triton's interpreter), else its torch reference.
 
 Triton exists on Linux only, so everything here imports without it: `jit` then leaves a kernel a plain function, which
-`uses_triton` never lets be called.
+`uses_triton` never lets be called. Kernels are `no_type_check`: Triton, not Python, gives their parameters types.
 """
 
 from collections.abc import Callable
@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 
+__all__ = ["interpreted", "jit", "persistent_programs", "tl", "triton", "uses_triton"]
+
 try:
     import triton
     import triton.language as tl
 except ImportError:
     triton = None
     tl = None
+
+_PROGRAMS_PER_SM = 4  # of a persistent kernel bound by memory: enough loads in flight, by triton's own tutorials
 
 
 def jit(kernel: Callable[..., Any]) -> Any:
@@ -32,3 +36,11 @@ def uses_triton(*tensors: torch.Tensor) -> bool:
     if triton is None or len({tensor.device for tensor in tensors}) != 1:
         return False
     return tensors[0].is_cuda or (tensors[0].device.type == "cpu" and interpreted())
+
+
+def persistent_programs(device: torch.device, tiles: int) -> int:
+    """How many programs walk over so many tiles: some per multiprocessor of a GPU; three in the interpreter, whose
+    tests so see programs with several tiles and with fewer."""
+    if device.type != "cuda":
+        return min(tiles, 3)
+    return min(tiles, _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count)

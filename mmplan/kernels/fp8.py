@@ -3,13 +3,17 @@
 Of n numbers remain n bytes and 4 per block. Rounding is to nearest, ties to even, as torch's own conversion.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmplan.kernels.dispatch import jit, tl, uses_triton
+
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+_MANTISSA_BITS = {E4M3: 3, E5M2: 2}  # of 7 bits without the sign; IEEE-like, exponent bias 7 and 15 (OCP OFP8, table 1)
+_TILE = 2048  # elements a program reads at once
 
 
 class Fp8Blocks(NamedTuple):
@@ -20,6 +24,59 @@ class Fp8Blocks(NamedTuple):
     scales: Tensor
 
 
+@jit
+@no_type_check
+def _fp8_quantize_kernel(
+    x_ptr,
+    codes_ptr,
+    scales_ptr,
+    n,
+    LARGEST: tl.constexpr,
+    MANTISSA_BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rounds on the bits of fp32, so it runs where the device has no 8-bit floats (sm_80) and in the interpreter."""
+    BIAS: tl.constexpr = (1 << (6 - MANTISSA_BITS)) - 1
+    DROPPED: tl.constexpr = 23 - MANTISSA_BITS
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    offset = row * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = tl.load(x_ptr + offset, mask=offset < n, other=0.0).to(tl.float32)
+    infinity = float("inf")
+    magnitude = tl.abs(x)
+    largest = tl.max(tl.where(magnitude < infinity, magnitude, infinity), 1, keep_dims=True)
+    scale = tl.div_rn(largest, tl.full((ROWS, 1), LARGEST, tl.float32))
+    usable = (scale > 0) & (scale < infinity)
+    y = tl.div_rn(magnitude, tl.broadcast_to(tl.where(usable, scale, 1.0), (ROWS, BLOCK)))
+    y = tl.where(usable, tl.minimum(y, LARGEST), 0.0)
+    bits = y.to(tl.int32, bitcast=True)
+    # Normal numbers: to nearest even by carrying into the mantissa that stays, then another bias of the exponent.
+    normal = ((bits + (1 << (DROPPED - 1)) - 1 + ((bits >> DROPPED) & 1)) >> DROPPED) - ((127 - BIAS) << MANTISSA_BITS)
+    # Below the smallest normal: adding 2^(23 + exponent of the smallest step) makes the sum's own rounding do it.
+    MAGIC: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA_BITS)
+    subnormal = (y + MAGIC).to(tl.int32, bitcast=True) - ((127 + 24 - BIAS - MANTISSA_BITS) << 23)
+    code = tl.where(y < 2.0 ** (1 - BIAS), subnormal, normal) | tl.where(
+        usable & (x.to(tl.int32, bitcast=True) < 0), 128, 0
+    )
+    tl.store(codes_ptr + offset, code.to(tl.uint8), mask=offset < n)
+    tl.store(scales_ptr + row, scale, mask=row * BLOCK < n)
+
+
+@jit
+@no_type_check
+def _fp8_dequantize_kernel(
+    codes_ptr, scales_ptr, y_ptr, n, MANTISSA_BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr
+):
+    BIAS: tl.constexpr = (1 << (6 - MANTISSA_BITS)) - 1
+    offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    code = tl.load(codes_ptr + offset, mask=offset < n, other=0).to(tl.int32)
+    scale = tl.load(scales_ptr + offset // BLOCK, mask=offset < n, other=0.0)
+    # The bits at fp32's place are the number over 2^(127 - bias), subnormal ones too.
+    magnitude = ((code & 127) << (23 - MANTISSA_BITS)).to(tl.float32, bitcast=True) * 2.0 ** (127 - BIAS)
+    y = tl.where(code < 128, magnitude, -magnitude) * scale
+    tl.store(y_ptr + offset, y, mask=offset < n)
+
+
 def fp8_quantize(x: Tensor, kind: torch.dtype = E4M3, *, block: int = 128) -> Fp8Blocks:
     """Blocks run along the flattened x; the largest magnitude of each becomes the largest of `kind` (448 or 57344).
 
@@ -27,12 +84,28 @@ def fp8_quantize(x: Tensor, kind: torch.dtype = E4M3, *, block: int = 128) -> Fp
     power of two, 16 or more. Not differentiable.
     """
     _check(kind, block)
-    return fp8_quantize_reference(x, kind, block=block)
+    if not uses_triton(x) or x.numel() == 0:
+        return fp8_quantize_reference(x, kind, block=block)
+    flat, n = x.detach().contiguous().flatten(), x.numel()
+    blocks, rows = -(-n // block), max(1, _TILE // block)
+    codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    scales = torch.empty(blocks, device=x.device)
+    _fp8_quantize_kernel[(-(-blocks // rows),)](
+        *(flat, codes, scales, n, torch.finfo(kind).max, _MANTISSA_BITS[kind], rows, block), enable_fp_fusion=False
+    )
+    return Fp8Blocks(codes.view(kind), scales)
 
 
 def fp8_dequantize(quantized: Fp8Blocks, *, block: int = 128, dtype: torch.dtype = torch.float32) -> Tensor:
     """The numbers, in the shape they had."""
-    _check(quantized.values.dtype, block)
+    values, scales = quantized
+    kind, n = values.dtype, values.numel()
+    _check(kind, block)
+    if uses_triton(scales) and n > 0:
+        y = torch.empty(values.shape, dtype=dtype, device=values.device)
+        codes = values.contiguous().view(torch.uint8)
+        _fp8_dequantize_kernel[(-(-n // _TILE),)](codes, scales, y, n, _MANTISSA_BITS[kind], block, _TILE)
+        return y
     return fp8_dequantize_reference(quantized, block=block, dtype=dtype)
 
 

@@ -1,7 +1,57 @@
 """Squared norms of a tensor per modality, every element counted exactly once whatever the mask's alignment (H7)."""
 
+from typing import no_type_check
+
 import torch
 from torch import Tensor
+
+from mmplan.kernels.dispatch import jit, persistent_programs, tl, uses_triton
+
+_TILE = 2048  # elements a program reads at once
+_MODALITIES = 4  # that one program counts for: each costs an accumulator per element of the tile
+
+
+@jit
+@no_type_check
+def _masked_squared_norm_kernel(
+    x_ptr,
+    segment_ptr,
+    partial_ptr,
+    rows,
+    columns,
+    tiles,
+    n_modalities,
+    x_row_stride,
+    x_column_stride,
+    segment_row_stride,
+    segment_column_stride,
+    IS_MASK: tl.constexpr,
+    DETERMINISTIC: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COUNTED: tl.constexpr,
+):
+    """The segment is read at the index of the element. (The kernel reported faulty read it at the lane's: masks[lane],
+    the same for every tile, so that whatever lay beyond the first tile was counted by the wrong mask.)"""
+    modalities = tl.program_id(1) * COUNTED + tl.arange(0, COUNTED)
+    total = tl.zeros((HEIGHT, WIDTH, COUNTED), tl.float32)
+    tiles_across = tl.cdiv(columns, WIDTH)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row = (tile // tiles_across).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT)[:, None]
+        column = (tile % tiles_across).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :]
+        inside = (row < rows) & (column < columns)
+        x = tl.load(x_ptr + row * x_row_stride + column * x_column_stride, mask=inside, other=0.0).to(tl.float32)
+        segment = tl.load(segment_ptr + row * segment_row_stride + column * segment_column_stride, mask=inside, other=0)
+        segment = segment.to(tl.int32)
+        if IS_MASK:
+            segment = tl.where(segment != 0, 0, -1)
+        total += tl.where(segment[:, :, None] == modalities[None, None, :], (x * x)[:, :, None], 0.0)
+    sums = tl.sum(tl.sum(total, 1), 0)
+    if DETERMINISTIC:
+        place = partial_ptr + tl.program_id(0) * n_modalities + modalities
+        tl.store(place, sums, mask=modalities < n_modalities)
+    else:
+        tl.atomic_add(partial_ptr + modalities, sums, mask=modalities < n_modalities)
 
 
 def masked_squared_norm(x: Tensor, segment: Tensor, n_modalities: int = 1, *, deterministic: bool = False) -> Tensor:
@@ -11,19 +61,39 @@ def masked_squared_norm(x: Tensor, segment: Tensor, n_modalities: int = 1, *, de
     is the first dimensions of x. A bool mask means modality 0 where true. `deterministic`: the same bits in each run,
     by a second pass over partial sums instead of atomic additions. Not differentiable: it is measured.
     """
-    segment = _segment_of(x, segment, n_modalities)
-    return masked_squared_norm_reference(x, segment, n_modalities)
+    _check(x, segment, n_modalities)
+    if not uses_triton(x, segment) or x.numel() == 0:
+        return masked_squared_norm_reference(x, segment, n_modalities)
+    rows, columns = (1, x.numel()) if segment.dim() == x.dim() else (segment.numel(), x.numel() // segment.numel())
+    x, segment = x.detach().reshape(rows, columns), segment.reshape(rows, -1)
+    width = min(_TILE, _power_of_two(columns))
+    height = min(_TILE // width, _power_of_two(rows))
+    tiles = -(-rows // height) * -(-columns // width)
+    counted = min(_MODALITIES, _power_of_two(n_modalities))
+    grid = (persistent_programs(x.device, tiles), -(-n_modalities // counted))
+    partial = torch.zeros(grid[0] if deterministic else 1, n_modalities, device=x.device)
+    _masked_squared_norm_kernel[grid](
+        *(x, segment.view(torch.uint8) if segment.dtype == torch.bool else segment, partial),
+        *(rows, columns, tiles, n_modalities),
+        *(x.stride(0), x.stride(1), segment.stride(0), segment.stride(1) if segment.shape[1] > 1 else 0),
+        *(segment.dtype == torch.bool, deterministic, height, width, counted),
+    )
+    return partial.sum(0)
 
 
 def masked_squared_norm_reference(x: Tensor, segment: Tensor, n_modalities: int = 1) -> Tensor:
-    segment = _segment_of(x, segment, n_modalities)
-    squares = x.detach().float().square().reshape(segment.numel(), -1).sum(1)
-    return torch.stack([squares[segment.flatten() == modality].sum() for modality in range(n_modalities)])
+    _check(x, segment, n_modalities)
+    segment = torch.where(segment, 0, -1) if segment.dtype == torch.bool else segment
+    squares, segment = x.detach().float().square(), segment.reshape(*segment.shape, *[1] * (x.dim() - segment.dim()))
+    return torch.stack([torch.where(segment == modality, squares, 0).sum() for modality in range(n_modalities)])
 
 
-def _segment_of(x: Tensor, segment: Tensor, n_modalities: int) -> Tensor:
+def _check(x: Tensor, segment: Tensor, n_modalities: int) -> None:
     if n_modalities < 1 or (segment.dtype == torch.bool and n_modalities != 1):
         raise ValueError(f"{n_modalities} modalities with a segment of {segment.dtype}: a bool mask has exactly 1")
     if segment.shape != x.shape[: segment.dim()]:
         raise ValueError(f"segment {tuple(segment.shape)} is no leading part of x {tuple(x.shape)}")
-    return torch.where(segment, 0, -1) if segment.dtype == torch.bool else segment
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()

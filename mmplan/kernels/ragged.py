@@ -4,9 +4,53 @@ A position outside the range stands for padding: it is read as zeros and never w
 """
 
 from collections.abc import Sequence
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor
+
+from mmplan.kernels.dispatch import jit, tl, uses_triton
+
+_TILE = 2048  # elements a program copies at once
+
+
+@jit
+@no_type_check
+def _gather_kernel(x_ptr, positions_ptr, y_ptr, n, t, d, x_stride, y_stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """y[i] = x[positions[i]], zeros where that is outside 0..n-1. Numbers are copied, so nothing is cast."""
+    row = tl.program_id(0).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    position = tl.load(positions_ptr + row, mask=row < t, other=-1).to(tl.int64)[:, None]
+    inside = (position >= 0) & (position < n) & (column < d)
+    x = tl.load(x_ptr + position * x_stride + column, mask=inside, other=0.0)
+    tl.store(y_ptr + row[:, None] * y_stride + column, x, mask=(row < t)[:, None] & (column < d))
+
+
+@jit
+@no_type_check
+def _scatter_kernel(
+    x_ptr,
+    positions_ptr,
+    y_ptr,
+    n,
+    t,
+    d,
+    x_stride,
+    y_stride,
+    ADD: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """y[positions[i]] = x[i], or added to it in fp32, where that is inside 0..n-1."""
+    row = tl.program_id(0).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
+    position = tl.load(positions_ptr + row, mask=row < t, other=-1).to(tl.int64)[:, None]
+    inside = (position >= 0) & (position < n) & (column < d)
+    x = tl.load(x_ptr + row[:, None] * x_stride + column, mask=inside, other=0.0)
+    if ADD:
+        tl.atomic_add(y_ptr + position * y_stride + column, x.to(tl.float32), mask=inside)
+    else:
+        tl.store(y_ptr + position * y_stride + column, x, mask=inside)
 
 
 def ragged_gather(x: Tensor, positions: Tensor) -> Tensor:
@@ -14,7 +58,10 @@ def ragged_gather(x: Tensor, positions: Tensor) -> Tensor:
 
     Differentiable in x; positions may repeat (their gradients add up).
     """
-    return ragged_gather_reference(x, positions)
+    if not uses_triton(x, positions) or x.numel() == 0 or positions.numel() == 0:
+        return ragged_gather_reference(x, positions)
+    y: Tensor = _Gather.apply(x.flatten(1) if x.dim() > 1 else x[:, None], positions)  # type: ignore[no-untyped-call]
+    return y.view(len(positions), *x.shape[1:])
 
 
 def ragged_scatter(parts: Sequence[Tensor], positions: Sequence[Tensor], length: int) -> Tensor:
@@ -24,7 +71,11 @@ def ragged_scatter(parts: Sequence[Tensor], positions: Sequence[Tensor], length:
     rows at one place: which of them stays is not said); one outside 0..length-1 is padding. Differentiable.
     """
     _check(parts, positions)
-    return ragged_scatter_reference(parts, positions, length)
+    if not uses_triton(*parts, *positions) or length == 0 or parts[0][:1].numel() == 0:
+        return ragged_scatter_reference(parts, positions, length)
+    rows = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts]
+    y: Tensor = _Scatter.apply(length, *positions, *rows)  # type: ignore[no-untyped-call]
+    return y.view(length, *parts[0].shape[1:])
 
 
 def ragged_positions(lengths: Tensor, width: int) -> Tensor:
@@ -48,6 +99,61 @@ def ragged_scatter_reference(parts: Sequence[Tensor], positions: Sequence[Tensor
     rows, places = torch.cat(list(parts)), torch.cat(list(positions))
     inside = (places >= 0) & (places < length)
     return rows.new_zeros(length, *rows.shape[1:]).index_copy(0, places[inside], rows[inside])
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, positions: Tensor) -> Tensor:
+        ctx.save_for_backward(positions)
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        return _launch_gather(x, positions)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        (positions,) = ctx.saved_tensors
+        dx = torch.zeros(ctx.shape, device=dy.device)
+        _launch_scatter(dy, positions, dx, add=True)
+        return dx.to(ctx.dtype), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, length: int, *positions_and_parts: Tensor) -> Tensor:
+        half = len(positions_and_parts) // 2
+        positions, parts = positions_and_parts[:half], positions_and_parts[half:]
+        ctx.save_for_backward(*positions)
+        y = parts[0].new_zeros(length, parts[0].shape[1])
+        for part, places in zip(parts, positions, strict=True):
+            _launch_scatter(part, places, y, add=False)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *[None] * len(ctx.saved_tensors), *[_launch_gather(dy, places) for places in ctx.saved_tensors]
+
+
+def _launch_gather(x: Tensor, positions: Tensor) -> Tensor:
+    x = x if x.stride(1) == 1 else x.contiguous()
+    y = x.new_empty(len(positions), x.shape[1])
+    if y.numel():
+        height, width, grid = _tiles(*y.shape)
+        arguments = (*x.shape[:1], *y.shape, x.stride(0), y.stride(0), height, width)
+        _gather_kernel[grid](x, positions.contiguous(), y, *arguments)
+    return y
+
+
+def _launch_scatter(x: Tensor, positions: Tensor, y: Tensor, *, add: bool) -> None:
+    x = x if x.stride(1) == 1 else x.contiguous()
+    if x.numel():
+        height, width, grid = _tiles(*x.shape)
+        arguments = (*y.shape[:1], *x.shape, x.stride(0), y.stride(0), add, height, width)
+        _scatter_kernel[grid](x, positions.contiguous(), y, *arguments)
+
+
+def _tiles(rows: int, columns: int) -> tuple[int, int, tuple[int, int]]:
+    width = min(_TILE, 1 << (columns - 1).bit_length())
+    height = _TILE // width
+    return height, width, (-(-rows // height), -(-columns // width))
 
 
 def _check(parts: Sequence[Tensor], positions: Sequence[Tensor]) -> None:

@@ -3,13 +3,16 @@
 Of n numbers remain ceil(n/8) + ceil(n/2) bytes and 4 per block: 0.64 bytes each with blocks of 256.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmplan.kernels.dispatch import jit, tl, uses_triton
+
 LEVELS = 15  # magnitudes 0..15 in 4 bits: multiples of a fifteenth of the block's largest
+_TILE = 2048  # elements a program reads at once
 
 
 class SignPacked(NamedTuple):
@@ -21,6 +24,58 @@ class SignPacked(NamedTuple):
     scales: Tensor
 
 
+@jit
+@no_type_check
+def _sign_pack_kernel(
+    x_ptr,
+    old_ptr,
+    signs_ptr,
+    magnitudes_ptr,
+    scales_ptr,
+    lost_ptr,
+    n,
+    HAS_OLD: tl.constexpr,
+    LEVELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Divisions are exact and products are not fused into sums (`enable_fp_fusion`): the bits are the reference's."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    offset = row * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = tl.load(x_ptr + offset, mask=offset < n, other=0.0).to(tl.float32)
+    if HAS_OLD:
+        x += tl.load(old_ptr + offset, mask=offset < n, other=0.0).to(tl.float32)
+    infinity = float("inf")
+    magnitude = tl.abs(x)
+    largest = tl.max(tl.where(magnitude < infinity, magnitude, infinity), 1, keep_dims=True)
+    scale = tl.div_rn(largest, tl.full((ROWS, 1), LEVELS, tl.float32))
+    usable = (scale > 0) & (scale < infinity)
+    code = tl.floor(tl.div_rn(magnitude, tl.broadcast_to(tl.where(usable, scale, 1.0), (ROWS, BLOCK))) + 0.5)
+    code = tl.where(usable, tl.minimum(code, LEVELS), 0.0)
+    negative = (x < 0).to(tl.int32)
+    tl.store(lost_ptr + offset, x - (1 - 2 * negative).to(tl.float32) * code * scale, mask=offset < n)
+    tl.store(scales_ptr + row, scale, mask=row * BLOCK < n)
+    signs = tl.sum(tl.reshape(negative, (ROWS, BLOCK // 8, 8)) << tl.arange(0, 8)[None, None, :], 2)
+    place = row * (BLOCK // 8) + tl.arange(0, BLOCK // 8)[None, :]
+    tl.store(signs_ptr + place, signs.to(tl.uint8), mask=place * 8 < n)
+    halves = tl.reshape(code.to(tl.int32), (ROWS, BLOCK // 2, 2)) << (4 * tl.arange(0, 2)[None, None, :])
+    place = row * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+    tl.store(magnitudes_ptr + place, tl.sum(halves, 2).to(tl.uint8), mask=place * 2 < n)
+
+
+@jit
+@no_type_check
+def _sign_unpack_kernel(signs_ptr, magnitudes_ptr, scales_ptr, y_ptr, n, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = offset < n
+    negative = (tl.load(signs_ptr + offset // 8, mask=inside, other=0).to(tl.int32) >> (offset % 8).to(tl.int32)) & 1
+    shift = (4 * (offset % 2)).to(tl.int32)
+    code = (tl.load(magnitudes_ptr + offset // 2, mask=inside, other=0).to(tl.int32) >> shift) & 15
+    scale = tl.load(scales_ptr + offset // BLOCK, mask=inside, other=0.0)
+    y = ((1 - 2 * negative) * code).to(tl.float32) * scale
+    tl.store(y_ptr + offset, y, mask=inside)
+
+
 def sign_pack(x: Tensor, residual: Tensor | None = None, *, block: int = 256) -> tuple[SignPacked, Tensor]:
     """Packs x + residual and gives what was lost: fp32 of x's shape, the next step's `residual` (error feedback).
 
@@ -28,12 +83,30 @@ def sign_pack(x: Tensor, residual: Tensor | None = None, *, block: int = 256) ->
     power of two, 16 or more. Not differentiable.
     """
     _check(x, residual, block)
-    return sign_pack_reference(x, residual, block=block)
+    if not uses_triton(x, x if residual is None else residual) or x.numel() == 0:
+        return sign_pack_reference(x, residual, block=block)
+    flat, n, device = x.detach().contiguous().flatten(), x.numel(), x.device
+    old = flat if residual is None else residual.detach().contiguous().flatten()
+    blocks, rows = -(-n // block), max(1, _TILE // block)
+    packed = SignPacked(
+        torch.empty(-(-n // 8), dtype=torch.uint8, device=device),
+        torch.empty(-(-n // 2), dtype=torch.uint8, device=device),
+        torch.empty(blocks, device=device),
+    )
+    lost = torch.empty(x.shape, device=device)
+    _sign_pack_kernel[(-(-blocks // rows),)](
+        *(flat, old, *packed, lost, n, residual is not None, LEVELS, rows, block), enable_fp_fusion=False
+    )
+    return packed, lost
 
 
 def sign_unpack(packed: SignPacked, n: int, *, block: int = 256, dtype: torch.dtype = torch.float32) -> Tensor:
     """The n numbers that were packed, flat."""
-    return sign_unpack_reference(packed, n, block=block, dtype=dtype)
+    if not uses_triton(*packed) or n == 0:
+        return sign_unpack_reference(packed, n, block=block, dtype=dtype)
+    y = torch.empty(n, dtype=dtype, device=packed.scales.device)
+    _sign_unpack_kernel[(-(-n // _TILE),)](*packed, y, n, block, _TILE)
+    return y
 
 
 def sign_pack_reference(x: Tensor, residual: Tensor | None = None, *, block: int = 256) -> tuple[SignPacked, Tensor]:
