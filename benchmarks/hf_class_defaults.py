@@ -32,6 +32,13 @@ SKIPPED = re.compile(
     r"transformers|chunk_size_feed_forward|tasks|suppress|resolutions|pinpoints|hidden_act|act_fn)(_|$)"
 )
 KEPT = {
+    "init_codebook",
+    "mask_token",
+    "num_group_tokens",
+    "num_output_groups",
+    "num_register_tokens",
+    "use_cls_token",
+    "use_mask_token",
     "conv_L_cache",
     "norm_topk_prob",
     "qk_rope_head_dim",
@@ -49,6 +56,9 @@ KEPT = {
     "num_query_tokens",
     "max_position_embeddings",
     "tie_word_embeddings",
+    "visual_attr_loss",
+    "visual_feat_loss",
+    "visual_obj_loss",
     "hidden_act",
 }
 BASE = {field.name for field in dataclasses.fields(PreTrainedConfig)}
@@ -68,7 +78,7 @@ def keys_of(config: type[PreTrainedConfig]) -> dict[str, Any]:
             continue
         if isinstance(value, tuple):
             value = list(value)
-        if isinstance(value, list) and not all(isinstance(item, int) for item in value):
+        if isinstance(value, list) and not all(isinstance(item, int | float) for item in value):
             continue
         if not isinstance(value, dict):
             found[field.name] = value

@@ -143,6 +143,11 @@ class Fields:
         if not any(value is other or (value == other and type(value) is type(other)) for other in allowed):
             raise self.error(name, f"{shown(value)} is not supported: {why}")
 
+    def same(self, name: str, wanted: int, what: str) -> None:
+        """InputError where a width is not that of what it meets."""
+        if self.count(name) != wanted:
+            raise self.error(name, f"expected {what} {wanted:,}, found {self.count(name):,}")
+
     def has(self, name: str) -> bool:
         """Whether the file has a value for the key."""
         return self.values.get(name) is not None

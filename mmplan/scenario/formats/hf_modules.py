@@ -27,6 +27,12 @@ def merged(name: str, llm: ModelModule, *ways: tuple[ModelModule, ...]) -> Model
     return Model(name=name, modules=(*(module for way in ways for module in way), llm), edges=(*inner, *ends))
 
 
+def apart(name: str, *ways: tuple[ModelModule, ...]) -> Model:
+    """Ways of encoder, ..., projector that meet in a loss alone."""
+    edges = [edge(a.name, b.name, "input") for way in ways for a, b in pairwise(way)]
+    return Model(name=name, modules=tuple(module for way in ways for module in way), edges=tuple(edges))
+
+
 def divided(fields: Fields, hidden: int, heads: int) -> int:
     if hidden % heads:
         raise fields.error("num_attention_heads", f"width {hidden} is not a multiple of {heads} heads")

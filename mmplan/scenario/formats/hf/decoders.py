@@ -4,14 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from mmplan.scenario.formats.hf.swin import swin
 from mmplan.scenario.formats.hf.text import language_module
 from mmplan.scenario.formats.hf.towers import tower_of
+from mmplan.scenario.formats.hf.vit import POST
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, chain, divided, edge, projector_module
 from mmplan.scenario.scenario import Model, ModelModule, TextInput, Transformer, Vocabulary
 
 Decoder = Callable[[Fields, int], ModelModule]
-POST: dict[str, Any] = {"pre_norms": False, "post_norms": True, "final_norm": False}
 
 
 def decoder(
@@ -135,7 +136,9 @@ DECODERS: Mapping[str, Decoder] = {
 
 def encoder_decoder(config: Fields, name: str) -> Model:
     """Any tower and any decoder that are known alone; a linear between them where their widths differ."""
-    vision, text = tower_of(config, "encoder"), config.part("decoder")
+    eye, text = config.part("encoder"), config.part("decoder")
+    seen = swin(eye) if eye.kind in ("donut-swin", "swin") else (tower_of(config, "encoder"),)
+    vision = seen[-1]
     build = DECODERS.get(text.kind)
     if build is None:
         known = ", ".join(f"'{kind}'" for kind in sorted(DECODERS))
@@ -144,9 +147,8 @@ def encoder_decoder(config: Fields, name: str) -> Model:
     read = text.optional("cross_attention_hidden_size")
     if vision.output_width != wanted and read is None and wanted is not None:
         bridge = projector_module((vision.output_width, wanted))
-        return chain(name, vision, bridge, build(text, wanted), last="cross_attention")
-    llm = build(text, vision.output_width)
-    return Model(name=name, modules=(vision, llm), edges=(edge("vision", "llm", "cross_attention"),))
+        return chain(name, *seen, bridge, build(text, wanted), last="cross_attention")
+    return chain(name, *seen, build(text, vision.output_width), last="cross_attention")
 
 
 def pix2struct(config: Fields, name: str) -> Model:

@@ -1,8 +1,8 @@
-"""Encoders without a language model: CLIP and SigLIP with both towers, Whisper's encoder and decoder, single towers."""
+"""Encoders without a language model: pairs that a loss compares, BERTs that see, single towers. And Whisper."""
 
 from collections.abc import Callable, Mapping
 
-from mmplan.scenario.formats.hf import pairs
+from mmplan.scenario.formats.hf import fusion, odd_pairs, pages, pairs, perception, swin
 from mmplan.scenario.formats.hf.ears import EARS, whisper
 from mmplan.scenario.formats.hf.towers import TOWERS
 from mmplan.scenario.formats.hf.vit import BIASES
@@ -58,6 +58,7 @@ _ALONE = (
     "clip_vision_model",
     "cosmos3_edge_vision",
     "dinov2",
+    "dinov2_with_registers",
     "glmasr_encoder",
     "idefics3_vision",
     "intern_vit_6b",
@@ -75,15 +76,38 @@ _ALONE = (
 )
 ENCODERS: Mapping[str, Callable[[Fields, str], Model]] = {
     **{kind: _alone({**TOWERS, **EARS}[kind]) for kind in _ALONE},
+    "aimv2": odd_pairs.aimv2,
+    "align": pairs.align,
     "altclip": pairs.clip,
+    "bridgetower": fusion.bridgetower,
+    "bros": pages.bros,
     "chinese_clip": pairs.clip,
+    "clap": swin.clap,
     "clip": pairs.clip,
     "clipseg": pairs.clip,
+    "donut-swin": swin.alone,
+    "flava": fusion.flava,
+    "groupvit": odd_pairs.groupvit,
+    "layoutlmv3": pages.layoutlmv3,
+    "lilt": pages.lilt,
+    "markuplm": pages.markuplm,
     "metaclip_2": pairs.clip,
     "owlv2": pairs.clip,
     "owlvit": pairs.clip,
+    "pe_audio": perception.audio,
+    "pe_audio_encoder": perception.alone,
+    "pe_audio_video": perception.audio_video,
+    "pe_audio_video_encoder": perception.alone,
+    "pe_video": perception.video,
+    "pe_video_encoder": perception.alone,
     "siglip": pairs.siglip,
     "siglip2": pairs.siglip,
+    "swin": swin.alone,
+    "tipsv2": odd_pairs.tipsv2,
+    "tvp": fusion.tvp,
+    "videoprism": odd_pairs.videoprism,
+    "vilt": fusion.vilt,
+    "xclip": odd_pairs.xclip,
     "vision-text-dual-encoder": pairs.dual_encoder,
     "whisper": whisper_model,
 }

@@ -4,9 +4,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from mmplan.scenario.formats.hf.blocks_by_layer import by_layer
-from mmplan.scenario.formats.hf.decoders import POST, bart
+from mmplan.scenario.formats.hf.decoders import bart
 from mmplan.scenario.formats.hf.resamplers import encoder_module
-from mmplan.scenario.formats.hf.vit import BIASES, vision_module
+from mmplan.scenario.formats.hf.vit import BIASES, POST, vision_module
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, divided, edge, stepping
 from mmplan.scenario.scenario import Model, ModelModule, TextInput, Transformer, VisionInput, Vocabulary

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-from mmplan.scenario.formats.hf.decoders import POST
+from mmplan.scenario.formats.hf.convnets import efficientnet
 from mmplan.scenario.formats.hf.towers import tower_of
-from mmplan.scenario.formats.hf.vit import BIASES
+from mmplan.scenario.formats.hf.vit import BIASES, POST
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import SOURCE, divided, edge, projector_module
+from mmplan.scenario.formats.hf_modules import SOURCE, apart, divided, edge, projector_module
 from mmplan.scenario.scenario import Model, ModelModule, TextInput, Transformer, Vocabulary
 
 
@@ -31,8 +31,16 @@ def paired(name: str, vision: ModelModule, text: ModelModule, width: int, *, sto
     seen = projector_module((vision.output_width, width), name="vision_projector", bias=False)
     dims = (text.output_width, width)
     said = projector_module(dims, name="text_projector", modality="text", bias=False, stored=stored)
-    edges = (edge("vision", "vision_projector", "input"), edge("text", "text_projector", "input"))
-    return Model(name=name, modules=(vision, seen, text, said), edges=edges)
+    return apart(name, (vision, seen), (text, said))
+
+
+def align(config: Fields, name: str) -> Model:
+    """An EfficientNet, whose averaged rows are compared as they are, and BERT with a linear."""
+    fields = config.part("text_config")
+    vision, width = efficientnet(config.part("vision_config")), config.count("projection_dim")
+    text = bert_tower(fields, stored=pooler(fields.count("hidden_size")))
+    said = projector_module((text.output_width, width), name="text_projector", modality="text", stored=1)
+    return apart(name, vision, (text, said))
 
 
 def siglip(config: Fields, name: str) -> Model:
@@ -49,22 +57,27 @@ def dual_encoder(config: Fields, name: str) -> Model:
     vision, fields = tower_of(config), config.part("text_config")
     if fields.kind not in ("bert", "roberta", "xlm-roberta"):
         raise fields.error("model_type", f"expected 'bert' or 'roberta', found '{fields.kind:.60}'")
-    text = bert_tower(fields)
-    text = replace(text, stored=text.stored + text.output_width * (text.output_width + 1))
+    text = bert_tower(fields, stored=pooler(fields.count("hidden_size")))
     return paired(name, vision, text, config.count("projection_dim"), stored=1)
 
 
-def text_tower(text: Fields, *, causal: bool) -> ModelModule:
-    """CLIP's text encoder: learned positions of a padded length."""
-    tokens = text.count("max_position_embeddings")
-    return _words(text, {"causal": causal}, TextInput(tokens=tokens, positions="learned"))
+def text_tower(text: Fields, *, causal: bool, table: bool = True, **shape: Any) -> ModelModule:
+    """CLIP's text encoder: texts of a padded length, with a `table` of positions."""
+    entry = TextInput(tokens=text.count("max_position_embeddings"), positions="learned" if table else "none")
+    return _words(text, {"causal": causal, **shape}, entry)
 
 
-def bert_tower(text: Fields) -> ModelModule:
-    """BERT's: norms behind the branches; positions, kinds of tokens and a first norm are stored."""
+def bert_tower(text: Fields, *, stored: int = 0, pre: bool = False, **shape: Any) -> ModelModule:
+    """BERT's: norms behind the branches unless `pre`; positions, kinds of tokens and a first norm are stored."""
     width = text.count("hidden_size")
     rows = text.count("max_position_embeddings", most=100_000_000) + (text.optional("type_vocab_size", least=0) or 0)
-    return replace(_words(text, {"causal": False, **POST}, TextInput(positions="none")), stored=(rows + 2) * width)
+    usual = {"causal": False, **({} if pre else POST), **shape}
+    return replace(_words(text, usual, TextInput(positions="none")), stored=(rows + 2) * width + stored)
+
+
+def pooler(width: int) -> int:
+    """A linear on the first token, of which no products are counted."""
+    return width * (width + 1)
 
 
 def _words(text: Fields, shape: dict[str, Any], entry: TextInput) -> ModelModule:
@@ -76,10 +89,7 @@ def _words(text: Fields, shape: dict[str, Any], entry: TextInput) -> ModelModule
         kv_heads=heads,
         head_dim=divided(text, hidden, heads),
         ffn=text.count("intermediate_size"),
-        gated_mlp=False,
-        norm="layer",
-        **BIASES,
-        **shape,
+        **{"gated_mlp": False, "norm": "layer", **BIASES, **shape},
     )
     return ModelModule(
         name="text",

@@ -9,7 +9,6 @@ _PAGES = "it reads the layout or the lines of pages by convolutions and has no l
 _CODEC = "it turns sound into codes and back, without a language model"
 _SPEAKS = "it makes sound of text, frame by frame over several codebooks, which has no cost model"
 _WRITES = "it writes down speech without a language model"
-_MATCHES = "its two encoders meet inside their blocks, which has no reader here"
 _PROTEIN = "it reads proteins"
 _ODD = "its blocks are of a kind that has no reader here"
 _STREAMS = "its blocks mix several residual streams, which has no reader here"
@@ -56,7 +55,6 @@ REFUSED: Mapping[str, str] = {
         ),
         _WRITES,
     ),
-    **dict.fromkeys(("bridgetower", "flava", "groupvit", "tvp", "xclip"), _MATCHES),
     **dict.fromkeys(("esm", "esmfold2", "evolla", "EvollaModel"), _PROTEIN),
     **dict.fromkeys(
         (
@@ -66,13 +64,6 @@ REFUSED: Mapping[str, str] = {
         "it is a language model of a kind that has no reader here",
     ),
     **dict.fromkeys(
-        (
-            *("aimv2", "pe_audio", "pe_audio_encoder", "pe_audio_video", "pe_audio_video_encoder", "pe_video"),
-            *("pe_video_encoder", "tipsv2", "ultravbert", "videoprism"),
-        ),
-        "its encoders are of a kind that has no reader here",
-    ),
-    **dict.fromkeys(
         ("deepseek_ocr2_vision", "unlimited_ocr_vision", "t5gemma2_encoder"),
         "it is a part of a model: give the config of the whole one",
     ),
@@ -80,18 +71,16 @@ REFUSED: Mapping[str, str] = {
     "glm_image": "it draws images, by codes and then by diffusion, which has no reader here",
     "granite_docling": "a router chooses the resolution of each page, which has no reader here",
     "jev": _ODD,
+    "ultravbert": "its encoders are of a kind that has no reader here",
     "nemo_speechlm": "a second encoder tells its speakers apart, which has no reader here",
     "nemotron3_5_transcribe_audio": "a second encoder tells its speakers apart, which has no reader here",
     "pi0": "a second language model makes actions of a robot, which has no reader here",
     "vibevoice_asr": "its two encoders of raw sound are codecs, which have no reader here",
-    "align": "its tower is an EfficientNet, whose blocks have no reader here",
-    "clap": "its encoder of sound is a Swin transformer, which has no reader here",
     "fun_asr_nano": "its first block is wider than the others, which has no reader here",
     "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
     "so nothing confirms its parameters",
     "kimi_linear": "its linear attention has a gate for each column of a key (KDA), which has no cost model yet",
     "mllama_text_model": "its cross layers attend to the tokens of a tower: give the whole model's config (mllama)",
-    "nougat": "its tower is a Swin transformer, which has no reader here",
     "t5gemma2": "its decoder attends to its own and the encoder's rows at once, which has no reader here",
 }
 

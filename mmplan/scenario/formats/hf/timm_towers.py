@@ -87,8 +87,9 @@ def perception_lm(config: Fields, name: str) -> Model:
     return chain(name, vision, projector_module((vision.output_width, width, width), pool=pool), llm)
 
 
-def perception(fields: Fields) -> ModelModule:
-    """Scaled branches, a norm in front, rotary positions beside a table."""
+def perception(fields: Fields, *, pooled: bool = False) -> ModelModule:
+    """Scaled branches, a norm in front, rotary positions beside a table. `pooled`: a head of attention from one learned
+    row, whose products are not counted."""
     usual = PERCEPTION[fields.word("architecture", PERCEPTION)]
     args = fields.get("model_args")
     args = args if isinstance(args, dict) else {}
@@ -109,7 +110,7 @@ def perception(fields: Fields) -> ModelModule:
     ratio = inner.get("mlp_ratio")
     ffn = usual["ffn"] if ratio is None else int(width * inner.ratio("mlp_ratio"))
     token = args.get("class_token", usual["class"])
-    if args.get("global_pool", "map") != "" or not isinstance(token, bool):
+    if (args.get("global_pool", "map") != "" and not pooled) or not isinstance(token, bool):
         raise inner.error("global_pool", "expected '': a pooling head is not read")
     shape = vit(
         inner,
@@ -123,4 +124,6 @@ def perception(fields: Fields) -> ModelModule:
     )
     side = inner.side("img_size") if "img_size" in args else int(str(fields.get("architecture")).rpartition("_")[2])
     vision = VisionInput(patch=14, image_size=side // 14 * 14, class_token=token, learned_positions=True)
-    return vision_module(shape, vision)
+    width = shape.hidden
+    pool = (4 * width + 2 * shape.ffn + 8) * width + shape.ffn if pooled else 0
+    return vision_module(shape, vision, pool)

@@ -145,10 +145,23 @@ def dinov2(tower: Fields) -> ModelModule:
     width = tower.count("hidden_size")
     shape = vit(tower, ffn=int(width * tower.ratio("mlp_ratio")), qkv_bias=tower.flag("qkv_bias"), layer_scale=True)
     stored = width if tower.get("use_mask_token") is not False else 0
+    stored += (tower.optional("num_register_tokens", least=0) or 0) * width
     return vision_module(shape, replace(fixed(tower, class_token=True), keep_class_token=True), stored)
 
 
+def aimv2(tower: Fields) -> ModelModule:
+    """AIMv2 (arXiv 2411.14402): RMS norms, gated MLPs, a head of attention from one learned row."""
+    bias = tower.flag("qkv_bias")
+    biases = {"qkv_bias": bias, "out_bias": bias, "mlp_bias": tower.flag("mlp_bias")}
+    shape = vit(tower, **{**RMS_GATED, **biases})
+    width = shape.hidden
+    head = (3 * width + 2 + 2 * bias) * width if tower.get("use_head") is not False else 0
+    vision = replace(fixed(tower), learned_positions=not tower.flag("is_native"))
+    return vision_module(shape, vision, width + head)
+
+
 TOWERS: Mapping[str, Tower] = {
+    "aimv2_vision_model": aimv2,
     "altclip_vision_model": clip,
     "chinese_clip_vision_model": clip,
     "clipseg_vision_model": clip,
@@ -160,6 +173,8 @@ TOWERS: Mapping[str, Tower] = {
     "clip_vision_model": clip,
     "cosmos3_edge_vision": native_towers.cosmos,
     "dinov2": dinov2,
+    "dinov2_with_registers": dinov2,
+    "tipsv2_vision_model": dinov2,
     "ernie4_5_vl_moe_vision": native_towers.ernie,
     "exaone4_5_vision": native_towers.qwen2_5_vl,
     "gemma4_vision": native_towers.gemma4,

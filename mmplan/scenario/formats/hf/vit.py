@@ -8,6 +8,7 @@ from mmplan.scenario.scenario import ModelModule, Transformer, VisionInput
 from mmplan.scenario.steps import Form, Kept, Steps
 
 BIASES: dict[str, Any] = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+POST: dict[str, Any] = {"pre_norms": False, "post_norms": True, "final_norm": False}  # norms behind the branches
 UNBIASED_GATED: dict[str, Any] = {
     "norm": "rms",
     "gated_mlp": True,

@@ -5,10 +5,10 @@ from dataclasses import replace
 from math import prod
 
 from mmplan.scenario.formats.hf.conformers import parakeet
-from mmplan.scenario.formats.hf.decoders import DECODERS, POST, decoder
+from mmplan.scenario.formats.hf.decoders import DECODERS, decoder
 from mmplan.scenario.formats.hf.ears import SAMPLES_PER_S, audio_module, ear_of, whisper
 from mmplan.scenario.formats.hf.text import text_module
-from mmplan.scenario.formats.hf.vit import BIASES
+from mmplan.scenario.formats.hf.vit import BIASES, POST
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import chain, divided, edge, projector_module
 from mmplan.scenario.scenario import AudioInput, Model, ModelModule, Transformer
