@@ -1,0 +1,278 @@
+"""Loss scaling with one scale per modality, by the API of torch.amp.GradScaler.
+
+    scaler = ModalityGradScaler(model, {"vision": model.vision, "audio": model.audio})
+    scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
+
+In fp16 a vision tower's gradients may be a thousand times smaller than a language model's, and one scale serves
+neither. Here hooks at the modules' inputs and outputs change the scale of gradients that pass (`boundary.py`), so that
+each parameter's gradient, that of a shared one too, carries one power of two, and unscaling is exact. A modality whose
+gradients overflow misses that step and backs off, alone.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+
+from mmplan.runtime.norms import wide
+from mmplan.runtime.numerics.boundary import Crossings, cross, cross_at, cross_parameters
+from mmplan.runtime.numerics.collectives import Group, reduce_
+from mmplan.runtime.numerics.loss_scale import (
+    BACKOFF_FACTOR,
+    GROWTH_FACTOR,
+    GROWTH_INTERVAL,
+    INIT_SCALE,
+    LossScale,
+    ScaleRule,
+)
+from mmplan.runtime.numerics.modality_parts import SHARED, Parts, part_of_parameters, tied_parameters
+
+_FOUND, _SEEN, _GUILTY, _TAINTED, _PASSED = range(5)  # what ranks agree on for each part
+
+
+class ModalityGradScaler:
+    """Scales losses, and unscales gradients part by part.
+
+    Args:
+        model: the whole, or this rank's part of a pipeline.
+        modalities: name -> module of it, all of whose inputs and outputs pass by calls; everything else is the part
+            `shared`, and so is a parameter that several parts use. Or name -> parameters, where no module of this rank
+            is the modality's border (a pipeline cut inside it): then the caller lets tensors pass by `cross`.
+        group: all ranks that hold anything of the model; they agree on who overflowed. None: all processes.
+
+    Raises:
+        ValueError: scales or factors are no powers of two, a module belongs to two modalities.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modalities: Parts,
+        *,
+        init_scale: float = INIT_SCALE,
+        growth_factor: float = GROWTH_FACTOR,
+        backoff_factor: float = BACKOFF_FACTOR,
+        growth_interval: int = GROWTH_INTERVAL,
+        enabled: bool = True,
+        group: Group = None,
+    ) -> None:
+        if SHARED in modalities:
+            raise ValueError(f"'{SHARED}' is the name of what is no modality's alone")
+        self._rule = ScaleRule(
+            growth_factor=growth_factor, backoff_factor=backoff_factor, growth_interval=growth_interval
+        )
+        self._model, self._group, self._enabled = model, group, enabled
+        self._parts = {name: own if isinstance(own, nn.Module) else tuple(own) for name, own in modalities.items()}
+        self._scales = {part: LossScale(scale=init_scale) for part in (*self._parts, SHARED)}
+        self._crossings = Crossings()
+        self._agreed: dict[int, Tensor] = {}  # by optimizer: [parts, 5] of 0 and 1
+        if enabled:
+            self._attach()
+
+    def _attach(self) -> None:
+        for part, own in self._parts.items():
+            if isinstance(own, nn.Module):
+                cross_at(own, self._passing(SHARED, part), self._passing(part, SHARED))
+        for tied in tied_parameters(self._model, self._parts):
+            cross_parameters(tied.owner, tied.names, self._passing(SHARED, tied.modality))
+
+    def _passing(self, source: str, target: str) -> Any:
+        return lambda x: self.cross(x, source, target)
+
+    def cross(self, x: Tensor, source: str, target: str) -> Tensor:
+        """`x`, computed in one part and used in another; its gradient changes scale on the way back."""
+        if not self._enabled:
+            return x
+        ratio = self._scales[source].scale / self._scales[target].scale
+        return cross(x, ratio, lambda gradient: self._crossings.note(gradient, source=source, target=target))
+
+    def scale(self, outputs: Any, modality: str = SHARED) -> Any:
+        """A loss, or several, times the scale; `modality`: the part in which it was computed."""
+        if not self._enabled:
+            return outputs
+        if isinstance(outputs, Tensor):
+            return wide(outputs) * self._scales[modality].scale
+        if isinstance(outputs, Iterable):
+            scaled = (self.scale(output, modality) for output in outputs)
+            return tuple(scaled) if isinstance(outputs, tuple) else list(scaled)
+        raise ValueError(f"outputs must be a tensor or an iterable of tensors, not {type(outputs).__name__}")
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the optimizer's gradients by their scales; collective. `step` does it if it is not done before.
+
+        Raises:
+            RuntimeError: done already since the last `update`.
+            ValueError: a gradient is fp16 (it could not hold the result).
+        """
+        if not self._enabled:
+            return
+        if id(optimizer) in self._agreed:
+            raise RuntimeError("unscale_() has already been called on this optimizer since the last update()")
+        parts = tuple(self._scales)
+        by_part = self._gradients(optimizer)
+        device = next(p.device for group in optimizer.param_groups for p in group["params"])
+        flags = torch.zeros(len(parts), 5, device=device)
+        crossings = self._crossings
+        for index, part in enumerate(parts):
+            if gradients := by_part.get(part):
+                largest = get_total_norm(gradients, torch.inf).to(device)
+                flags[index, _FOUND] = ~torch.isfinite(largest)
+                flags[index, _SEEN] = largest > 0
+                torch._foreach_mul_(gradients, 1 / self._scales[part].scale)
+            for column, noted in ((_SEEN, crossings.seen), (_GUILTY, crossings.guilty), (_TAINTED, crossings.tainted)):
+                if part in noted:
+                    flags[index, column] = flags[index, column].maximum(noted[part].to(device))
+            flags[index, _PASSED] = part in crossings.passed
+        self._agreed[id(optimizer)] = reduce_(flags, self._group, largest=True)
+
+    def _gradients(self, optimizer: torch.optim.Optimizer) -> dict[str, list[Tensor]]:
+        """What this rank holds of them, by part."""
+        part_of = part_of_parameters(self._model, self._parts)
+        by_part: dict[str, list[Tensor]] = {}
+        for parameter in _with_gradients(optimizer):
+            assert parameter.grad is not None
+            if parameter.grad.dtype == torch.float16:
+                raise ValueError(
+                    f"a gradient {tuple(parameter.shape)} is fp16, which cannot hold what unscaling leaves: "
+                    "keep weights in fp32 under autocast, or gradients in fp32"
+                )
+            values = _held(parameter.grad)
+            if values.numel():
+                by_part.setdefault(part_of.get(parameter, SHARED), []).append(values)
+        return by_part
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """`optimizer.step()` without the parameters whose part overflowed; not called if none are left.
+
+        Raises:
+            ValueError: a modality has gradients whose scale is not known: its module was not called as a module.
+        """
+        if "closure" in kwargs or args:
+            raise RuntimeError("closures are not supported: they would have to be scaled inside")
+        if not self._enabled:
+            return optimizer.step(**kwargs)
+        if id(optimizer) not in self._agreed:
+            self.unscale_(optimizer)
+        agreed = dict(zip(self._scales, self._agreed[id(optimizer)].bool().tolist(), strict=True))
+        for part, own in self._parts.items():
+            if isinstance(own, nn.Module) and agreed[part][_SEEN] and not agreed[part][_PASSED]:
+                raise ValueError(
+                    f"parameters of '{part}' have gradients, but no output of its module passed: call the module "
+                    "itself, not its methods or parts, or give its parameters and use `cross`"
+                )
+        overflowed = {part for part, flags in agreed.items() if flags[_FOUND]}
+        part_of = part_of_parameters(self._model, self._parts) if overflowed else {}
+        parameters = _with_gradients(optimizer)
+        missing = [(p, p.grad) for p in parameters if overflowed and part_of.get(p, SHARED) in overflowed]
+        if missing and len(missing) == len(parameters):
+            return None
+        for parameter, _ in missing:
+            parameter.grad = None
+        result = optimizer.step(**kwargs)
+        for parameter, gradient in missing:
+            parameter.grad = gradient
+        return result
+
+    def update(self, new_scale: float | Mapping[str, float] | None = None) -> None:
+        """Move the scales by what the steps since the last update found, or set them.
+
+        A part is to blame for an overflow that began in it. One without gradients in these steps keeps its scale.
+
+        Raises:
+            RuntimeError: no gradients were looked at since the last update.
+        """
+        if not self._enabled:
+            return
+        if new_scale is not None:
+            given = new_scale if isinstance(new_scale, Mapping) else dict.fromkeys(self._scales, new_scale)
+            self._scales |= {part: LossScale(scale=scale) for part, scale in given.items() if self._known(part)}
+        elif not self._agreed:
+            raise RuntimeError("no gradients were unscaled since the last update()")
+        else:
+            agreed = torch.stack([flags.cpu() for flags in self._agreed.values()]).amax(0).bool().tolist()
+            for part, (found, seen, guilty, tainted, _) in zip(tuple(self._scales), agreed, strict=True):
+                if guilty or (found and not tainted):
+                    self._scales[part] = self._scales[part].after_overflow(self._rule)
+                elif seen and not found:
+                    self._scales[part] = self._scales[part].after_quiet(self._rule)
+        self._agreed.clear()
+        self._crossings = Crossings()
+
+    def _known(self, part: str) -> bool:
+        if part not in self._scales:
+            raise ValueError(f"no modality '{part}': there are {', '.join(self._scales)}")
+        return True
+
+    def get_scale(self, modality: str = SHARED) -> float:
+        """Of a part; without one, what `scale` multiplies a loss by."""
+        self._known(modality)
+        return self._scales[modality].scale if self._enabled else 1.0
+
+    def get_growth_factor(self) -> float:
+        return self._rule.growth_factor
+
+    def set_growth_factor(self, new_factor: float) -> None:
+        self._rule = replace(self._rule, growth_factor=new_factor)
+
+    def get_backoff_factor(self) -> float:
+        return self._rule.backoff_factor
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        self._rule = replace(self._rule, backoff_factor=new_factor)
+
+    def get_growth_interval(self) -> int:
+        return self._rule.growth_interval
+
+    def set_growth_interval(self, new_interval: int) -> None:
+        self._rule = replace(self._rule, growth_interval=new_interval)
+
+    def is_enabled(self) -> bool:
+        return self._enabled
+
+    def state_dict(self) -> dict[str, Any]:
+        """Keys of torch's; scales and trackers by part. Empty if disabled."""
+        if not self._enabled:
+            return {}
+        return {
+            "scale": {part: one.scale for part, one in self._scales.items()},
+            "growth_factor": self._rule.growth_factor,
+            "backoff_factor": self._rule.backoff_factor,
+            "growth_interval": self._rule.growth_interval,
+            "_growth_tracker": {part: one.quiet_steps for part, one in self._scales.items()},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Of this class, or of torch.amp.GradScaler: its one scale becomes that of every part.
+
+        Raises:
+            RuntimeError: the state is empty, as of a disabled scaler.
+            ValueError: it is of other modalities.
+        """
+        if not self._enabled:
+            return
+        if not state_dict:
+            raise RuntimeError("the state is empty, perhaps saved from a disabled scaler")
+        scales, trackers = (
+            one if isinstance(one, Mapping) else dict.fromkeys(self._scales, one)
+            for one in (state_dict["scale"], state_dict["_growth_tracker"])
+        )
+        if set(scales) != set(self._scales):
+            raise ValueError(f"a state of {', '.join(sorted(scales))} for {', '.join(sorted(self._scales))}")
+        rule = {name: state_dict[name] for name in ("growth_factor", "backoff_factor", "growth_interval")}
+        self._rule = ScaleRule(**rule)
+        self._scales = {part: LossScale(scale=scales[part], quiet_steps=trackers[part]) for part in self._scales}
+
+
+def _with_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def _held(gradient: Tensor) -> Tensor:
+    """What lies in this process of a gradient: a shard's elements, a sparse one's values."""
+    if isinstance(gradient, DTensor):
+        return gradient.to_local()
+    return gradient._values() if gradient.is_sparse else gradient
