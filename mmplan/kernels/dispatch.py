@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["interpreted", "jit", "persistent_programs", "tl", "triton", "uses_triton"]
+__all__ = ["interpreted", "jit", "launch", "persistent_programs", "tl", "triton", "uses_triton"]
 
 try:
     import triton
@@ -17,8 +17,6 @@ try:
 except ImportError:
     triton = None
     tl = None
-
-_PROGRAMS_PER_SM = 4  # of a persistent kernel bound by memory: enough loads in flight, by triton's own tutorials
 
 
 def jit(kernel: Callable[..., Any]) -> Any:
@@ -38,9 +36,15 @@ def uses_triton(*tensors: torch.Tensor) -> bool:
     return tensors[0].is_cuda or (tensors[0].device.type == "cpu" and interpreted())
 
 
-def persistent_programs(device: torch.device, tiles: int) -> int:
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Starts a kernel on the device of its first argument, which need not be the current one."""
+    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
+        kernel[grid](*arguments, **options)
+
+
+def persistent_programs(device: torch.device, tiles: int, per_multiprocessor: int = 4) -> int:
     """How many programs walk over so many tiles: some per multiprocessor of a GPU; three in the interpreter, whose
     tests so see programs with several tiles and with fewer."""
     if device.type != "cuda":
         return min(tiles, 3)
-    return min(tiles, _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count)
+    return min(tiles, per_multiprocessor * torch.cuda.get_device_properties(device).multi_processor_count)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmplan.kernels.dispatch import jit, tl, uses_triton
+from mmplan.kernels.dispatch import jit, launch, tl, uses_triton
+from mmplan.kernels.tuning import tile_of
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 _MANTISSA_BITS = {E4M3: 3, E5M2: 2}  # of 7 bits without the sign; IEEE-like, exponent bias 7 and 15 (OCP OFP8, table 1)
-_TILE = 2048  # elements a program reads at once
 
 
 class Fp8Blocks(NamedTuple):
@@ -87,12 +87,12 @@ def fp8_quantize(x: Tensor, kind: torch.dtype = E4M3, *, block: int = 128) -> Fp
     if not uses_triton(x) or x.numel() == 0:
         return fp8_quantize_reference(x, kind, block=block)
     flat, n = x.detach().contiguous().flatten(), x.numel()
-    blocks, rows = -(-n // block), max(1, _TILE // block)
+    tile = tile_of("fp8", x.device)
+    blocks, rows = -(-n // block), max(1, tile.elements // block)
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     scales = torch.empty(blocks, device=x.device)
-    _fp8_quantize_kernel[(-(-blocks // rows),)](
-        *(flat, codes, scales, n, torch.finfo(kind).max, _MANTISSA_BITS[kind], rows, block), enable_fp_fusion=False
-    )
+    arguments = (flat, codes, scales, n, torch.finfo(kind).max, _MANTISSA_BITS[kind], rows, block)
+    launch(_fp8_quantize_kernel, (-(-blocks // rows),), *arguments, num_warps=tile.warps, enable_fp_fusion=False)
     return Fp8Blocks(codes.view(kind), scales)
 
 
@@ -104,7 +104,9 @@ def fp8_dequantize(quantized: Fp8Blocks, *, block: int = 128, dtype: torch.dtype
     if uses_triton(scales) and n > 0:
         y = torch.empty(values.shape, dtype=dtype, device=values.device)
         codes = values.contiguous().view(torch.uint8)
-        _fp8_dequantize_kernel[(-(-n // _TILE),)](codes, scales, y, n, _MANTISSA_BITS[kind], block, _TILE)
+        tile = tile_of("fp8", y.device)
+        arguments = (codes, scales, y, n, _MANTISSA_BITS[kind], block, tile.elements)
+        launch(_fp8_dequantize_kernel, (-(-n // tile.elements),), *arguments, num_warps=tile.warps)
         return y
     return fp8_dequantize_reference(quantized, block=block, dtype=dtype)
 

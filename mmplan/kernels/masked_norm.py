@@ -5,9 +5,9 @@ from typing import no_type_check
 import torch
 from torch import Tensor
 
-from mmplan.kernels.dispatch import jit, persistent_programs, tl, uses_triton
+from mmplan.kernels.dispatch import jit, launch, persistent_programs, tl, uses_triton
+from mmplan.kernels.tuning import tile_of
 
-_TILE = 2048  # elements a program reads at once
 _MODALITIES = 4  # that one program counts for: each costs an accumulator per element of the tile
 
 
@@ -42,7 +42,6 @@ def _masked_squared_norm_kernel(
         inside = (row < rows) & (column < columns)
         x = tl.load(x_ptr + row * x_row_stride + column * x_column_stride, mask=inside, other=0.0).to(tl.float32)
         segment = tl.load(segment_ptr + row * segment_row_stride + column * segment_column_stride, mask=inside, other=0)
-        segment = segment.to(tl.int32)
         if IS_MASK:
             segment = tl.where(segment != 0, 0, -1)
         total += tl.where(segment[:, :, None] == modalities[None, None, :], (x * x)[:, :, None], 0.0)
@@ -66,17 +65,20 @@ def masked_squared_norm(x: Tensor, segment: Tensor, n_modalities: int = 1, *, de
         return masked_squared_norm_reference(x, segment, n_modalities)
     rows, columns = (1, x.numel()) if segment.dim() == x.dim() else (segment.numel(), x.numel() // segment.numel())
     x, segment = x.detach().reshape(rows, columns), segment.reshape(rows, -1)
-    width = min(_TILE, _power_of_two(columns))
-    height = min(_TILE // width, _power_of_two(rows))
+    tile = tile_of("masked_norm", x.device)
+    width = min(tile.elements, _power_of_two(columns))
+    height = min(tile.elements // width, _power_of_two(rows))
     tiles = -(-rows // height) * -(-columns // width)
     counted = min(_MODALITIES, _power_of_two(n_modalities))
     grid = (persistent_programs(x.device, tiles), -(-n_modalities // counted))
     partial = torch.zeros(grid[0] if deterministic else 1, n_modalities, device=x.device)
-    _masked_squared_norm_kernel[grid](
+    launch(
+        *(_masked_squared_norm_kernel, grid),
         *(x, segment.view(torch.uint8) if segment.dtype == torch.bool else segment, partial),
         *(rows, columns, tiles, n_modalities),
         *(x.stride(0), x.stride(1), segment.stride(0), segment.stride(1) if segment.shape[1] > 1 else 0),
         *(segment.dtype == torch.bool, deterministic, height, width, counted),
+        num_warps=tile.warps,
     )
     return partial.sum(0)
 

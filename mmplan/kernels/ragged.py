@@ -8,10 +8,10 @@ from typing import Any, no_type_check
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from mmplan.kernels.dispatch import jit, tl, uses_triton
-
-_TILE = 2048  # elements a program copies at once
+from mmplan.kernels.dispatch import jit, launch, tl, uses_triton
+from mmplan.kernels.tuning import tile_of
 
 
 @jit
@@ -109,6 +109,7 @@ class _Gather(torch.autograd.Function):
         return _launch_gather(x, positions)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         (positions,) = ctx.saved_tensors
         dx = torch.zeros(ctx.shape, device=dy.device)
@@ -128,6 +129,7 @@ class _Scatter(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         return None, *[None] * len(ctx.saved_tensors), *[_launch_gather(dy, places) for places in ctx.saved_tensors]
 
@@ -136,24 +138,25 @@ def _launch_gather(x: Tensor, positions: Tensor) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     y = x.new_empty(len(positions), x.shape[1])
     if y.numel():
-        height, width, grid = _tiles(*y.shape)
+        grid, height, width, warps = _tiles(y)
         arguments = (*x.shape[:1], *y.shape, x.stride(0), y.stride(0), height, width)
-        _gather_kernel[grid](x, positions.contiguous(), y, *arguments)
+        launch(_gather_kernel, grid, x, positions.contiguous(), y, *arguments, num_warps=warps)
     return y
 
 
 def _launch_scatter(x: Tensor, positions: Tensor, y: Tensor, *, add: bool) -> None:
     x = x if x.stride(1) == 1 else x.contiguous()
     if x.numel():
-        height, width, grid = _tiles(*x.shape)
+        grid, height, width, warps = _tiles(x)
         arguments = (*y.shape[:1], *x.shape, x.stride(0), y.stride(0), add, height, width)
-        _scatter_kernel[grid](x, positions.contiguous(), y, *arguments)
+        launch(_scatter_kernel, grid, x, positions.contiguous(), y, *arguments, num_warps=warps)
 
 
-def _tiles(rows: int, columns: int) -> tuple[int, int, tuple[int, int]]:
-    width = min(_TILE, 1 << (columns - 1).bit_length())
-    height = _TILE // width
-    return height, width, (-(-rows // height), -(-columns // width))
+def _tiles(copied: Tensor) -> tuple[tuple[int, int], int, int, int]:
+    (rows, columns), tile = copied.shape, tile_of("ragged", copied.device)
+    width = min(tile.elements, 1 << (columns - 1).bit_length())
+    height = tile.elements // width
+    return (-(-rows // height), -(-columns // width)), height, width, tile.warps
 
 
 def _check(parts: Sequence[Tensor], positions: Sequence[Tensor]) -> None:

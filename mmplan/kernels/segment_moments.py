@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmplan.kernels.dispatch import jit, persistent_programs, tl, uses_triton
+from mmplan.kernels.dispatch import jit, launch, persistent_programs, tl, uses_triton
 from mmplan.kernels.segment_norm import segment_normalize
-
-_TILE = 2048  # elements a program reads at once
+from mmplan.kernels.tuning import tile_of
 
 
 @jit
@@ -113,14 +112,17 @@ class _Moments(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, segment: Tensor, shift: Tensor, shifted: bool) -> Tensor:
         (rows, d), modalities = x.shape, len(shift)
-        width = min(_TILE // 4, 1 << (d - 1).bit_length())
-        height = _TILE // width
+        tile = tile_of("segment_moments", x.device)
+        width = min(tile.elements // 4, 1 << (d - 1).bit_length())
+        height = tile.elements // width
         tiles = -(-rows // height)
         programs = persistent_programs(x.device, tiles)
         partial = torch.empty(programs, modalities, 3, device=x.device)
-        _moments_kernel[(programs,)](
+        launch(
+            *(_moments_kernel, (programs,)),
             *(x, segment, shift, partial, rows, d, modalities, x.stride(0), tiles),
             *(shifted, 1 << (modalities - 1).bit_length(), height, width),
+            num_warps=tile.warps,
         )
         ctx.save_for_backward(x, segment, shift)
         return partial.sum(0)

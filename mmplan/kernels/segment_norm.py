@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mmplan.kernels.dispatch import jit, persistent_programs, tl, uses_triton
+from mmplan.kernels.dispatch import jit, launch, persistent_programs, tl, uses_triton
 
 _TILE = 1024  # elements a program normalises at once where rows are short
 _WIDEST = 16384  # elements of a row that registers hold; wider ones take the reference
@@ -210,7 +210,8 @@ class _Norm(torch.autograd.Function):
         y, width = x.new_empty(rows, d), 1 << (d - 1).bit_length()
         height = max(1, _TILE // width)
         beside = weights if biases is None else biases
-        _forward_kernel[(-(-rows // height),)](
+        launch(
+            *(_forward_kernel, (-(-rows // height),)),
             *(x, segment, weights, beside, mean, inverse_std, y, rows, d, len(weights)),
             *(x.stride(0), *weights.stride(), *beside.stride(), eps),
             *(kind, per_modality, biases is not None, height, width),
@@ -229,7 +230,8 @@ class _Norm(torch.autograd.Function):
         programs = max(1, persistent_programs(x.device, rows) // modalities)
         partial = torch.empty(2, programs, modalities, d, device=x.device)
         of_rows = torch.zeros(2, rows if given else 0, device=x.device)
-        _backward_kernel[(programs, modalities)](
+        launch(
+            *(_backward_kernel, (programs, modalities)),
             *(dy.contiguous(), x, segment, weights, mean, inverse_std, dx, *partial, *of_rows),
             *(rows, d, modalities, x.stride(0), *weights.stride()),
             *(ctx.kind, ctx.per_modality, width),

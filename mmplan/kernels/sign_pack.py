@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmplan.kernels.dispatch import jit, tl, uses_triton
+from mmplan.kernels.dispatch import jit, launch, tl, uses_triton
+from mmplan.kernels.tuning import tile_of
 
 LEVELS = 15  # magnitudes 0..15 in 4 bits: multiples of a fifteenth of the block's largest
-_TILE = 2048  # elements a program reads at once
 
 
 class SignPacked(NamedTuple):
@@ -87,16 +87,16 @@ def sign_pack(x: Tensor, residual: Tensor | None = None, *, block: int = 256) ->
         return sign_pack_reference(x, residual, block=block)
     flat, n, device = x.detach().contiguous().flatten(), x.numel(), x.device
     old = flat if residual is None else residual.detach().contiguous().flatten()
-    blocks, rows = -(-n // block), max(1, _TILE // block)
+    tile = tile_of("sign_pack", device)
+    blocks, rows = -(-n // block), max(1, tile.elements // block)
     packed = SignPacked(
         torch.empty(-(-n // 8), dtype=torch.uint8, device=device),
         torch.empty(-(-n // 2), dtype=torch.uint8, device=device),
         torch.empty(blocks, device=device),
     )
     lost = torch.empty(x.shape, device=device)
-    _sign_pack_kernel[(-(-blocks // rows),)](
-        *(flat, old, *packed, lost, n, residual is not None, LEVELS, rows, block), enable_fp_fusion=False
-    )
+    arguments = (flat, old, *packed, lost, n, residual is not None, LEVELS, rows, block)
+    launch(_sign_pack_kernel, (-(-blocks // rows),), *arguments, num_warps=tile.warps, enable_fp_fusion=False)
     return packed, lost
 
 
@@ -105,7 +105,9 @@ def sign_unpack(packed: SignPacked, n: int, *, block: int = 256, dtype: torch.dt
     if not uses_triton(*packed) or n == 0:
         return sign_unpack_reference(packed, n, block=block, dtype=dtype)
     y = torch.empty(n, dtype=dtype, device=packed.scales.device)
-    _sign_unpack_kernel[(-(-n // _TILE),)](*packed, y, n, block, _TILE)
+    tile = tile_of("sign_pack", y.device)
+    arguments = (*packed, y, n, block, tile.elements)
+    launch(_sign_unpack_kernel, (-(-n // tile.elements),), *arguments, num_warps=tile.warps)
     return y
 
 

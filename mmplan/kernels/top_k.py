@@ -5,9 +5,9 @@ from typing import NamedTuple, no_type_check
 import torch
 from torch import Tensor
 
-from mmplan.kernels.dispatch import jit, persistent_programs, tl, uses_triton
+from mmplan.kernels.dispatch import jit, launch, persistent_programs, tl, uses_triton
+from mmplan.kernels.tuning import tile_of
 
-_TILE = 2048  # elements a program reads at once
 _SHIFTS = (23, 15, 7, 0)  # where the digits of a 31-bit key begin: three of 8 bits, the last of 7
 _DIGITS = 256  # that a digit can be
 
@@ -101,18 +101,21 @@ def top_k(x: Tensor, k: int) -> TopK:
     if not uses_triton(x) or k == 0:
         return top_k_reference(x, k)
     flat, device = x.detach().contiguous().flatten(), x.device
-    n, tiles = flat.numel(), -(-flat.numel() // _TILE)
+    tile = tile_of("top_k", device)
+    n, size, warps = flat.numel(), tile.elements, tile.warps
+    tiles = -(-n // size)
     state = torch.tensor([0, k], device=device)
     counts = torch.zeros(_DIGITS, dtype=torch.int64, device=device)
     for shift in _SHIFTS:
         programs = persistent_programs(device, tiles)
-        _histogram_kernel[(programs,)](flat, state, counts, n, tiles, _bits(shift), shift, _TILE, _DIGITS)
-        _digit_kernel[(1,)](state, counts, _bits(shift), _DIGITS)
+        arguments = (flat, state, counts, n, tiles, _bits(shift), shift, size, _DIGITS)
+        launch(_histogram_kernel, (programs,), *arguments, num_warps=warps)
+        launch(_digit_kernel, (1,), state, counts, _bits(shift), _DIGITS)
     larger, equal = torch.empty(2, tiles, dtype=torch.int64, device=device)
-    _count_kernel[(tiles,)](flat, state, larger, equal, n, _TILE)
+    launch(_count_kernel, (tiles,), flat, state, larger, equal, n, size, num_warps=warps)
     values, indices = flat.new_empty(k), torch.empty(k, dtype=torch.int64, device=device)
     before = larger.cumsum(0) - larger, equal.cumsum(0) - equal
-    _compact_kernel[(tiles,)](flat, state, *before, values, indices, n, _TILE)
+    launch(_compact_kernel, (tiles,), flat, state, *before, values, indices, n, size, num_warps=warps)
     return TopK(values, indices)
 
 
