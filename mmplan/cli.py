@@ -12,6 +12,7 @@ import sys
 import typer
 
 from mmplan.commands.checkpoints import checkpoints
+from mmplan.commands.doctor import doctor
 from mmplan.commands.explore import pareto, replan, sweep
 from mmplan.commands.failures import report_error, write_error
 from mmplan.commands.formats import export, import_
@@ -32,7 +33,22 @@ app = typer.Typer(
 
 COMMANDS = (
     *(optimize, simulate, compare, check, execute, validate),
-    *(sweep, pareto, replan, fit, data, backtest, calibrate, checkpoints, import_, export, launch, schema, hardware),
+    *(
+        sweep,
+        pareto,
+        replan,
+        fit,
+        data,
+        backtest,
+        calibrate,
+        checkpoints,
+        doctor,
+        import_,
+        export,
+        launch,
+        schema,
+        hardware,
+    ),
 )
 
 for command in COMMANDS:  # in the order of --help

@@ -7,7 +7,7 @@ CSV: the same names as columns, several images or clips in a cell separated by `
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def read_manifest(path: Path, document: Document) -> tuple[Sample, ...]:
         text = read_text(path, "manifest", MAX_MANIFEST_BYTES)
     except InputError as error:
         raise document.error(at, f"{path}: {error.message}") from error
-    rows = _json_rows(text, path) if path.suffix == ".jsonl" else _csv_rows(text, path)
+    rows = json_rows(text, path) if path.suffix == ".jsonl" else csv_rows(text, path, _cell)
     samples = []
     for line, row in rows:
         samples.append(_sample(row, path, line))
@@ -49,7 +49,8 @@ def read_manifest(path: Path, document: Document) -> tuple[Sample, ...]:
     return tuple(samples)
 
 
-def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line and object of each line that is not empty."""
     for line, content in enumerate(text.splitlines(), start=1):
         if not content.strip():
             continue
@@ -62,20 +63,23 @@ def _json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield line, row
 
 
-def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    reader = csv.reader(io.StringIO(text, newline=""))
+def csv_rows(
+    text: str, path: Path, cell: Callable[[str, str], Any], delimiter: str = ","
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line and values by column of each row that is not empty; `cell(column, text)` gives a value."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
         header = [name.strip() for name in next(reader, [])]
         for name in header:
             if header.count(name) > 1:
                 raise InputError(f"the column {shown(name)} stands twice", file=path, line=1)
         for cells in reader:
-            if not any(cell.strip() for cell in cells):
+            if not any(text.strip() for text in cells):
                 continue
             if len(cells) != len(header):
                 message = f"expected {len(header)} cells as in the header, found {len(cells)}"
                 raise InputError(message, file=path, line=reader.line_num)
-            yield reader.line_num, {name: _cell(name, cell.strip()) for name, cell in zip(header, cells, strict=True)}
+            yield reader.line_num, {name: cell(name, text.strip()) for name, text in zip(header, cells, strict=True)}
     except csv.Error as error:
         raise InputError(f"not valid CSV: {error}", file=path, line=reader.line_num) from error
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -49,17 +50,26 @@ def load_job(file: Path) -> Job:
     Raises:
         InputError: the file cannot be run, or lacks `model` or `batches`.
     """
-    if not file.is_file():
-        raise InputError("no such file", file=file)
-    sys.path.insert(0, str(file.resolve().parent))
-    try:
-        found = runpy.run_path(str(file))
-    except Exception as error:
-        raise InputError(f"the job could not be loaded: {type(error).__name__}: {error}", file=file) from error
+    found = run_job_file(file)
     for name in ("model", "batches"):
         if not callable(found.get(name)):
             raise InputError(f"expected a function `{name}`, found none", file=file, key=name)
     return Job(file=file, model=found["model"], batches=found["batches"], weight=found.get("weight", count_labels))
+
+
+def run_job_file(file: Path) -> dict[str, Any]:
+    """What the file defines, by name.
+
+    Raises:
+        InputError: there is none, or it cannot be run.
+    """
+    if not file.is_file():
+        raise InputError("no such file", file=file)
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        return runpy.run_path(str(file))
+    except Exception as error:
+        raise InputError(f"the job could not be loaded: {type(error).__name__}: {error}", file=file) from error
 
 
 def count_labels(batch: Batch) -> float:

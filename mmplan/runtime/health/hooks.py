@@ -1,0 +1,304 @@
+"""Training health of any PyTorch loop, attached by one line.
+
+    health = attach(model, modalities={"vision": "vision_tower", "text": "language_model"}, file="health.jsonl")
+
+The model's forwards and the step of whichever optimizer has its parameters are noticed by hooks; a loop without torch
+optimizers calls `health.step()` behind each backward. In every step losses and gradients are looked at for Inf and NaN;
+in every `interval`-th step all monitors take a reading. With groups, all their ranks do so together.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import mmplan
+from mmplan.runtime.health import loss, statistics
+from mmplan.runtime.health.contributions import Contributions, gradient_sound
+from mmplan.runtime.health.drift import EmbeddingDrift
+from mmplan.runtime.health.groups import Groups, largest
+from mmplan.runtime.health.judge import Judge, Value
+from mmplan.runtime.health.loss import LossRatio
+from mmplan.runtime.health.overflow import HEADROOM as HEADROOM_RULE
+from mmplan.runtime.health.overflow import headroom, leaves, tensors_of
+from mmplan.runtime.health.places import guessed_modalities, modality_of, module_at
+from mmplan.runtime.health.probes import overflow_values, robustness_values
+from mmplan.runtime.health.readings import Reading, rank_file, write_header, write_readings
+from mmplan.runtime.health.replay import Call
+from mmplan.runtime.health.rules import chosen_rules
+from mmplan.runtime.health.settings import DEFAULT_INTERVAL, ScalarWriter, Settings
+from mmplan.runtime.health.shared_uses import SharedUses
+from mmplan.runtime.health.taps import Taps
+
+_MOST_TRACES = 3  # steps in which what is no number is followed; by then it is everywhere
+
+
+def attach(
+    model: nn.Module,
+    *,
+    modalities: Mapping[str, str] | None = None,
+    embeddings: Mapping[str, str] | None = None,
+    cross_attention: Sequence[str] = (),
+    keys: Mapping[str, str] | None = None,
+    shared: Sequence[str] = (),
+    file: Path | str | None = None,
+    writer: ScalarWriter | None = None,
+    interval: int = DEFAULT_INTERVAL,
+    warmup_steps: int = 0,
+    groups: Groups | None = None,
+    limits: Mapping[str, float] | None = None,
+    fires: Mapping[str, Literal["above", "below"]] | None = None,
+    head_shards: int = 1,
+    mitigation: float | None = None,
+    averaged: bool = True,
+    logits: Callable[[Any], Tensor | None] | None = None,
+) -> "Health":
+    """Watch a model while it is trained.
+
+    Args:
+        model: DDP is looked through; FSDP2 and DTensor parameters are understood.
+        modalities: modality -> the module that ends its branch, whose output goes to the fusion; default: by the names
+            of the model's modules.
+        embeddings: of two modalities, the image first: modality -> module whose output [n, ..., d] is the embedding of
+            each sample (mean over what stands between). JED, CMRC, drift and robustness need it.
+        cross_attention: modules that attend from one modality to another, in order.
+        keys: modality -> module whose output [..., heads * d] are its keys or values.
+        shared: modules that run once for each modality with the same weights; shared parameters are found by
+        themselves.
+        file: readings as JSON lines; replaced. Rank r > 0 writes beside it.
+        writer: gets each reading as a scalar `health/MONITOR/OF`, such as TensorBoard's SummaryWriter.
+        interval: optimizer steps between sampled ones.
+        warmup_steps: steps before the first sampled one: what is untrained looks collapsed.
+        groups: which ranks hold what.
+        limits, fires: other limits and directions, by monitor.
+        head_shards: on one rank, judge keys as if their heads were dealt out to so many.
+        mitigation: scale the stronger of conflicting gradients of a shared parameter by this (0.3 is reported).
+        averaged: replicas average gradients (DDP, FSDP) and do not sum them.
+        logits: where the text output is in what the model returns; default: `logits`, as attribute or key.
+
+    Raises:
+        ValueError: the model has no such module, there is no such monitor, or an interval is below 1.
+        OSError: the file cannot be written.
+    """
+    if interval < 1 or warmup_steps < 0 or head_shards < 1:
+        raise ValueError(f"interval {interval} and head_shards {head_shards} are at least 1, warmup_steps at least 0")
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    settings = Settings(
+        modalities=guessed_modalities(inner) if modalities is None else dict(modalities),
+        embeddings=dict(embeddings or {}),
+        cross_attention=tuple(cross_attention),
+        keys=dict(keys or {}),
+        shared=tuple(shared),
+        rules=chosen_rules(limits, fires),
+        groups=groups or Groups(),
+        file=None if file is None else Path(file),
+        writer=writer,
+        interval=interval,
+        warmup_steps=warmup_steps,
+        head_shards=head_shards,
+        mitigation=mitigation,
+        averaged=averaged,
+        logits=logits,
+    )
+    return Health(inner, settings)
+
+
+class Health:
+    """The monitors of one model; a context that detaches them at its end. `readings` are those of this rank so far."""
+
+    def __init__(self, model: nn.Module, settings: Settings) -> None:
+        self._model, self._settings = model, settings
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._taps, self._uses = Taps(model, settings), SharedUses(model, settings)
+        self._contributions = Contributions(model, settings)
+        self._judge = Judge(settings.rules, self._rank)
+        self._drifts = {name: EmbeddingDrift(sliding=self._learns(path)) for name, path in settings.embeddings.items()}
+        self._loss = LossRatio()
+        self._losses: list[Tensor] = []
+        self._seeds: list[Tensor] = []
+        self._headroom: list[tuple[str, Tensor]] = []
+        self._watched: list[Any] = []
+        self._call: Call | None = None
+        self._again, self._traces, self._index = False, 0, 0
+        # Forwards with DTensors talk to other ranks: if one runs again, all do.
+        self._together = any(hasattr(p, "device_mesh") for p in model.parameters())
+        self.readings: list[Reading] = []
+        self._file = None
+        if settings.file is not None:
+            self._file = rank_file(settings.file, self._rank).open("w")
+            facts = {"mmplan_version": mmplan.__version__, "torch_version": torch.__version__}
+            asked = {"interval": settings.interval, "modalities": settings.modalities}
+            write_header(self._file, {**facts, "rank": self._rank, "pid": os.getpid(), **asked})
+        self._handles = [
+            model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            model.register_forward_hook(self._end),
+            register_optimizer_step_pre_hook(self._before_update),
+            *(*self._taps.handles, *self._uses.handles, *self._contributions.handles),
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take all hooks off and close the file."""
+        for handle in (*self._handles, *self._watched):
+            handle.remove()
+        self._handles, self._watched = [], []
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def step(self) -> None:
+        """The gradients of a step are there: take its readings. Called by hooks before an optimizer's step; collective
+        where groups are given."""
+        if self._call is None:
+            return
+        values = self._unsound()
+        if not values:
+            values = [*self._loss_value(), *(self._sampled() if self._taps.sampling else ())]
+        found = [self._judge.reading(self._index, value) for value in values]
+        self._keep([r for r, value in zip(found, values, strict=True) if self._rank == 0 or value.local])
+        self._index += 1
+        self._clear()
+
+    @property
+    def _sampling(self) -> bool:
+        settings = self._settings
+        return self._index >= settings.warmup_steps and self._index % settings.interval == 0
+
+    def _learns(self, path: str) -> bool:
+        module = module_at(self._model, path, optional=self._settings.groups.stages is not None)
+        return module is None or any(p.requires_grad for p in module.parameters())
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._again or not torch.is_grad_enabled():
+            return
+        self._call = Call(args, kwargs)
+        sampling = self._sampling
+        self._taps.sampling = self._uses.sampling = self._contributions.sampling = sampling
+        self._contributions.passes += 1
+        self._uses.begin()
+        if sampling and not self._watched:
+            for name, leaf in leaves(self._model):
+                self._watched.append(leaf.register_forward_hook(self._look_for_headroom(name)))
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._again or not torch.is_grad_enabled():
+            return
+        found = loss_of(output)
+        if found is None:
+            return
+        self._losses.append(found.detach())
+        if found.requires_grad:
+            found.register_hook(self._seeds.append)  # type: ignore[no-untyped-call]
+
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        own = {id(parameter) for parameter in self._model.parameters()}
+        if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+            self.step()
+
+    def _look_for_headroom(self, name: str) -> Any:
+        def look(module: nn.Module, args: Any, output: Any) -> None:
+            if not self._again and torch.is_grad_enabled():
+                self._headroom += [(name, headroom(tensor)) for tensor in tensors_of(output)]
+
+        return look
+
+    def _unsound(self) -> list[Value]:
+        """Where the loss or a gradient is no number: where that began."""
+        sound = [torch.isfinite(value).all() for value in self._losses]
+        losses_sound = all(sound) if not sound else bool(torch.stack(sound).all())
+        gradients = gradient_sound(self._model)
+        wrong = not losses_sound or (gradients is not None and not bool(gradients))
+        if self._together:
+            wrong = largest([float(wrong)], dist.group.WORLD, next(self._model.parameters()).device)[0] > 0
+        if not wrong:
+            return []
+        symptom = [] if losses_sound else [Value(loss.RULE.monitor, "loss", float("nan"), {"loss": "no number"}, True)]
+        self._traces += 1
+        if self._traces > _MOST_TRACES or self._call is None:
+            return symptom
+        self._again = True
+        try:
+            seed = float(self._seeds[-1].detach().float().mean()) if self._seeds else 1.0
+            traced = overflow_values(self._model, self._call, self._settings, seed, backward=not self._together)
+            return [*traced, *symptom]
+        finally:
+            self._again = False
+
+    def _loss_value(self) -> list[Value]:
+        if not self._losses:
+            return []
+        mean = float(torch.stack([value.float().mean() for value in self._losses]).mean())
+        ratio = self._loss.update(mean)
+        rule = self._settings.rules[loss.RULE.monitor]
+        if ratio is None or not (self._taps.sampling or rule.beyond(ratio)):
+            return []
+        return [Value(loss.RULE.monitor, "loss", ratio, {"loss": mean}, True)]
+
+    def _sampled(self) -> list[Value]:
+        taps, settings = self._taps, self._settings
+        values = [
+            *statistics.stale(taps),
+            *statistics.alignment(taps, settings, self._drifts, self._index),
+            *statistics.attention(taps, settings),
+            *statistics.gradient_shares(taps, settings),
+            *statistics.conflicts(self._uses),
+            *statistics.key_value_shift(taps, settings),
+            *self._contributions.values(),
+            *self._headrooms(),
+        ]
+        if self._call is not None and settings.embeddings:
+            self._again = True
+            try:
+                values += robustness_values(self._model, self._call, settings, self._index)
+            finally:
+                self._again = False
+        return values
+
+    def _headrooms(self) -> list[Value]:
+        """Of the module that is nearest to the end of its type."""
+        if not self._headroom:
+            return []
+        parts = torch.stack([value.to(self._headroom[0][1].device) for _, value in self._headroom])
+        name = self._headroom[int(parts.argmax())][0]
+        detail: dict[str, float | str | None] = {"modality": modality_of(name, self._settings.modalities)}
+        return [Value(HEADROOM_RULE.monitor, name, float(parts.max()), detail, True)]
+
+    def _keep(self, found: list[Reading]) -> None:
+        self.readings += found
+        if self._file is not None:
+            write_readings(self._file, found)
+        if self._settings.writer is not None:
+            for reading in found:
+                value = float("nan") if reading.value is None else reading.value
+                self._settings.writer.add_scalar(f"health/{reading.monitor}/{reading.of}", value, reading.step)
+
+    def _clear(self) -> None:
+        self._taps.clear()
+        self._uses.clear()
+        self._contributions.clear()
+        for handle in self._watched:
+            handle.remove()
+        self._watched, self._headroom, self._losses, self._seeds, self._call = [], [], [], [], None
+
+
+def loss_of(output: Any) -> Tensor | None:
+    """The loss in what a model returns: `loss` by key or attribute, a tensor of one number, or the first of a tuple."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if found is None and isinstance(output, tuple) and output:
+        found = output[0]
+    found = output if found is None else found
+    return found if isinstance(found, Tensor) and found.is_floating_point() and found.numel() == 1 else None

@@ -1,0 +1,40 @@
+"""What `attach` was asked for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from mmplan.runtime.health.groups import Groups
+from mmplan.runtime.health.rule import Rule
+
+DEFAULT_INTERVAL = 100  # a sampled step costs about two forwards more: `benchmarks/health.csv`
+
+
+class ScalarWriter(Protocol):
+    """Such as `torch.utils.tensorboard.SummaryWriter`."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Settings:
+    """Meanings are those of `hooks.attach`."""
+
+    modalities: Mapping[str, str]
+    embeddings: Mapping[str, str] = field(default_factory=dict)
+    cross_attention: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+    shared: tuple[str, ...] = ()
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    groups: Groups = field(default_factory=Groups)
+    file: Path | None = None
+    writer: ScalarWriter | None = None
+    interval: int = DEFAULT_INTERVAL
+    warmup_steps: int = 0
+    head_shards: int = 1
+    mitigation: float | None = None
+    averaged: bool = True
+    logits: Callable[[Any], Tensor | None] | None = None

@@ -1,0 +1,129 @@
+"""What a sampled step shows, over the right ranks; every rank of a group calls these in the same order."""
+
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mmplan.runtime.health import attenuation, collapse, conflict, dispersion, drift, key_values, retrieval, staleness
+from mmplan.runtime.health.dispersion import Moments, moments
+from mmplan.runtime.health.drift import EmbeddingDrift
+from mmplan.runtime.health.groups import gathered, largest, square_sum, summed
+from mmplan.runtime.health.judge import Value
+from mmplan.runtime.health.key_values import Spread
+from mmplan.runtime.health.places import by_modality
+from mmplan.runtime.health.readings import BEGAN
+from mmplan.runtime.health.settings import Settings
+from mmplan.runtime.health.shared_uses import SharedUses
+from mmplan.runtime.health.taps import Taps
+
+
+def alignment(taps: Taps, settings: Settings, drifts: dict[str, EmbeddingDrift], step: int) -> Iterator[Value]:
+    """JED, CMRC and drift of the embeddings of all replicas."""
+    groups = settings.groups
+    whole = {name: torch.cat(rows) for name, rows in taps.embeddings.items()}
+    sums = {name: _all_moments(moments(rows), groups.replicas) for name, rows in whole.items()}
+    for name, drift_of in drifts.items():
+        if name in sums:
+            found = drift_of.update(sums[name].total / sums[name].samples)
+            if found is not None:
+                began = float(step - settings.interval * found.readings_ago)
+                yield Value(drift.RULE.monitor, name, found.statistic, {"distance": found.distance, BEGAN: began})
+    if len(sums) < 2:
+        return
+    image, text = tuple(sums)[:2]
+    yield Value(dispersion.RULE.monitor, f"{image}+{text}", dispersion.joint_dispersion(sums[image], sums[text]))
+    rows = [gathered(whole[name], groups.replicas) for name in (image, text)]
+    if rows[0].shape == rows[1].shape:
+        scores = retrieval.similarity(*rows)
+        value = retrieval.cmrc(scores)
+        if value is not None:
+            found_first = [float((retrieval.pair_ranks(s) <= 1).float().mean()) for s in (scores, scores.T)]
+            detail: dict[str, float | str | None] = {
+                "image_to_text_recall": found_first[0],
+                "text_to_image_recall": found_first[1],
+                "pairs": float(len(scores)),
+            }
+            yield Value(retrieval.RULE.monitor, f"{image}+{text}", value, detail)
+
+
+def attention(taps: Taps, settings: Settings) -> Iterator[Value]:
+    """Median ratio on the fullest of the ranks that share the heads."""
+    if taps.attention is None:
+        return
+    ratios = collapse.spectral_ratio(taps.attention)
+    rank = float(collapse.effective_rank(taps.attention).mean())
+    value = largest([median(ratios.tolist())], settings.groups.shards, taps.attention.device)[0]
+    yield Value(collapse.RULE.monitor, settings.cross_attention[-1], value, {"effective_rank": rank})
+
+
+def gradient_shares(taps: Taps, settings: Settings) -> Iterator[Value]:
+    """Shares at the outputs of the branches and at the key side of each cross-attention. The query side is told and not
+    judged: it is reached through the softmax alone, which passes little on once attention has become sharp."""
+    groups = settings.groups
+    places = {"branches": tuple(settings.modalities)} | dict.fromkeys(settings.cross_attention, ("query", "key"))
+    for place, sides in places.items():
+        found = taps.flows.get(place, {})
+        squares = [float(found.get(side, 0.0)) for side in sides]
+        for group in (groups.replicas, groups.stages):
+            squares = summed(squares, group)
+        if sum(squares) == 0.0 or len(sides) < 2 or (groups.stages is None and set(found) < set(sides)):
+            continue
+        parts = attenuation.shares({side: square**0.5 for side, square in zip(sides, squares, strict=True)})
+        for side in sides if place == "branches" else ("key",):
+            yield Value(attenuation.RULE.monitor, f"{place}: {side}", parts[side], {**parts})
+
+
+def conflicts(uses: SharedUses) -> Iterator[Value]:
+    for parameter, found in uses.conflicts():
+        detail: dict[str, float | str | None] = {
+            "stronger": found.stronger,
+            "weaker": found.weaker,
+            "norm_ratio": found.norm_ratio,
+        }
+        yield Value(conflict.RULE.monitor, parameter, found.cosine, detail)
+
+
+def key_value_shift(taps: Taps, settings: Settings) -> Iterator[Value]:
+    """Of ranks that share the heads, or of the parts that `head_shards` ranks would have."""
+    group = settings.groups.shards
+    aligned: dict[str, Spread] = {}
+    worst: dict[str, float] = {}
+    for modality, parts in taps.spreads.items():
+        total = sum(parts[1:], parts[0])
+        aligned[modality] = Spread(*summed(list(total), group))
+        worst[modality] = largest([max(key_values.divergence(part, aligned[modality]) for part in parts)], group)[0]
+    names = list(aligned)
+    for modality, shift in worst.items():
+        others = [key_values.divergence(aligned[modality], aligned[other]) for other in names if other != modality]
+        detail: dict[str, float | str | None] = {"to_other_modality": max(others)} if others else {}
+        yield Value(key_values.RULE.monitor, modality, shift, detail)
+
+
+def stale(taps: Taps) -> Iterator[Value]:
+    for modality, lag in taps.lags.items():
+        yield Value(staleness.STALE.monitor, modality, float(lag), local=True)
+
+
+def gradient_norms(model: nn.Module, settings: Settings) -> dict[str, float]:
+    """Norm of the gradient of each modality's parameters, over the stages of the pipeline."""
+    named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and not p.grad.is_sparse}
+    groups = by_modality(named, settings.modalities)
+    squares = [float(square_sum([_tensor(named[name]) for name in names])) for names in groups.values()]
+    squares = summed(squares, settings.groups.stages)
+    return {modality: square**0.5 for modality, square in zip(groups, squares, strict=True)}
+
+
+def _tensor(gradient: Tensor | None) -> Tensor:
+    assert gradient is not None
+    return gradient
+
+
+def _all_moments(own: Moments, group: dist.ProcessGroup | None) -> Moments:
+    if group is None:
+        return own
+    flat = torch.cat([own.total, own.squares.reshape(1), own.samples.reshape(1)])
+    dist.all_reduce(flat, group=group)
+    return Moments(flat[:-2], flat[-2], flat[-1])

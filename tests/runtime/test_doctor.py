@@ -1,0 +1,64 @@
+"""The proof of the doctor: runs with a planted fault, whose cause it names first, and healthy ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+from health_toys import PLANTS, run_toy
+from typer.testing import CliRunner
+
+from mmplan.cli import app
+from mmplan.runtime.health.diagnosis import diagnose
+from mmplan.runtime.health.doctor import examine
+from mmplan.runtime.health.rules import RULES
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_the_planted_cause_is_named_first(name: str, tmp_path: Path) -> None:
+    plant, file = PLANTS[name], tmp_path / "health.jsonl"
+    run_toy(file, plant)
+    findings = diagnose(examine(file).readings, RULES)
+    assert (findings[0].monitor, findings[0].of) == (plant.monitor, plant.of), [f.monitor for f in findings]
+    assert not findings[0].follows
+    assert abs(findings[0].began - plant.at) <= (20 if plant.monitor == "drift" else 2)
+    assert all(other.follows for other in findings[1:]), [(f.monitor, f.of, f.follows) for f in findings]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nothing_is_said_of_a_healthy_run(seed: int, tmp_path: Path) -> None:
+    file = tmp_path / "health.jsonl"
+    run_toy(file, seed=seed)
+    readings = examine(file).readings
+    assert {reading.monitor for reading in readings} >= RULES.keys() - {"cmrc", "overflow", "feature_jitter"}
+    assert diagnose(readings, RULES) == ()
+
+
+def test_causes_explain_no_cause_of_their_own() -> None:
+    import networkx as nx
+
+    edges = [(rule.monitor, other) for rule in RULES.values() for other in rule.explains if other != rule.monitor]
+    assert {other for _, other in edges} <= RULES.keys()
+    assert nx.is_directed_acyclic_graph(nx.DiGraph(edges))
+
+
+def test_the_command_tells_cause_and_advice_and_ends_with_1(tmp_path: Path) -> None:
+    file, page = tmp_path / "health.jsonl", tmp_path / "page.html"
+    run_toy(file, PLANTS["an fp16 block of the image tower overflows"])
+    result = CliRunner().invoke(app, ["doctor", str(file), "--html", str(page)])
+    assert result.exit_code == 1
+    told = " ".join(result.stdout.split())
+    assert "1. overflow at vision.block (a fact)" in told
+    assert "path vision.block > vision.norm" in told
+    assert "follows from overflow" in told
+    assert "vision.block" in page.read_text() and page.read_text().count("<img") >= 8
+    result = CliRunner().invoke(app, ["doctor", str(file), "--json", "-"])
+    document = json.loads(result.stdout)
+    assert document["schema"] == "mmplan.doctor/1" and not document["healthy"]
+    assert document["findings"][0]["detail"]["modality"] == "vision"
+
+
+def test_the_command_ends_with_0_where_all_is_well(tmp_path: Path) -> None:
+    file = tmp_path / "health.jsonl"
+    run_toy(file, steps=12)
+    result = CliRunner().invoke(app, ["doctor", str(file)])
+    assert result.exit_code == 0 and "nothing found" in result.stdout
