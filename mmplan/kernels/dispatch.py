@@ -5,6 +5,7 @@ Triton exists on Linux only, so everything here imports without it: `jit` then l
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ try:
     import triton.language as tl
 except ImportError:
     triton = None
-    tl = None
+    tl = SimpleNamespace(constexpr=int)  # what the signatures of kernels name
 
 
 def jit(kernel: Callable[..., Any]) -> Any:

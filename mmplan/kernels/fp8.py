@@ -1,4 +1,4 @@
-"""Eight-bit floats with a scale per block of neighbouring elements: e4m3 (finer) and e5m2 (wider) (X8).
+"""Eight-bit floats with a scale per block of neighbouring elements: e4m3 (finer) and e5m2 (wider).
 
 Of n numbers remain n bytes and 4 per block. Rounding is to nearest, ties to even, as torch's own conversion.
 """

@@ -1,5 +1,5 @@
 """Patch embedding and token projection of all modalities in one launch: a grouped matrix product with persistent tiles,
-K and N different for each modality (X6)."""
+K and N different for each modality."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def grouped_projection(
         raise ValueError(f"dtypes differ: {sorted({str(item.dtype) for item in given})}")
     patches = [x.patch if isinstance(x, Patches) else 0 for x in tokens]
     shapes = [(x.image.shape[0], x.length) if isinstance(x, Patches) else x.shape[:-1] for x in tokens]
-    inputs = [x.image if isinstance(x, Patches) else x.reshape(-1, x.shape[-1]) for x in tokens]
+    inputs = [x.image if isinstance(x, Patches) else x.reshape(x.shape[:-1].numel(), x.shape[-1]) for x in tokens]
     outputs = _Projection.apply(patches, *inputs, *weights, *biases)  # type: ignore[no-untyped-call]
     return [y.view(*shape, y.shape[-1]) for y, shape in zip(outputs, shapes, strict=True)]
 

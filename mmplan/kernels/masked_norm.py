@@ -1,4 +1,4 @@
-"""Squared norms of a tensor per modality, every element counted exactly once whatever the mask's alignment (H7)."""
+"""Squared norms of a tensor per modality, every element counted exactly once whatever the mask's alignment."""
 
 from typing import no_type_check
 

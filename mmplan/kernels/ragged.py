@@ -96,7 +96,7 @@ def ragged_gather_reference(x: Tensor, positions: Tensor) -> Tensor:
 
 def ragged_scatter_reference(parts: Sequence[Tensor], positions: Sequence[Tensor], length: int) -> Tensor:
     _check(parts, positions)
-    rows, places = torch.cat(list(parts)), torch.cat(list(positions))
+    rows, places = torch.cat(list(parts)), torch.cat(list(positions)).long()
     inside = (places >= 0) & (places < length)
     return rows.new_zeros(length, *rows.shape[1:]).index_copy(0, places[inside], rows[inside])
 

@@ -1,4 +1,4 @@
-"""Statistics that ranks add up before they normalise: partial sums per modality or per token (H4).
+"""Statistics that ranks add up before they normalise: partial sums per modality or per token.
 
 A norm under tensor or sequence parallelism sees a part of the numbers. It sums what it has (`segment_moments` or
 `token_moments`), all-reduces the sums over the group that holds the rest *of the same modality*, turns them into mean

@@ -1,5 +1,5 @@
 """LayerNorm and RMSNorm of a mixed sequence in one launch: each token by its own statistics, with the parameters of its
-modality (H4). `segment_normalize` takes statistics that are given instead: pooled over a modality, or summed over ranks
+modality. `segment_normalize` takes statistics that are given instead: pooled over a modality, or summed over ranks
 (segment_moments.py)."""
 
 from typing import Any, no_type_check

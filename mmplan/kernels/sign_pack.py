@@ -1,4 +1,4 @@
-"""Five bits a number: 1 of sign, 4 of magnitude on a linear scale of each block, with error feedback (X7).
+"""Five bits a number: 1 of sign, 4 of magnitude on a linear scale of each block, with error feedback.
 
 Of n numbers remain ceil(n/8) + ceil(n/2) bytes and 4 per block: 0.64 bytes each with blocks of 256.
 """
