@@ -18,7 +18,7 @@ F, B, I, W, SEND, RECV, REDUCE, STEP = range(len(KINDS))  # noqa: E741
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ProgramColumns:
-    """All arrays but the first four have one entry per action.
+    """All arrays but the first four have one entry per action; `copies` None: one of each.
 
     ranks, stages, replicas: of each listed rank; `stages` is its first stage. first: `[ranks + 1]`, where the actions
     of each listed rank begin. kind: index into `KINDS`. peer: rank at the other end or -1. tensor: index into
@@ -38,6 +38,7 @@ class ProgramColumns:
     tensors: tuple[str, ...]
     microbatches: int
     replica_count: int
+    copies: Integers | None = None
 
     @property
     def size(self) -> int:
@@ -76,6 +77,7 @@ def columns_of(program: Program) -> ProgramColumns:
         tensors=tuple(tensors)[1:],
         microbatches=program.microbatches,
         replica_count=program.replicas,
+        copies=_integers([action.copies for action in actions]) if any(a.copies > 1 for a in actions) else None,
     )
 
 
@@ -93,9 +95,11 @@ def rank_program(columns: ProgramColumns, row: int) -> RankProgram:
     span = slice(int(columns.first[row]), int(columns.first[row + 1]))
     names = (*columns.tensors, "")  # -1 is the last
     fields = (columns.kind, columns.stage, columns.microbatch, columns.peer, columns.tensor, columns.bytes)
+    copies = [1] * (span.stop - span.start) if columns.copies is None else columns.copies[span].tolist()
+    rows = zip(*(field[span].tolist() for field in fields), copies, strict=True)
     actions = tuple(
-        Action(KINDS[kind], stage, microbatch, peer, names[tensor], size)
-        for kind, stage, microbatch, peer, tensor, size in zip(*(field[span].tolist() for field in fields), strict=True)
+        Action(KINDS[kind], stage, microbatch, peer, names[tensor], size, copied)
+        for kind, stage, microbatch, peer, tensor, size, copied in rows
     )
     return RankProgram(
         rank=int(columns.ranks[row]),

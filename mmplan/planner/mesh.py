@@ -65,6 +65,13 @@ def giver(taker: int, source: Mesh, target: Mesh) -> tuple[int, ...]:
     return tuple(part * source.tp + taker % source.tp for part in range(source.cp))
 
 
+def takers(shard: int, source: Mesh, target: Mesh) -> tuple[int, ...]:
+    """Shards of a target replica that get rows from a source shard: the inverse of `giver`, for meshes without cp."""
+    if source == target:
+        return (shard,)
+    return tuple(range(shard % source.tp, target.tp, source.tp))
+
+
 def message_bytes(part_bytes: float, source: Mesh, target: Mesh) -> int:
     """Bytes between two ranks, of a tensor with `part_bytes` in the smaller of the two replicas."""
     return math.ceil(part_bytes / max(source.cp, target.cp))

@@ -62,8 +62,21 @@ def place_meshed(pipeline: Pipeline, tensor_bytes: NDArray[np.int64], units: int
         tensors=tensor_names(pipeline),
         microbatches=pipeline.schedule.microbatches,
         replica_count=units,
+        copies=np.where(kind == SEND, _copies(pipeline)[rows.row[base], other], 1),
     )
     return Lowered(columns=columns, level=rows.level[base], match=_match(rows, base, kind, own, partner))
+
+
+def _copies(pipeline: Pipeline) -> Integers:
+    """`[row, other]`: shards of a replica of the other row that take rows from the first shard of one."""
+    counts = [
+        [
+            1 if source == target else -(-(target.width if source.cp == 1 else target.tp) // source.tp)
+            for target in pipeline.meshes
+        ]
+        for source in pipeline.meshes
+    ]
+    return np.array(counts, dtype=np.int64)
 
 
 def _of_rank(

@@ -17,9 +17,11 @@ class Action:
 
     F, B, I, W compute `stage` on `microbatch`. SEND and RECV are asynchronous: SEND hands over a tensor its rank has
     just produced, RECV posts the buffer early; the compute action that needs the tensor waits for it. `tensor` is
-    `producer>consumer` (layer ids) for an activation and `producer<consumer` for its gradient. REDUCE sums the stage's
-    gradients over its replicas; STEP updates the weights. `bytes` of all but SEND and RECV are those of the buffers
-    handed to collectives among the replicas meanwhile (`shared_bytes.py`).
+    `producer>consumer` (layer ids) for an activation and `producer<consumer` for its gradient. To a replica of another
+    mesh the listed rank sends `copies`, one for each shard that takes its rows from it, of the part of the tensor that
+    begins at byte `offset` (0 until a rank's own program is made). REDUCE sums the stage's gradients over its replicas;
+    STEP updates the weights. `bytes` of all but SEND and RECV are those of the buffers handed to collectives among the
+    replicas meanwhile (`shared_bytes.py`).
     """
 
     kind: ActionKind
@@ -28,6 +30,8 @@ class Action:
     peer: int = -1  # rank at the other end
     tensor: str = ""
     bytes: int = 0
+    copies: int = 1
+    offset: int = 0
 
     def __str__(self) -> str:
         if self.kind in ("SEND", "RECV"):
@@ -44,10 +48,13 @@ def target_layer(tensor: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankProgram:
+    """`unsent`: tensors that it makes as well as others of its group, which send them."""
+
     rank: int
     stage: int
     replica: int
     actions: tuple[Action, ...]
+    unsent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -76,7 +76,7 @@ def _rank_prediction(
         return sum(item.end_s - item.start_s for item in timed if item.action.kind in kinds)
 
     def total_bytes(kind: str) -> int:
-        return sum(item.action.bytes for item in timed if item.action.kind == kind)
+        return sum(item.action.bytes * item.action.copies for item in timed if item.action.kind == kind)
 
     busy_s = total_s(("F", "B", "I", "W"))
     steps = memory_steps(timed, static_bytes, kept_bytes)

@@ -5,13 +5,14 @@ several in a row. Without meshes of their own all replicas are alike and a part 
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import mean_loads, sample_loads
 from mmplan.planner.composition import plan_step
 from mmplan.planner.plan import Plan
-from mmplan.scenario.scenario import Sample
 
+T = TypeVar("T")
 StepLoads = Sequence[Sequence[Loads]]  # [part or replica][microbatch]
 
 
@@ -27,10 +28,8 @@ def drawn_step_loads(plan: Plan, step: int) -> tuple[tuple[Loads, ...], ...]:
     return tuple(tuple(sample_loads(plan.scenario, samples) for samples in part) for part in drawn)
 
 
-def split_samples(
-    plan: Plan, samples: Sequence[Sequence[tuple[Sample, ...]]]
-) -> Sequence[Sequence[tuple[Sample, ...]]]:
-    """Samples by replica of the plan's own mesh, [replica][microbatch], as samples by part."""
+def split_samples(plan: Plan, samples: Sequence[Sequence[tuple[T, ...]]]) -> Sequence[Sequence[tuple[T, ...]]]:
+    """Samples, or their indices, by replica of the plan's own mesh, [replica][microbatch], as those by part."""
     each = plan.parts // plan.dp
     if each == 1:
         return samples

@@ -6,8 +6,10 @@ tensors received for it. Sizes are the program's, and a stage that hands over an
 
 import time
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -66,6 +68,7 @@ def run_step(
     position = position or Position(program.rank)
     mailbox = _Mailbox(device, network, position)
     outputs: dict[tuple[str, int], Tensor] = {}
+    to_send = Counter((action.tensor, action.microbatch) for action in program.actions if action.kind == "SEND")
     for action in program.actions:
         moved_bytes = _moved_bytes(stages)
         try:
@@ -83,13 +86,17 @@ def run_step(
                 if device.type == "cpu":  # elsewhere the allocator counts
                     in_use = sum(stage.memory_bytes() for stage in stages.values())
                     record.peak_memory_bytes = max(record.peak_memory_bytes, in_use)
-                outputs.update({(tensor, action.microbatch): result for tensor, result in results.items()})
+                made = {name: result for name, result in results.items() if name not in program.unsent}
+                outputs.update({(tensor, action.microbatch): result for tensor, result in made.items()})
                 if position.poisoned():
                     stage.poison()
             elif action.kind == "RECV":
                 mailbox.receive(action)
             elif action.kind == "SEND":
-                _send(action, outputs.pop((action.tensor, action.microbatch), None), mailbox, record)
+                key = (action.tensor, action.microbatch)
+                to_send[key] -= 1
+                last = to_send[key] == 0
+                _send(action, outputs.pop(key, None) if last else outputs.get(key), mailbox, record, last=last)
             else:
                 if position.poisoned():
                     stages[action.stage].poison()
@@ -140,16 +147,18 @@ def _compute(action: Action, stage: Stage, received: Mapping[str, Tensor]) -> Ma
             return {}
 
 
-def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: StepRecord) -> None:
+def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: StepRecord, *, last: bool) -> None:
+    """Of a tensor that goes to several ranks in parts, the last part ends where the tensor does."""
     if tensor is None:
         raise RunError(f"action {action} sends {action.tensor}, which its stage has not computed")
-    if tensor.nbytes != action.bytes:
-        raise RunError(f"action {action}: the stage made {tensor.nbytes} bytes, the program says {action.bytes}")
+    end = action.offset + action.bytes
+    if end > tensor.nbytes or (last and end < tensor.nbytes):
+        raise RunError(f"action {action}: the stage made {tensor.nbytes} bytes, the program says {end}")
     mailbox.send(action, tensor)
     if "<" in action.tensor:
-        record.gradient_bytes += tensor.nbytes
+        record.gradient_bytes += action.bytes
     else:
-        record.activation_bytes += tensor.nbytes
+        record.activation_bytes += action.bytes
 
 
 def _finish(action: Action, stages: Mapping[int, Stage]) -> None:
@@ -187,7 +196,7 @@ class _Mailbox:
     def __init__(self, device: torch.device, network: dist.ProcessGroup | None, position: Position) -> None:
         self._device, self._network, self._position = device, network, position
         self._receives: dict[tuple[int, int, bool], list[tuple[Action, Message]]] = {}
-        self._sends: dict[tuple[str, int], tuple[Action, Message]] = {}
+        self._sends: dict[tuple[str, int], list[tuple[Action, Message]]] = {}
 
     def receive(self, action: Action) -> None:
         """Post the buffer of a tensor that `take` hands out."""
@@ -197,27 +206,28 @@ class _Mailbox:
 
     def send(self, action: Action, tensor: Tensor) -> None:
         """Start to send; the bytes are kept until they have left."""
-        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        self._sends = {key: sent for key, sent in self._sends.items() if not sent[1].left()}
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)[action.offset : action.offset + action.bytes]
+        under_way = {key: [sent for sent in sends if not sent[1].left()] for key, sends in self._sends.items()}
+        self._sends = {key: sends for key, sends in under_way.items() if sends}
         message = post_send(flat, action.peer, self._network, _tag(action))
-        self._sends[action.tensor, action.microbatch] = (action, message)
+        self._sends.setdefault((action.tensor, action.microbatch), []).append((action, message))
 
     def take(self, stage: int, microbatch: int, *, gradients: bool) -> dict[str, Tensor]:
         """Wait for what was received for the forward or backward of a stage's microbatch."""
-        taken = {}
+        parts: dict[str, list[Tensor]] = {}
         for action, message in self._receives.pop((stage, microbatch, gradients), ()):
             self._position.wait(_peer(action))
-            taken[action.tensor] = message.there()
-            # gloo knows that a send has left only after a wait; a gradient that is here proves that this one is free.
-            sent = self._sends.pop((action.tensor.replace("<", ">"), microbatch), None) if gradients else None
-            if sent is not None:
+            parts.setdefault(action.tensor, []).append(message.there())
+        # gloo knows that a send has left only after a wait; gradients that are here prove that these are free.
+        for tensor in parts if gradients else ():
+            for sent in self._sends.pop((tensor.replace("<", ">"), microbatch), ()):
                 self._wait(*sent)
         self._position.wait("")
-        return taken
+        return {tensor: found[0] if len(found) == 1 else torch.cat(found) for tensor, found in parts.items()}
 
     def drain(self) -> None:
         """Wait until every send has left."""
-        for sent in self._sends.values():
+        for sent in chain.from_iterable(self._sends.values()):
             self._wait(*sent)
         self._sends.clear()
 

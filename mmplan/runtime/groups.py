@@ -1,102 +1,97 @@
-"""Which ranks do what together: a rank's place in the plan, and the process groups that follow from it."""
+"""Process groups of a run: ranks that hold the same weights, that share layers, that send each other tensors."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from datetime import timedelta
 
 import numpy as np
 import torch.distributed as dist
 
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.layout import Layout
+from mmplan.planner.mesh import messages
 from mmplan.planner.plan import Plan
-from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import build_stage_graph
+from mmplan.runtime.places import place_of
 from mmplan.runtime.tensor_sums import ExpertRanks, Peers, TensorRanks
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Pipeline rank, replica, and place among the ranks that share the stage's layers."""
-
-    row: int
-    replica: int
-    shard: int
-
-
-def place_of(plan: Plan, rank: int) -> Place:
-    """Ranks lie stage by stage, then replica by replica (see `Plan.rank`)."""
-    listed, shard = divmod(rank, plan.width)
-    return Place(*divmod(listed, plan.dp), shard)
-
-
-def program_of_shard(program: RankProgram, shard: int) -> RankProgram:
-    """The program of a rank beside the listed one: it does the same with the ranks beside the listed peers."""
-    if shard == 0:
-        return program
-    actions = tuple(a if a.peer < 0 else replace(a, peer=a.peer + shard) for a in program.actions)
-    return replace(program, rank=program.rank + shard, actions=actions)
-
-
-def collapsed(program: RankProgram, width: int) -> RankProgram:
-    """The program with one rank for the `width` that share a stage's layers: ranks and peers counted without others."""
-    actions = tuple(replace(action, peer=action.peer // width) for action in program.actions)
-    return replace(program, rank=program.rank // width, actions=actions)
-
-
 def peer_pairs(plan: Plan) -> set[tuple[int, int]]:
-    """Ranks that send each other tensors: those of stages that the cut joins, replica by replica."""
+    """Ranks that send each other tensors: those of stages that the cut joins, partner by partner."""
     stages = build_stage_graph([stage.layers for stage in plan.stages], build_graph(plan.scenario))
+    ways = [(cut.source, cut.target) for cut in stages.cuts]
+    ways += [(cut.target, cut.source) for cut in stages.cuts if cut.carries_grad]
     pairs = {
-        (plan.rank(cut.source, replica) + shard, plan.rank(cut.target, replica) + shard)
-        for cut in stages.cuts
-        for replica in range(plan.dp)
-        for shard in range(plan.width)
+        (plan.rank(source, *sender), plan.rank(target, *taker))
+        for source, target in ways
+        for sender, taker in messages(plan.mesh(source), plan.mesh(target))
     }
-    return {(low, high) for low, high in pairs if low != high}
+    return {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
+
+
+def _blocks(plan: Plan) -> Iterator[tuple[np.ndarray, Layout]]:
+    """Of each mesh its ranks, `[pipeline rank, rank]`, and how a stage's ranks share its layers; the same on all."""
+    for mesh in (plan.base, *plan.meshes):
+        stages = [plan.stages_of(row)[0] for row in range(plan.pp)]
+        own = [stage for stage in stages if plan.mesh(stage) == mesh]
+        if own:
+            yield np.array([plan.stage_ranks(stage) for stage in own]), plan.layout(own[0])
 
 
 def replica_group(plan: Plan, rank: int, backend: str, timeout: timedelta) -> dist.ProcessGroup | None:
     """The ranks that hold the same weights, over dp and cp; None where there is one. Collective over all ranks."""
-    count = plan.dp * plan.cp
-    if count == 1:
-        return None
-    ranks = np.arange(plan.rank_count).reshape(plan.pp, count, plan.tp)
-    return _own_group(ranks.swapaxes(1, 2).reshape(-1, count), rank, backend, timeout)
+    own = None
+    for ranks, layout in _blocks(plan):
+        count = layout.dp * layout.cp
+        if count > 1:
+            holding = ranks.reshape(len(ranks), count, layout.tp).swapaxes(1, 2).reshape(-1, count)
+            own = _own_group(holding, rank, backend, timeout) or own
+    return own
 
 
 def tensor_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> TensorRanks | None:
     """The ranks that share the layers of a stage: all in one replica, experts over all of them. None where each has
     them whole. Collective."""
-    if plan.width == 1 and plan.ep == 1:
+    own = None
+    for ranks, layout in _blocks(plan):
+        made = _tensor_ranks(ranks, layout, rank, place_of(plan, rank).shard, backend, timeout)
+        own = made if rank in ranks else own
+    return own
+
+
+def _tensor_ranks(
+    ranks: np.ndarray, layout: Layout, rank: int, shard: int, backend: str, timeout: timedelta
+) -> TensorRanks | None:
+    """Those of one mesh; collective over all ranks of the plan."""
+    width = layout.cp * layout.tp
+    if width == 1 and layout.ep == 1:
         return None
-    ranks = np.arange(plan.rank_count)
-    group = _own_group(ranks.reshape(-1, plan.tp), rank, backend, timeout)
-    width = group if plan.cp == 1 else _own_group(ranks.reshape(-1, plan.width), rank, backend, timeout)
-    over_cp = ranks.reshape(-1, plan.cp, plan.tp).swapaxes(1, 2).reshape(-1, plan.cp)
-    context = None if plan.cp == 1 else _own_group(over_cp, rank, backend, timeout)
-    shard = place_of(plan, rank).shard
-    experts = _expert_ranks(plan, rank, backend, timeout) if plan.ep > 1 else None
-    holding = np.arange(plan.rank_count).reshape(plan.pp, -1)
+    group = _own_group(ranks.reshape(-1, layout.tp), rank, backend, timeout)
+    whole = group if layout.cp == 1 else _own_group(ranks.reshape(-1, width), rank, backend, timeout)
+    over_cp = ranks.reshape(-1, layout.cp, layout.tp).swapaxes(1, 2).reshape(-1, layout.cp)
+    context = None if layout.cp == 1 else _own_group(over_cp, rank, backend, timeout)
+    experts = _expert_ranks(ranks, layout, rank, backend, timeout) if layout.ep > 1 else None
     return TensorRanks(
-        degree=plan.tp,
-        index=shard % plan.tp,
+        degree=layout.tp,
+        index=shard % layout.tp,
         group=group,
         experts=experts,
-        context=None if context is None else Peers(plan.cp, shard // plan.tp, context),
-        width=Peers(plan.width, shard, width),
-        spread=plan.spread,
-        stage=_own_group(holding, rank, backend, timeout) if plan.spread else None,
+        context=None if context is None else Peers(layout.cp, shard // layout.tp, context),
+        width=Peers(width, shard, whole),
+        spread=layout.spread,
+        stage=_own_group(ranks, rank, backend, timeout) if layout.spread else None,
     )
 
 
-def _expert_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> ExpertRanks:
+def _expert_ranks(ranks: np.ndarray, layout: Layout, rank: int, backend: str, timeout: timedelta) -> ExpertRanks:
     """Sets of experts lie one behind the other on the ranks of a stage, the parts of an expert side by side."""
-    ranks = np.arange(plan.rank_count).reshape(plan.pp, -1, plan.ep, plan.etp)
-    sharing = _own_group(ranks.swapaxes(2, 3).reshape(-1, plan.ep), rank, backend, timeout)
+    ranks = ranks.reshape(len(ranks), -1, layout.ep, layout.etp)
+    sharing = _own_group(ranks.swapaxes(2, 3).reshape(-1, layout.ep), rank, backend, timeout)
     holding = ranks.transpose(0, 2, 3, 1).reshape(-1, ranks.shape[1])
+    (index,) = {int(place[2]) for place in np.argwhere(ranks == rank)} or {0}
     return ExpertRanks(
-        degree=plan.ep,
-        tp=plan.etp,
-        index=int(np.argwhere(ranks == rank)[0][2]),
+        degree=layout.ep,
+        tp=layout.etp,
+        index=index,
         group=sharing,
         replicas=_own_group(holding, rank, backend, timeout) if ranks.shape[1] > 1 else None,
     )

@@ -11,8 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from mmplan.cost_models.build import build_graph
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
+from mmplan.planner.plan_schedule import plan_schedule
+from mmplan.planner.stage_graph import build_stage_graph
+from mmplan.runtime.places import place_of
 
 Kind = Literal["kill", "raise", "stall", "stop", "nan"]
 
@@ -115,8 +119,11 @@ def strike(fault: Injection) -> None:
 def check_injections(injections: Sequence[Injection], plan: Plan, steps: int, ranks: int) -> None:
     """Refuse a fault that can never strike.
 
+    Args:
+        plan: with one process for each rank, as it is started.
+
     Raises:
-        InputError: the plan has no such rank, stage or microbatch, or the run no such step.
+        InputError: the plan has no such rank, stage or microbatch, the rank no such action, or the run no such step.
     """
     for one in injections:
         if one.rank >= ranks:
@@ -131,3 +138,10 @@ def check_injections(injections: Sequence[Injection], plan: Plan, steps: int, ra
             raise InputError(f"--inject: stage {stage}, and the plan has stages 0 to {len(plan.stages) - 1}")
         if microbatch and int(microbatch) >= plan.microbatches:
             raise InputError(f"--inject: {one.action}, and the plan has microbatches 0 to {plan.microbatches - 1}")
+        if microbatch:
+            stages = build_stage_graph([part.layers for part in plan.stages], build_graph(plan.scenario))
+            own = plan_schedule(plan, stages)[place_of(plan, one.rank).row]
+            names = {f"{stage}{compute.kind}{compute.microbatch}" for compute in own for stage in ("", compute.stage)}
+            if one.action not in names:
+                kinds = " and ".join(sorted({f"{compute.stage}{compute.kind}" for compute in own}))
+                raise InputError(f"--inject: {one.action}, and rank {one.rank} has {kinds} of each microbatch")

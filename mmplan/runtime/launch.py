@@ -29,6 +29,7 @@ from mmplan.runtime.limits import Limits, limits
 from mmplan.runtime.local_failure import cause_of_failure, keep_failure, read_positions, stands_still
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, load_run
 from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
+from mmplan.runtime.places import one_process_each
 from mmplan.runtime.position import process_lives
 from mmplan.runtime.requirements import check_local_run, process_count, refuse_forms
 from mmplan.runtime.run_options import DEFAULT_UNIT_S, RunOptions, save_options
@@ -117,7 +118,8 @@ def execute(
     )
     if is_main_process():
         check_checkpoints(plan, options)
-        check_injections(options.inject, plan, steps, process_count(plan, rehearse=rehearse))
+        started = one_process_each(plan) if rehearse else plan
+        check_injections(options.inject, started, steps, process_count(plan, rehearse=rehearse))
         if failure_file is not None:
             failure_file.unlink(missing_ok=True)  # of a run before
     if local is None:

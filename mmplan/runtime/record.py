@@ -4,7 +4,7 @@ import math
 import platform
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -16,7 +16,6 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.runtime.checkpoint.save import WrittenPart
 from mmplan.runtime.finite import Unsound
-from mmplan.runtime.groups import collapsed
 from mmplan.runtime.measurement import (
     ActionStatistics,
     Measurement,
@@ -25,6 +24,7 @@ from mmplan.runtime.measurement import (
     TransferMeasurement,
     plan_hash,
 )
+from mmplan.runtime.places import collapsed, listed_places
 from mmplan.runtime.train import RankStep
 
 _COMPUTES = ("F", "B", "I", "W")
@@ -92,8 +92,7 @@ def measurement_of(
 ) -> Measurement:
     """Args: runs: by rank; of ranks that share layers the first is kept."""
     hosts = [(run.host, run.host_cores) for run in runs]
-    width = 1 if rehearsed else plan.width
-    runs = [listed_run(runs[first : first + width]) for first in range(0, len(runs), width)]
+    runs = _listed_runs(plan, runs, rehearsed)
     chosen = [run.recorded for run in runs]
     computes = [item for step in chosen for item in step.timeline if item.action.kind in _COMPUTES]
     pipeline_s = max(item.end_s for item in computes) - min(item.start_s for item in computes)
@@ -131,29 +130,42 @@ def _transfers(run: RankRun) -> list[TransferMeasurement]:
     ]
 
 
-def listed_run(sharing: Sequence[RankRun]) -> RankRun:
-    """The run of the first of the ranks that share a stage's layers, ranks counted without the others; they do the same
-    at the same time. The peak of memory is that of the fullest, and the first has the most tokens where these are dealt
-    out.
+def _listed_runs(plan: Plan, runs: Sequence[RankRun], rehearsed: bool) -> list[RankRun]:
+    """Of each set of ranks that share layers one run."""
+    if rehearsed:
+        return list(runs)
+    places, sets = listed_places(plan), list[list[RankRun]]()
+    for rank, run in enumerate(runs):
+        if places[rank] == len(sets):
+            sets.append([])
+        sets[-1].append(run)
+    return [listed_run(sharing, places, alike=not plan.meshes) for sharing in sets]
+
+
+def listed_run(sharing: Sequence[RankRun], places: Mapping[int, int], *, alike: bool = True) -> RankRun:
+    """The run of the first of the ranks that share a stage's layers, ranks by their `places` without the others; they
+    do the same at the same time. The peak of memory is that of the fullest, and the first has the most tokens where
+    these are dealt out.
+
+    Args:
+        alike: they send as much each, as they do where no mesh is wider than another.
 
     Raises:
         RunError: they sent or summed different numbers of bytes.
     """
-    if len(sharing) == 1:
-        return sharing[0]
     same = [run.recorded for run in sharing]
     counts = {(s.activation_bytes, s.gradient_bytes, s.reduce_bytes) for s in same}
-    if len(counts) > 1:
+    if len(counts) > 1 and alike:
         first = same[0].program.rank
         told = " and ".join(str(count) for count in sorted(counts))
         raise RunError(f"ranks {first} to {first + len(same) - 1} share layers and sent {told} bytes")
-    step = _listed_step(same[0], len(same), max(s.peak_memory_bytes for s in same))
-    probed_s = {(peer // len(sharing), size): seconds for (peer, size), seconds in sharing[0].probed_s.items()}
+    step = _listed_step(same[0], places, max(s.peak_memory_bytes for s in same))
+    probed_s = {(places[peer], size): seconds for (peer, size), seconds in sharing[0].probed_s.items()}
     return replace(sharing[0], recorded=step, probed_s=probed_s)
 
 
-def _listed_step(step: RankStep, width: int, peak_memory_bytes: int) -> RankStep:
-    program = collapsed(step.program, width)
+def _listed_step(step: RankStep, places: Mapping[int, int], peak_memory_bytes: int) -> RankStep:
+    program = collapsed(step.program, places)
     timeline = tuple(replace(item, rank=program.rank) for item in step.timeline)
     return replace(step, program=program, timeline=timeline, peak_memory_bytes=peak_memory_bytes)
 
@@ -179,16 +191,16 @@ def step_end(done: RankStep, written: WrittenPart | None = None) -> StepEnd:
     )
 
 
-def step_measurement(index: int, ranks: Sequence[StepEnd], sharing: int = 1) -> StepMeasurement:
-    """One step over all ranks: the last end (of every `sharing` ranks that share layers the first is looked at), and
-    losses summed over the ranks that hold a part."""
+def step_measurement(index: int, ranks: Sequence[StepEnd], listed: Collection[int]) -> StepMeasurement:
+    """One step over all ranks: the last end of those that are `listed`, and losses summed over the ranks that hold a
+    part."""
     losses: dict[str, float] = {}
     for step in ranks:
         for module, loss in step.losses.items():
             losses[module] = losses.get(module, 0.0) + loss
     return StepMeasurement(
         index=index,
-        step_time_s=max(step.end_s for step in ranks[::sharing]),
+        step_time_s=max(ranks[rank].end_s for rank in listed),
         losses=losses,
         skipped=any(step.skipped for step in ranks),
     )

@@ -15,6 +15,7 @@ from mmplan.planner.step_loads import drawn_step_loads
 from mmplan.planner.timing import Seconds
 from mmplan.runtime.measured_step import measured_step
 from mmplan.runtime.measurement import Measurement
+from mmplan.runtime.places import once_each
 from mmplan.runtime.run_check import require_computes
 
 
@@ -36,6 +37,7 @@ def recorded_steps(plan: Plan, run: Measurement) -> Steps:
         InputError: the run does not hold every action of the plan once.
     """
     program, planned, memory = _priced(plan, run.recorded_step, run.time_scale)
+    program = once_each(program) if run.rehearsed and plan.meshes else program
     require_computes(run, program)
     measured_s = {
         (program.ranks[item.rank].rank, str(item.action)): item.end_s - item.start_s

@@ -22,6 +22,7 @@ from mmplan.planner.lower import stage_trained
 from mmplan.planner.plan import Plan, load_plan
 from mmplan.planner.step_loads import drawn_step_loads
 from mmplan.runtime.measurement import Measurement, load_run, plan_hash
+from mmplan.runtime.places import listed_places, one_process_each
 from mmplan.runtime.run_check import require_consistent
 from mmplan.scenario.catalogue import device_names
 from mmplan.scenario.cluster import Device
@@ -185,12 +186,9 @@ def _with(rules: Rules, at: Vector) -> Device:
 
 def _link(plan: Plan, run: Measurement) -> dict[str, Measured]:
     """Latency and bandwidth between ranks of one node; nothing where too few sizes were sent there."""
-    cluster, width = plan.scenario.cluster, 1 if run.rehearsed else plan.width
-    near = [
-        one
-        for one in run.transfers
-        if one.seconds > 0 and cluster.node_of(one.source * width) == cluster.node_of(one.target * width)
-    ]
+    cluster, places = plan.scenario.cluster, listed_places(one_process_each(plan) if run.rehearsed else plan)
+    node = {place: cluster.node_of(rank) for rank, place in places.items()}
+    near = [one for one in run.transfers if one.seconds > 0 and node[one.source] == node[one.target]]
     if len({one.bytes for one in near}) < _LINK_SIZES:
         return {}
     exchanges = [

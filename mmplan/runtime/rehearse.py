@@ -13,14 +13,15 @@ from torch import Tensor
 
 from mmplan.planner.program import Program, RankProgram
 from mmplan.runtime.finite import Unsound
-from mmplan.runtime.groups import collapsed
 from mmplan.runtime.network import all_reduce, gather
+from mmplan.runtime.places import collapsed
 from mmplan.scenario.technique import Sharding
 
 
-def collapse_shards(program: Program, width: int) -> Program:
-    """The program with one process for the `width` ranks of a replica's stage: ranks and peers divided by it."""
-    ranks = tuple(collapsed(rank, width) for rank in program.ranks)
+def collapse_shards(program: Program) -> Program:
+    """The program with one process for the ranks of a replica's stage: only those that it lists are counted."""
+    places = {rank.rank: place for place, rank in enumerate(program.ranks)}
+    ranks = tuple(collapsed(rank, places) for rank in program.ranks)
     return Program(ranks=ranks, microbatches=program.microbatches, replicas=program.replicas)
 
 
@@ -31,7 +32,7 @@ class SleepStage:
         self._stage, self._sharding, self._replicas = stage, sharding, replicas
         self._moved_bytes = 0
         self._sleeps_s: dict[tuple[str, int], float] = {}
-        self._sends: dict[tuple[str, int], list[tuple[str, int]]] = {}
+        self._sends: dict[tuple[str, int], dict[str, int]] = {}
         self._moves: dict[tuple[str, int], int] = {}
         self._buffer = torch.zeros(0, dtype=torch.uint8)
 
@@ -45,8 +46,8 @@ class SleepStage:
             if action.stage != self._stage:
                 continue
             if action.kind == "SEND":
-                kind = "B" if "<" in action.tensor else "F"
-                self._sends.setdefault((kind, action.microbatch), []).append((action.tensor, action.bytes))
+                sizes = self._sends.setdefault(("B" if "<" in action.tensor else "F", action.microbatch), {})
+                sizes[action.tensor] = action.offset + action.bytes
             elif action.kind != "RECV":
                 self._sleeps_s[action.kind, action.microbatch] = seconds
                 self._moves[action.kind, action.microbatch] = action.bytes
@@ -100,7 +101,8 @@ class SleepStage:
     def _compute(self, kind: str, microbatch: int) -> dict[str, Tensor]:
         until_s = time.perf_counter() + self._sleeps_s[kind, microbatch]
         half = "B" if kind == "I" else kind
-        results = {name: torch.zeros(size, dtype=torch.uint8) for name, size in self._sends.get((half, microbatch), ())}
+        sizes = self._sends.get((half, microbatch), {})
+        results = {name: torch.zeros(size, dtype=torch.uint8) for name, size in sizes.items()}
         self._move(kind, microbatch)
         time.sleep(max(0.0, until_s - time.perf_counter()))
         return results

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.expert_ops import Dispatch
@@ -12,6 +13,7 @@ from mmplan.planner.lower import stage_gradient_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.plan_technique import require_executable
 from mmplan.planner.schedules.plan_problem import is_whole
+from mmplan.runtime.places import mesh_of_row, widths
 from mmplan.units import format_bytes
 
 
@@ -20,16 +22,11 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
 
     Raises:
         InputError: the plan is to be run for real, and splits heads or a tied vocabulary, recomputes in a way or was
-            made for a technique that the runtime does not do.
+            made for a technique that the runtime does not do; or it leaves ranks without work between others.
     """
-    if plan.meshes:
-        mesh = plan.meshes[0]
-        raise InputError(
-            f"the plan has {' and '.join(mesh.modules)} on ranks of their own ({mesh}), and this release executes "
-            "plans whose modules share one mesh: take `constraints.modules` out of the scenario and optimize again"
-        )
     if rehearse:
-        return plan.pp * plan.dp
+        return len(widths(plan))
+    _refuse_gaps(plan)
     require_executable(plan.scenario)
     _refuse_split_vocabulary(plan)
     _refuse_split_modules(plan)
@@ -37,6 +34,16 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     _refuse_recomputation(plan)
     _refuse_split_backwards(plan)
     return plan.rank_count
+
+
+def _refuse_gaps(plan: Plan) -> None:
+    """Ranks that no stage has, before others that have one: every process of a run has work."""
+    idle = plan.world - plan.rank_count
+    if idle:
+        raise InputError(
+            f"the plan's stages have {plan.rank_count} of the ranks 0 to {plan.world - 1}, and this release gives "
+            f"every process a stage: {idle} ranks between them have none; allow other degrees in `constraints.modules`"
+        )
 
 
 def refuse_forms(plan: Plan) -> None:
@@ -64,11 +71,10 @@ def _refuse_split_vocabulary(plan: Plan) -> None:
 
 def _refuse_split_modules(plan: Plan) -> None:
     """What ranks that share layers would have to exchange besides sums of rows."""
-    if plan.width == 1:
-        return
+    tp_of = {name: mesh.tp for mesh in plan.meshes for name in mesh.modules}
     for module in plan.scenario.model.modules:
-        shape = module.transformer
-        if module.name in plan.spread:
+        shape, tp = module.transformer, tp_of.get(module.name, plan.tp)
+        if module.name in plan.spread or tp == 1:
             continue
         moe = None if shape is None else shape.moe
         if moe is not None and moe.capacity_factor is not None and plan.ep > 1 and plan.etp < plan.tp:
@@ -79,12 +85,12 @@ def _refuse_split_modules(plan: Plan) -> None:
             )
         if shape is not None and shape.qk_norm_whole and shape.norm == "layer":
             raise InputError(
-                f"'{module.name}' takes mean and variance over all heads and the plan splits them over tp={plan.tp}, "
+                f"'{module.name}' takes mean and variance over all heads and the plan splits them over tp={tp}, "
                 "which this release does not execute: set `constraints.tp: [1]`, or rehearse the plan"
             )
-        if shape is not None and shape.mla is None and shape.kv_heads % plan.tp and shape.kv_heads != shape.heads:
+        if shape is not None and shape.mla is None and shape.kv_heads % tp and shape.kv_heads != shape.heads:
             raise InputError(
-                f"'{module.name}' has {shape.kv_heads} key-value heads for tp={plan.tp}, and this release does not "
+                f"'{module.name}' has {shape.kv_heads} key-value heads for tp={tp}, and this release does not "
                 "repeat heads: set `constraints.tp` to a divisor, or rehearse the plan"
             )
 
@@ -94,6 +100,8 @@ def _refuse_split_rows(plan: Plan) -> None:
     if plan.cp == 1:
         return
     model = plan.scenario.model
+    if plan.meshes:
+        raise InputError(_of_cp(plan, f"{' and '.join(plan.meshes[0].modules)} on ranks of their own hand it rows"))
     for edge in model.edges:
         if edge.kind == "hidden":
             raise InputError(_of_cp(plan, f"'{edge.consumer}' reads the states of '{edge.producer}' row by row"))
@@ -142,15 +150,25 @@ def check_local_run(plan: Plan, local: int, *, rehearse: bool) -> None:
     """
     expected = process_count(plan, rehearse=rehearse)
     if local != expected:
-        shards = "" if rehearse else f" x tp={plan.tp}"
-        product = f"pp={plan.pp} x dp={plan.dp}{shards}"
-        raise InputError(f"{local} local processes, the plan needs {product} = {expected}")
-    if rehearse and plan.dp > 1:
+        raise InputError(f"{local} local processes, the plan needs {_product(plan, rehearse)} = {expected}")
+    if rehearse and expected > plan.pp:
         graph = build_graph(plan.scenario)
-        needed = plan.dp * sum(stage_gradient_bytes(plan, graph, stage) for stage in range(plan.pp))
+        buffers = [stage_gradient_bytes(plan, graph, stage) for stage in range(len(plan.stages))]
+        needed = sum(plan.mesh(stage).dp * size for stage, size in enumerate(buffers))
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > available:
             raise InputError(
                 f"a rehearsal sums real gradient buffers: {format_bytes(needed)} over {expected} processes, "
                 f"this machine has {format_bytes(available)}; set `constraints.dp: [1]` or rehearse on several hosts"
             )
+
+
+def _product(plan: Plan, rehearse: bool) -> str:
+    """`pp=2 x dp=1 x tp=2`; of several meshes their sum."""
+    rows = Counter(mesh_of_row(plan, row) for row in range(plan.pp))
+    parts = []
+    for mesh, count in rows.items():
+        of = f"{' and '.join(mesh.modules)}: " if mesh.modules else ""
+        shards = "" if rehearse else f" x tp={mesh.tp}" + (f" x cp={mesh.cp}" if mesh.cp > 1 else "")
+        parts.append(f"{of}pp={count} x dp={mesh.dp}{shards}")
+    return " + ".join(f"({part})" for part in parts) if len(parts) > 1 else parts[0]

@@ -21,12 +21,13 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import build_stage_graph
+from mmplan.planner.step_loads import split_samples
 from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.clock import Clock
 from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.finite import Unsound
-from mmplan.runtime.groups import place_of, program_of_shard
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
+from mmplan.runtime.places import Place, listed_places, mesh_of_row, one_process_each, place_of, program_of_shard
 from mmplan.runtime.position import Position
 from mmplan.runtime.rehearse import SleepStage, collapse_shards
 from mmplan.runtime.stage import LayerStage, Stage
@@ -64,7 +65,7 @@ class RankStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepData:
-    """Samples, their global indices and loads of one step, [replica][microbatch]."""
+    """Samples, their global indices and loads of one step, [part][microbatch] (see `Plan.parts`)."""
 
     samples: tuple[tuple[tuple[Sample, ...], ...], ...]
     indices: tuple[tuple[tuple[int, ...], ...], ...]
@@ -74,19 +75,21 @@ class StepData:
 def step_data(plan: Plan, step: int) -> StepData:
     """The data of one optimizer step, the same on every rank."""
     drawn = plan_step(plan, step)
-    loads = tuple(tuple(sample_loads(plan.scenario, microbatch) for microbatch in row) for row in drawn.samples)
-    return StepData(samples=drawn.samples, indices=drawn.indices, loads=loads)
+    samples, indices = split_samples(plan, drawn.samples), split_samples(plan, drawn.indices)
+    loads = tuple(tuple(sample_loads(plan.scenario, microbatch) for microbatch in row) for row in samples)
+    return StepData(samples=tuple(map(tuple, samples)), indices=tuple(map(tuple, indices)), loads=loads)
 
 
 def step_microbatches(
-    plan: Plan, data: StepData, replica: int, raw_modules: Collection[str], device: torch.device
+    plan: Plan, data: StepData, place: Place, raw_modules: Collection[str], device: torch.device
 ) -> list[Microbatch]:
-    """One replica's microbatches of a step.
+    """The microbatches of a step in the replica of a place.
 
     Args:
         raw_modules: modules whose raw inputs (pixels, frames, token ids) are made; others stay empty.
     """
-    scenario = plan.scenario
+    scenario, each = plan.scenario, plan.parts // mesh_of_row(plan, place.row).dp
+    own = slice(place.replica * each, (place.replica + 1) * each)
     targets: dict[str, int] = {}
     for row in data.loads:
         for loads in row:
@@ -95,14 +98,16 @@ def step_microbatches(
     return [
         make_microbatch(
             scenario,
-            samples,
-            indices=indices,
+            [sample for part in samples for sample in part],
+            indices=[index for part in indices for index in part],
             targets_in_batch=targets,
             raw_modules=raw_modules,
             dtype=TORCH_DTYPES[scenario.precision],
             device=device,
         )
-        for samples, indices in zip(data.samples[replica], data.indices[replica], strict=True)
+        for samples, indices in zip(
+            zip(*data.samples[own], strict=True), zip(*data.indices[own], strict=True), strict=True
+        )
     ]
 
 
@@ -172,10 +177,10 @@ def prepare_training(
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         data = step_data(plan, step)
-        listed = rank_program(lower_columns(plan, graph, data.loads).columns, rank // plan.width)
+        listed = rank_program(lower_columns(plan, graph, data.loads).columns, listed_places(plan)[rank])
         for stage in stages.values():
-            stage.load(step_microbatches(plan, data, place.replica, stage.raw_modules, device))
-        return program_of_shard(listed, place.shard), stages
+            stage.load(step_microbatches(plan, data, place, stage.raw_modules, device))
+        return program_of_shard(plan, listed, place.shard), stages
 
     return Prepared(step=prepare, stages=tuple(stages.values()))
 
@@ -184,13 +189,15 @@ def prepare_rehearsal(plan: Plan, rank: int, scale: float, replicas: dist.Proces
     """Sleeps of the predicted durations times `scale`; one process stands for each tensor-parallel group."""
     graph = build_graph(plan.scenario)
     costs = AnalyticCostModel(plan.scenario)
-    stages = {stage: SleepStage(stage, plan.sharding, replicas) for stage in plan.stages_of(rank // plan.dp)}
+    started = one_process_each(plan)
+    row = place_of(started, rank).row
+    stages = {stage: SleepStage(stage, plan.sharding, replicas) for stage in plan.stages_of(row)}
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         loads = step_data(plan, step).loads
         program = lower(plan, graph, loads)
         durations_s = predicted_durations(plan, graph, costs, program, loads)[rank]
-        own = collapse_shards(program, plan.width).ranks[rank]
+        own = program_of_shard(started, collapse_shards(program).ranks[rank], 0)
         for stage in stages.values():
             stage.load(own, [seconds * scale for seconds in durations_s])
         return own, stages

@@ -21,6 +21,7 @@ from mmplan.planner.working import working_bytes
 from mmplan.runtime.decompose import Decomposition, decompose
 from mmplan.runtime.explain import ComputePrice, RankStepParts, compute_prices, rank_step_parts
 from mmplan.runtime.measurement import Measurement, plan_hash
+from mmplan.runtime.places import widths
 from mmplan.runtime.recorded_steps import recorded_steps
 from mmplan.runtime.thresholds import Thresholds
 
@@ -112,7 +113,7 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
             memory = measured.peak_memory_bytes
             allowed = None if run.own_data else limits.memory
             rows.append(_row("peak_memory_bytes", index, expected, expected, memory, allowed))
-    if plan.width > 1 and not run.rehearsed:
+    if max(widths(plan)) > 1 and not run.rehearsed:
         for index, size in enumerate(tensor_bytes(plan, graph, steps.program, loads)):
             rows.append(_row("tensor_bytes", index, size, size, run.ranks[index].tensor_bytes, 0.0))
     overlap = [overlap_rate(step.timeline) for step in (planned, replayed, steps.measured)]

@@ -7,6 +7,7 @@ before. The first is to blame, and ranks of a circle are all.
 from collections.abc import Mapping, Sequence
 
 from mmplan.planner.plan import Plan
+from mmplan.runtime.places import one_process_each, place_of
 from mmplan.runtime.position import NO_STEP, Seen, where
 from mmplan.units import format_seconds
 
@@ -109,6 +110,6 @@ def _together(one: Seen | None, other: Seen) -> bool:
 
 def _partners(plan: Plan, rank: int, world: int) -> range:
     """Ranks that share layers or weights with one."""
-    width = max(1, world // (plan.pp * plan.dp))
-    row = rank // (width * plan.dp)
-    return range(row * width * plan.dp, (row + 1) * width * plan.dp)
+    started = plan if world == plan.rank_count else one_process_each(plan)
+    ranks = started.stage_ranks(started.stages_of(place_of(started, rank).row)[0])
+    return range(ranks[0], ranks[-1] + 1)

@@ -33,10 +33,11 @@ from mmplan.runtime.finite import require_numbers
 from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.save_weights import save_weights
 from mmplan.runtime.ghost.train import prepare_job
-from mmplan.runtime.groups import peer_pairs, place_of, replica_group, tensor_ranks
+from mmplan.runtime.groups import peer_pairs, replica_group, tensor_ranks
 from mmplan.runtime.limits import limits, time_scale
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, StepMeasurement, save_run
 from mmplan.runtime.network import connect
+from mmplan.runtime.places import listed_ranks, one_process_each, place_of
 from mmplan.runtime.position import NO_STEP
 from mmplan.runtime.probe import probe_transfers
 from mmplan.runtime.record import (
@@ -110,8 +111,7 @@ def run_worker(
         device = run_device(plan, rehearse=options.rehearse, share=options.share_devices)
         scale = time_scale(plan, options.unit_s) if options.rehearse else 1.0
         watch.meet()
-        # In a rehearsal one process stands for all that share a stage's layers.
-        started = replace(plan, tp=1, cp=1) if options.rehearse else plan
+        started = one_process_each(plan) if options.rehearse else plan
         backend = backend_of(device, share=options.share_devices)
         groups = _join(started, rank, device, backend, limit.wait_s)
         note = on_note if on_note is not None and rank == 0 else _nobody
@@ -207,13 +207,14 @@ def _run(
 
     traced, modalities = list[TracedStep](), stage_modalities(plan)
     connect(groups.pairs, rank, device, groups.network)
-    kept, steps_done, sharing = StepKeeper(), list(before), 1 if options.rehearse else plan.width
+    kept, steps_done = StepKeeper(), list(before)
+    listed = range(world) if options.rehearse else listed_ranks(plan)
 
     def take(step: int, done: RankStep) -> None:
         end = step_end(done, None if checkpoints is None else checkpoints.report())
         ends: list[StepEnd] = [end] * world
         dist.all_gather_object(ends, end, group=control)
-        totals = step_measurement(step, ends, sharing)
+        totals = step_measurement(step, ends, listed)
         finite = {module: loss for module, loss in totals.losses.items() if math.isfinite(loss)}
         steps_done.append(replace(totals, losses=finite))
         unsound = [end.unsound for end in ends]

@@ -30,6 +30,7 @@ from mmplan.planner.step_loads import drawn_step_loads, mean_step_loads, split_s
 from mmplan.planner.step_times import step_times
 from mmplan.planner.switch_cost import switch_cost
 from mmplan.planner.waves import lowered_waves, price, waves_of
+from mmplan.runtime.places import listed_places, place_of, program_of_shard
 from mmplan.runtime.requirements import process_count
 from mmplan.scenario.scenario import Sample
 
@@ -223,10 +224,29 @@ def test_what_reads_plans_knows_meshes() -> None:
     assert strategy_of(one, one.scenario.model.module("vision")) == "DP 8"
 
 
-@pytest.mark.parametrize("rehearse", [False, True])
-def test_a_run_of_a_meshed_plan_is_refused_in_one_sentence(rehearse: bool) -> None:
-    with pytest.raises(InputError, match="vision and vision_projector on ranks of their own"):
-        process_count(made(WIDE), rehearse=rehearse)
+def test_ranks_without_work_between_others_are_refused() -> None:
+    wide = made(WIDE)
+    (mesh,) = wide.meshes
+    assert process_count(wide, rehearse=False) == wide.rank_count == wide.world
+    apart = replace(wide, meshes=(replace(mesh, first_rank=mesh.first_rank + 4),))
+    with pytest.raises(InputError, match=r"16 of the ranks 0 to 19, .*: 4 ranks between them have none"):
+        process_count(apart, rehearse=False)
+    assert process_count(apart, rehearse=True) == process_count(wide, rehearse=True)
+
+
+def test_a_rank_of_another_mesh_sends_each_shard_its_part() -> None:
+    """Of ranks that share layers one sends to each taker, and every message has its receive."""
+    for one in (made(WIDE), made(NARROW)):
+        program = lower(one, build_graph(one.scenario), drawn_step_loads(one, 0))
+        places, ranks = listed_places(one), range(one.rank_count)
+        own = [program_of_shard(one, program.ranks[places[r]], place_of(one, r).shard) for r in ranks]
+        assert [rank.rank for rank in own] == list(ranks)
+        moves = [(rank.rank, a, (a.tensor, a.microbatch, a.bytes)) for rank in own for a in rank.actions if a.tensor]
+        sent = sorted((rank, a.peer, *what) for rank, a, what in moves if a.kind == "SEND")
+        assert sent == sorted((a.peer, rank, *what) for rank, a, what in moves if a.kind == "RECV")
+        for rank in program.ranks:
+            planned = sum(a.bytes * a.copies for a in rank.actions if a.kind == "SEND")
+            assert planned == sum(a.bytes for a in own[rank.rank].actions if a.kind == "SEND")
 
 
 def test_other_frameworks_are_told_what_they_cannot_run() -> None:

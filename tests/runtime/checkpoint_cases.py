@@ -10,12 +10,14 @@ from worker_runs import WorkerRuns
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
+from mmplan.planner.mesh import Mesh
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
 from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.measurement import Measurement
 from mmplan.runtime.run_options import RunOptions
 from mmplan.scenario.scenario import ModelModule, Moe, Optimizer, Scenario, Training
+from mmplan.scenario.technique import Sharding
 
 PROCESSES, PLANS = 4, "plans.pt"
 JOBS = {name: Path(__file__).parent / f"{name}_job.py" for name in ("llava", "dropout")}
@@ -99,9 +101,20 @@ def moved_plans() -> list[Plan]:
         replace(hand_plan(tiny(), TWO_STAGES, microbatch_size=2), tp=2),
         replace(hand_plan(tiny(), ONE_STAGE, dp=2), cp=2, sharding="optimizer"),
         replace(hand_plan(tiny(), ONE_STAGE), cp=2, tp=2),
+        meshed(tp=2, vision=2),
+        meshed(dp=2, vision=1, sharding="parameters"),
         replace(hand_plan(tiny(), ONE_STAGE, dp=4), sharding="gradients"),
         one,
     ]
+
+
+def meshed(*, vision: int, tp: int = 1, dp: int = 1, sharding: Sharding = "none") -> Plan:
+    """Vision on as many replicas of its own, the rest on tp x dp ranks."""
+    sight = ("vision.embed", "vision.0", "projector.0")
+    rest = tuple(layer for layer in ONE_STAGE[0] if layer not in sight)
+    plan = hand_plan(tiny(), (sight, rest), dp=dp, microbatch_size=2 // dp)
+    mesh = Mesh(modules=("vision", "projector"), tp=1, dp=vision, first_rank=tp * dp)
+    return replace(plan, tp=tp, sharding=sharding, meshes=(mesh,))
 
 
 def moved_experts() -> list[Plan]:

@@ -24,6 +24,7 @@ from mmplan.planner.schedules.reschedule import optimized, refuse_unusable, with
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.model import MultimodalModel
+from mmplan.runtime.places import Place, mesh_of_row
 from mmplan.runtime.stage import LayerStage
 from mmplan.runtime.train import build_stages, step_data, step_microbatches
 from mmplan.scenario.attention_forms import Mla
@@ -245,8 +246,8 @@ def whole_model(plan: Plan) -> tuple[dict[str, Tensor], dict[str, float]]:
     data = step_data(plan, 0)
     raw_modules = [module.name for module in plan.scenario.model.modules if module.projector is None]
     losses: dict[str, float] = {}
-    for replica in range(plan.dp):
-        for batch in step_microbatches(plan, data, replica, raw_modules, CPU):
+    for replica in range(mesh_of_row(plan, 0).dp):
+        for batch in step_microbatches(plan, data, Place(0, replica, 0), raw_modules, CPU):
             parts = model(batch)
             torch.stack(list(parts.values())).sum().backward()
             for module, loss in parts.items():
@@ -285,7 +286,7 @@ def run_rank(plan: Plan, rank: int, replicas: dist.ProcessGroup | None, control:
     before: dict[str, Tensor] = {}
     for index, stage in stages.items():
         before |= trained_weights(stage, plan.stages[index].layers)
-        stage.load(step_microbatches(plan, data, program.replica, stage.raw_modules, CPU))
+        stage.load(step_microbatches(plan, data, Place(0, program.replica, 0), stage.raw_modules, CPU))
     clock = WallClock(control, one_host=True)
     clock.start()
     record = run_step(program, stages, device=CPU, clock=clock)

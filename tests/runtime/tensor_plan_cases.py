@@ -10,6 +10,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from gradient_cases import CPU, PROCESSES, cases, perturb, trained_weights
+from meshed_plan_cases import meshed_cases
 from tiny_plans import AUDIO, TWO_STAGES, VISION, hand_plan
 from torch import Tensor
 
@@ -23,8 +24,9 @@ from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
 from mmplan.planner.tensor_traffic import tensor_bytes
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
-from mmplan.runtime.groups import place_of, program_of_shard, replica_group, tensor_ranks
+from mmplan.runtime.groups import replica_group, tensor_ranks
 from mmplan.runtime.model import MultimodalModel
+from mmplan.runtime.places import listed_places, mesh_of_row, place_of, program_of_shard
 from mmplan.runtime.tensor_parallel import SplitLayer, name_in_whole, slice_of
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.train import build_stages, step_data, step_microbatches
@@ -67,6 +69,7 @@ def tensor_cases() -> dict[str, Plan]:
         **_context_cases(models),
         **_dealt_cases(models),
         **_expert_cases(models["experts, latent attention and DeepStack"]),
+        **meshed_cases(models),
     }
 
 
@@ -133,7 +136,6 @@ class PerturbedPart(MultimodalModel):
         ranks: TensorRanks | None = None,
     ) -> None:
         super().__init__(layers, graph, precision=precision, seed=seed, device=device, ranks=ranks)
-        assert ranks is not None
         whole = MultimodalModel(layers, graph, precision=precision, seed=seed, device=device)
         perturb(whole)
         weights = dict(whole.named_parameters())
@@ -160,6 +162,8 @@ class TensorRankResult:
     losses: dict[str, float]
     tensor_bytes: int
     planned_tensor_bytes: int
+    sent_bytes: int
+    planned_sent_bytes: int | None  # of ranks that the program lists
 
 
 def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> TensorRankResult:
@@ -170,30 +174,33 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
     timeout = timedelta(seconds=30)
     replicas = replica_group(plan, rank, "gloo", timeout)
     ranks = tensor_ranks(plan, rank, "gloo", timeout)
-    assert ranks is not None
     whole_program = lower(plan, graph, data.loads)
-    program = program_of_shard(whole_program.ranks[rank // plan.width], place.shard)
+    listed = listed_places(plan)[rank]
+    program = program_of_shard(plan, whole_program.ranks[listed], place.shard)
     with patch("mmplan.runtime.train.MultimodalModel", PerturbedPart):
         stages = build_stages(plan, graph, place.row, CPU, ranks, replicas)
     before: dict[str, Tensor] = {}
     for index, stage in stages.items():
         before |= trained_weights(stage, plan.stages[index].layers)
-        stage.load(step_microbatches(plan, data, place.replica, stage.raw_modules, CPU))
+        stage.load(step_microbatches(plan, data, place, stage.raw_modules, CPU))
     clock = WallClock(control, one_host=True)
     clock.start()
-    run_step(program, stages, device=CPU, clock=clock)
+    record = run_step(program, stages, device=CPU, clock=clock)
+    sends = [action for action in whole_program.ranks[listed].actions if action.kind == "SEND"]
     after: dict[str, Tensor] = {}
     for index, stage in stages.items():
         after |= trained_weights(stage, plan.stages[index].layers)
     return TensorRankResult(
-        index=place.shard % plan.tp,
+        index=place.shard % mesh_of_row(plan, place.row).tp,
         places={
             name: place_in(stage.model, name) for stage in stages.values() for name, _ in stage.model.named_parameters()
         },
         gradients={name: (weight - after[name]) / STEP_LENGTH for name, weight in before.items()},
         losses={module: loss for stage in stages.values() for module, loss in stage.losses().items()},
-        tensor_bytes=ranks.total_bytes,
-        planned_tensor_bytes=tensor_bytes(plan, graph, whole_program, data.loads)[rank // plan.width],
+        tensor_bytes=0 if ranks is None else ranks.total_bytes,
+        planned_tensor_bytes=tensor_bytes(plan, graph, whole_program, data.loads)[listed],
+        sent_bytes=record.activation_bytes + record.gradient_bytes,
+        planned_sent_bytes=sum(a.bytes * a.copies for a in sends) if place.shard == 0 else None,
     )
 
 

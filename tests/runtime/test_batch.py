@@ -7,6 +7,7 @@ import torch
 from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 
 from mmplan.runtime.batch import NO_LABEL, Microbatch, make_microbatch
+from mmplan.runtime.places import Place
 from mmplan.runtime.train import step_data, step_microbatches
 from mmplan.scenario.samples import draw_samples
 
@@ -40,7 +41,7 @@ def test_sizes_are_those_the_cost_model_counts() -> None:
     plan = hand_plan(replace(tiny_scenario(), global_batch=8), TWO_STAGES, dp=2, microbatch_size=2)
     data = step_data(plan, 3)
     for replica in range(plan.dp):
-        batches = step_microbatches(plan, data, replica, MODULES, CPU)
+        batches = step_microbatches(plan, data, Place(0, replica, 0), MODULES, CPU)
         for batch, loads in zip(batches, data.loads[replica], strict=True):
             for module in MODULES:
                 assert batch.inputs[module].numel() == loads[module].input_elements

@@ -69,6 +69,8 @@ def test_an_injected_error_says_that_it_is_one() -> None:
         ("kill rank=1 step=7", "step 7, and the run has steps 0 to 1"),
         ("nan rank=1 action=F99", "F99, and the plan has microbatches 0 to 15"),
         ("raise rank=0 action=5B1", "stage 5, and the plan has stages 0 to 1"),
+        ("raise rank=0 action=1B1", "1B1, and rank 0 has 0B and 0F of each microbatch"),
+        ("raise rank=1 action=I1", "I1, and rank 1 has 1B and 1F of each microbatch"),
     ],
 )
 def test_a_fault_that_can_never_strike_is_refused(fault: str, message: str) -> None:

@@ -23,6 +23,7 @@ from mmplan.planner.lower import lower
 from mmplan.runtime.batch import make_microbatch
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.model import MultimodalModel
+from mmplan.runtime.places import Place
 from mmplan.runtime.train import build_stages, step_data, step_microbatches
 from mmplan.scenario.attention_forms import GatedDelta
 from mmplan.scenario.catalogue import catalogue_device
@@ -103,7 +104,7 @@ def test_a_whole_step_stays_on_its_device(recompute: Any) -> None:
     graph, data = build_graph(scenario), step_data(plan, 0)
     stages = build_stages(plan, graph, 0, META)
     for stage in stages.values():
-        stage.load(step_microbatches(plan, data, 0, stage.raw_modules, META))
+        stage.load(step_microbatches(plan, data, Place(0, 0, 0), stage.raw_modules, META))
     with one_device():
         record = run_step(lower(plan, graph, data.loads).ranks[0], stages, device=META, clock=StoppedClock())
     assert [str(action) for action, *_ in record.marks] == ["0F0", "0B0", "0F1", "0B1", "0STEP"]

@@ -24,6 +24,7 @@ from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
 from mmplan.runtime.attention import rope_table
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.layers import build_layer
+from mmplan.runtime.places import Place
 from mmplan.runtime.recompute import recomputed
 from mmplan.runtime.requirements import process_count
 from mmplan.runtime.train import build_stages, step_data, step_microbatches
@@ -99,7 +100,7 @@ def test_a_stage_keeps_what_its_level_of_recomputation_says(level: RecomputeLeve
     plan = _recomputing(level)
     graph, data = build_graph(plan.scenario), step_data(plan, 0)
     stage, layers = build_stages(plan, graph, 1, CPU)[1], [graph.layer(layer) for layer in plan.stages[1].layers]
-    batches = step_microbatches(plan, data, 0, stage.raw_modules, CPU)
+    batches = step_microbatches(plan, data, Place(0, 0, 0), stage.raw_modules, CPU)
     stage.load(batches)
     receives = [action for action in lower(plan, graph, data.loads).ranks[1].actions if action.kind == "RECV"]
     before = stage.memory_bytes()

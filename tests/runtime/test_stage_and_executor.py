@@ -17,6 +17,7 @@ from mmplan.planner.program import Action, ActionKind, RankProgram
 from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.gradients import FlatGradients
 from mmplan.runtime.optimizer import StageOptimizer
+from mmplan.runtime.places import Place
 from mmplan.runtime.stage import Stage
 from mmplan.runtime.train import build_stages, step_data, step_microbatches
 from mmplan.scenario.scenario import Optimizer
@@ -144,7 +145,7 @@ def test_a_stage_of_the_whole_model_holds_the_bytes_that_the_memory_model_counts
     stage = build_stages(plan, graph, 0, CPU)[0]
     assert sum(p.numel() for p in stage.model.parameters()) == sum(parameters(layer) for layer in graph.layers())
     data = step_data(plan, 0)
-    stage.load(step_microbatches(plan, data, 0, stage.raw_modules, CPU))
+    stage.load(step_microbatches(plan, data, Place(0, 0, 0), stage.raw_modules, CPU))
     run(*lower(plan, graph, data.loads).ranks[0].actions, stage=stage)
     expected = sum(state_bytes(layer, scenario.precision, scenario.optimizer) for layer in graph.layers())
     assert stage.memory_bytes() == expected

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from mmplan.planner.plan import Plan
 from mmplan.runtime.checkpoint.boxes import Box, whole
-from mmplan.runtime.groups import Place
 from mmplan.runtime.held import Buffer
+from mmplan.runtime.places import Place, mesh_of_row
 from mmplan.runtime.weighted_stage import WeightedStage
 
 BUFFER = "buffer"  # the kind of its one tensor
@@ -77,7 +77,8 @@ def _whole(buffer: Buffer) -> Piece:
 
 def to_write(pieces: Sequence[Piece], plan: Plan, at: Place) -> list[Piece]:
     """Those that this rank writes: of equal ones on several ranks one rank writes each, all about as much."""
-    loads, own = [0] * (plan.dp * plan.cp), at.replica * plan.cp + at.shard // plan.tp
+    mesh = mesh_of_row(plan, at.row)
+    loads, own = [0] * (mesh.dp * mesh.cp), at.replica * mesh.cp + at.shard // mesh.tp
     chosen = []
     for piece in pieces:
         if piece.writes is not None:
@@ -85,6 +86,6 @@ def to_write(pieces: Sequence[Piece], plan: Plan, at: Place) -> list[Piece]:
             continue
         holder = loads.index(min(loads)) if piece.copied else own
         loads[holder] += piece.nbytes if piece.copied else 0
-        if holder == own and (at.shard % plan.tp == 0 or not piece.everywhere):
+        if holder == own and (at.shard % mesh.tp == 0 or not piece.everywhere):
             chosen.append(piece)
     return chosen

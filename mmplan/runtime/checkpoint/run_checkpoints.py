@@ -20,8 +20,8 @@ from mmplan.runtime.checkpoint.manifest import SavedPiece, SavedTensor
 from mmplan.runtime.checkpoint.pieces import pieces_of, to_write
 from mmplan.runtime.checkpoint.random_states import random_states
 from mmplan.runtime.checkpoint.save import PartWriter, WrittenPart
-from mmplan.runtime.groups import place_of
 from mmplan.runtime.measurement import OnNote, SavedCheckpoint, StepMeasurement
+from mmplan.runtime.places import place_of
 from mmplan.runtime.run_options import RunOptions
 from mmplan.runtime.weighted_stage import WeightedStage
 

@@ -8,10 +8,12 @@ the static one, which takes each node's number.
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from shlex import quote
 
 from mmplan.planner.plan import Plan
+from mmplan.runtime.places import listed_ranks
 from mmplan.runtime.requirements import process_count
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.document import counted
@@ -80,8 +82,8 @@ def launch_job(
         InputError: this release cannot execute the plan (see `process_count`).
     """
     count = process_count(plan, rehearse=rehearse)
-    width = plan.width if rehearse else 1  # in a rehearsal one process stands for all that share a stage's layers
-    groups = _groups(plan.scenario.cluster, [process * width for process in range(count)])
+    # In a rehearsal one process stands for all that share a stage's layers.
+    groups = _groups(plan.scenario.cluster, listed_ranks(plan) if rehearse else range(count))
     return LaunchJob(
         name=slug(plan.scenario.name),
         groups=tuple(replace(group, device="cpu") for group in groups) if rehearse else groups,
@@ -93,7 +95,7 @@ def launch_job(
     )
 
 
-def _groups(cluster: Cluster, ranks: list[int]) -> tuple[NodeGroup, ...]:
+def _groups(cluster: Cluster, ranks: Iterable[int]) -> tuple[NodeGroup, ...]:
     """Nodes that hold these ranks, equal neighbours together."""
     pool_of_node = [index for index, pool in enumerate(cluster.pools) for _ in range(pool.nodes)]
     groups: list[NodeGroup] = []

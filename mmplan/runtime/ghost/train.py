@@ -30,10 +30,10 @@ from mmplan.runtime.ghost.stage import Example, GhostStage
 from mmplan.runtime.ghost.traffic import Owners, payload, payload_bytes, recorded_graph
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
-from mmplan.runtime.groups import Place, place_of
 from mmplan.runtime.held import Buffer, whole_place
 from mmplan.runtime.held import Place as ParameterPlace
 from mmplan.runtime.model import TORCH_DTYPES
+from mmplan.runtime.places import Place, place_of
 from mmplan.runtime.stage import Stage
 from mmplan.runtime.state import stage_state
 from mmplan.runtime.train import Prepared
@@ -316,6 +316,11 @@ def _refuse(plan: Plan) -> None:
                 f"the plan has {name}={found}, and a model of your own is executed with {name}=1: set "
                 f"`constraints.{name}: [1]` in the scenario and optimize again"
             )
+    if plan.meshes:
+        raise InputError(
+            f"the plan has {' and '.join(plan.meshes[0].modules)} on ranks of their own, and a model of your own is "
+            "executed with one mesh for all: take `constraints.modules` out of the scenario and optimize again"
+        )
     if plan.sharding not in ("none", "optimizer"):
         raise InputError(
             f"the plan has sharding={plan.sharding}, and a model of your own is executed with none or optimizer: set "

@@ -1,0 +1,51 @@
+"""Plans whose encoders have ranks of their own beside a language model with other degrees, on four ranks together."""
+
+from dataclasses import replace
+
+from tiny_plans import AUDIO, VISION, hand_plan
+
+from mmplan.planner.mesh import Mesh
+from mmplan.planner.plan import Plan
+from mmplan.scenario.scenario import Scenario
+
+LLM = ("llm.embed", "llm.0-5", "llm.head", "llm.loss")
+HALVES = (("llm.embed", "llm.0-2"), ("llm.3-5", "llm.head", "llm.loss"))
+SIGHT, SOUND = ("vision", "projector"), ("audio", "audio_projector")
+
+
+def meshed_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
+    """Name -> plan; ranks 0 and up are the language model's."""
+    tiny, crossed = models["1f1b"], models["cross-attention in two stages"]
+    encoders = ((*VISION, *AUDIO), LLM)
+    wide = hand_plan(tiny, encoders, microbatch_size=2)
+    deep = (("vision.embed", "vision.0-1"), ("vision.2-3", "projector.0"))
+    both = hand_plan(tiny, encoders, dp=2)
+    two = hand_plan(tiny, (*deep, (*AUDIO, *LLM)), dp=2)
+    stages = tuple(replace(stage, recompute="full") for stage in two.stages)
+    dealt = replace(wide, tp=2, meshes=(own(*SIGHT, *SOUND, dp=2, first=2),))
+    return {
+        "encoders on 2 replicas, language model on tp 2": dealt,
+        "encoders on tp 2, language model on 2 replicas": replace(both, meshes=(own(*SIGHT, *SOUND, tp=2, first=2),)),
+        "cross-attention, 2 replicas of encoders": replace(
+            hand_plan(crossed, encoders, microbatch_size=2), tp=2, meshes=(own(*SIGHT, *SOUND, dp=2, first=2),)
+        ),
+        "vision on 2 replicas that share weights, a chain of two stages": replace(
+            hand_plan(tiny, (VISION, (*AUDIO, *HALVES[0]), HALVES[1]), microbatch_size=2),
+            sharding="parameters",
+            meshes=(own(*SIGHT, dp=2, first=2),),
+        ),
+        "two meshes": replace(
+            hand_plan(replace(tiny, global_batch=8), (VISION, AUDIO, LLM), microbatch_size=4),
+            meshes=(own(*SIGHT, dp=2, first=1), own(*SOUND, first=3)),
+        ),
+        "vision in two stages, recomputed": replace(two, stages=stages, meshes=(own(*SIGHT, first=2),)),
+        "a frozen encoder on tp 2": replace(
+            hand_plan(models["frozen vision encoder"], (VISION, (*AUDIO, *LLM)), dp=2),
+            sharding="optimizer",
+            meshes=(own(*SIGHT, tp=2, first=2),),
+        ),
+    }
+
+
+def own(*modules: str, tp: int = 1, dp: int = 1, first: int) -> Mesh:
+    return Mesh(modules=modules, tp=tp, dp=dp, first_rank=first)
