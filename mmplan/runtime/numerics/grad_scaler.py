@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from mmplan.runtime.norms import wide
@@ -30,6 +29,7 @@ from mmplan.runtime.numerics.loss_scale import (
     ScaleRule,
 )
 from mmplan.runtime.numerics.modality_parts import SHARED, Parts, part_of_parameters, tied_parameters
+from mmplan.runtime.numerics.sharing import held
 
 _FOUND, _SEEN, _GUILTY, _TAINTED, _PASSED = range(5)  # what ranks agree on for each part
 
@@ -140,7 +140,7 @@ class ModalityGradScaler:
                     f"a gradient {tuple(parameter.shape)} is fp16, which cannot hold what unscaling leaves: "
                     "keep weights in fp32 under autocast, or gradients in fp32"
                 )
-            values = _held(parameter.grad)
+            values = held(parameter.grad)
             if values.numel():
                 by_part.setdefault(part_of.get(parameter, SHARED), []).append(values)
         return by_part
@@ -269,10 +269,3 @@ class ModalityGradScaler:
 
 def _with_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-
-
-def _held(gradient: Tensor) -> Tensor:
-    """What lies in this process of a gradient: a shard's elements, a sparse one's values."""
-    if isinstance(gradient, DTensor):
-        return gradient.to_local()
-    return gradient._values() if gradient.is_sparse else gradient

@@ -1,0 +1,102 @@
+"""A clipping threshold that follows the gradients: tau = alpha sqrt(lambda_max) of their covariance.
+
+lambda_max is tracked by power iteration on the gradients as they come, without any matrix (CCIPCA: Weng, Zhang and
+Hwang, IEEE PAMI 25(8), 2003): w <- (1 - a) (w + a d (d.w) / |w|) follows C v, with d the gradient less its running
+mean, and lambda_max = |w|. It holds two vectors of the gradients' size, and sums three numbers a modality over ranks.
+
+sqrt(lambda_max) is the spread along *one* direction. Where it is spread evenly over D directions, a gradient's norm is
+about sqrt(D) times as large, and every step is clipped: the direction stays, the length becomes tau.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmplan.runtime.numerics.clipping import clip_gradients_
+from mmplan.runtime.numerics.global_norm import GradientNorms, inner
+from mmplan.runtime.numerics.sharing import HeldGradient, Sharing
+
+ALPHA = 1.2  # of an article, which allows 1.0 to 1.5
+_FIRST_STEPS = 20  # gradients that a covariance needs before anything is clipped by it
+
+
+@dataclass(slots=True)
+class _Spectrum:
+    """Of one part; tensors by name of the parameter, in fp32."""
+
+    steps: int = 0
+    lambda_max: float = 0.0
+    mean: dict[str, Tensor] = field(default_factory=dict)
+    direction: dict[str, Tensor] = field(default_factory=dict)  # w
+
+
+class SpectralClipping:
+    """Clips each part's gradients to `alpha` sqrt(lambda_max) of that part's earlier gradients.
+
+    Args:
+        memory_steps: gradients count by exp(-age / memory_steps).
+    """
+
+    def __init__(self, sharing: Sharing, *, alpha: float = ALPHA, memory_steps: int = 100) -> None:
+        if not alpha > 0 or memory_steps < 2:
+            raise ValueError(f"alpha {alpha} is to be above 0, memory_steps {memory_steps} at least 2")
+        self._sharing, self._alpha, self._memory_steps = sharing, alpha, memory_steps
+        self._spectra = {part: _Spectrum() for part in sharing.parts}
+
+    def thresholds(self) -> dict[str, float]:
+        """By part; none where too few gradients were seen."""
+        known = {part: one for part, one in self._spectra.items() if one.steps >= _FIRST_STEPS and one.lambda_max > 0}
+        return {part: self._alpha * math.sqrt(one.lambda_max) for part, one in known.items()}
+
+    def clip_(self) -> GradientNorms:
+        """Clip by what was known before this step's gradients; these count from then on. Collective.
+
+        Returns:
+            The norms before.
+        """
+        thresholds = self.thresholds()
+        self._observe(self._sharing.gradients())
+        return clip_gradients_(self._sharing, thresholds)
+
+    def _observe(self, gradients: list[HeldGradient]) -> None:
+        numbers, differences = {}, {}
+        for one in gradients:
+            spectrum = self._spectra[one.part]
+            values = one.values.float()
+            d = values - spectrum.mean.setdefault(one.name, torch.zeros_like(values))
+            w = spectrum.direction.setdefault(one.name, torch.zeros_like(values))
+            numbers[one.name] = torch.stack([inner(d, w), inner(d, d), inner(w, w)])
+            differences[one.name] = d
+        sums = self._sharing.summed(numbers, gradients, 3)
+        for part, (d_w, d_d, w_w) in zip(self._sharing.parts, sums.tolist(), strict=True):
+            if 0 < d_d < math.inf:  # else the modality was absent, or its gradients are no numbers
+                own = {one.name: differences[one.name] for one in gradients if one.part == part}
+                self._advance(self._spectra[part], own, d_w, d_d, w_w)
+
+    def _advance(
+        self, spectrum: _Spectrum, differences: Mapping[str, Tensor], d_w: float, d_d: float, w_w: float
+    ) -> None:
+        """With weight a: mean += a d, C <- (1 - a) (C + a d d^T), and w as C's product with its own direction."""
+        spectrum.steps += 1
+        a = max(1 / spectrum.steps, 1 / self._memory_steps)
+        along = d_w / math.sqrt(w_w) if w_w > 0 else math.sqrt(d_d)
+        for name, d in differences.items():
+            spectrum.mean[name].add_(d, alpha=a)
+            spectrum.direction[name].add_(d, alpha=a * along).mul_(1 - a)
+        cross = d_w if w_w > 0 else 0.0
+        squared = w_w + 2 * a * along * cross + (a * along) ** 2 * d_d
+        spectrum.lambda_max = (1 - a) * math.sqrt(squared)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of this rank."""
+        names = _Spectrum.__slots__
+        return {part: {name: getattr(one, name) for name in names} for part, one in self._spectra.items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        if set(state_dict) != set(self._spectra):
+            raise ValueError(f"a state of {', '.join(sorted(state_dict))} for {', '.join(sorted(self._spectra))}")
+        self._spectra = {part: _Spectrum(**state) for part, state in state_dict.items()}
