@@ -1,13 +1,14 @@
 """Gradients of one model as four processes hold them, in several layouts, clipped there."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from numerics_ranks import run_cases
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from mmplan.runtime.numerics.clipping import clip_gradients_
@@ -57,22 +58,27 @@ def whole_gradients(seed: int = 0) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
+@cache
+def mesh_of(*sizes: int) -> DeviceMesh:
+    return init_device_mesh("cpu", sizes, mesh_dim_names=tuple(str(axis) for axis in range(len(sizes))))
+
+
 Layout = Callable[[dict[str, Tensor], int], tuple[dict[str, Tensor], dict[str, Any]]]
 
 
 def _fsdp(gradients: dict[str, Tensor], rank: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    mesh = init_device_mesh("cpu", (4,))
+    mesh = mesh_of(4)
     return {name: distribute_tensor(g, mesh, [Shard(0)]) for name, g in gradients.items()}, {}
 
 
 def _hybrid(gradients: dict[str, Tensor], rank: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    mesh = init_device_mesh("cpu", (2, 2))
+    mesh = mesh_of(2, 2)
     return {name: distribute_tensor(g, mesh, [Replicate(), Shard(0)]) for name, g in gradients.items()}, {}
 
 
 def _fsdp_and_tp(gradients: dict[str, Tensor], rank: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Norms are replicated over tp, and the gradient of one of them is a sum still to be made."""
-    mesh = init_device_mesh("cpu", (2, 2))
+    mesh = mesh_of(2, 2)
     held = {
         name: distribute_tensor(g, mesh, [Shard(0), Shard(1) if g.dim() > 1 else Replicate()])
         for name, g in gradients.items()
@@ -103,7 +109,7 @@ def _experts(gradients: dict[str, Tensor], rank: int) -> tuple[dict[str, Tensor]
 def _tp_in_stages(gradients: dict[str, Tensor], rank: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """DTensors of meshes of two ranks, in two stages that a group joins."""
     stages = (("vision.0", "vision.norm"), tuple(SHAPES)[2:])
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))["tp"]
+    mesh = mesh_of(2, 2)["1"]
     own = {name: gradients[name] for name in stages[rank // 2]}
     held = {n: distribute_tensor(g, mesh, [Shard(0) if g.dim() > 1 else Replicate()]) for n, g in own.items()}
     return held, {"group": dist.group.WORLD}
