@@ -65,9 +65,7 @@ def paired(steps: Sequence[tuple[int | None, int | None]], *, confidence: float 
     mean, half = (fmean(differences), math.inf) if differences else (math.nan, math.inf)
     if len(differences) > 1:
         half = t_quantile((1 + confidence) / 2, len(differences) - 1) * stdev(differences) / len(differences) ** 0.5
-    return Comparison(
-        steps=tuple(steps), confidence=confidence, difference=mean, low=mean - half, high=mean + half
-    )
+    return Comparison(steps=tuple(steps), confidence=confidence, difference=mean, low=mean - half, high=mean + half)
 
 
 def t_quantile(probability: float, degrees: int) -> float:
