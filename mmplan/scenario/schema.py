@@ -260,7 +260,8 @@ class ConstraintsSpec(Strict):
         description="a JSON file with values of layers, relative to this file: the most sensitive are zones",
     )
     percentile: Annotated[float, Field(ge=0, lt=100)] = Field(
-        default=85.0, description="layers above this percentile of their modality are zones (with sensitivity)"
+        default=85.0,
+        description="layers above this percentile of their modality are zones, instead of the sensitivity file's rule",
     )
     forbid: list[Literal["split", "tensor_sharding", "fp8", "low_precision_reduce", "compression"]] = Field(
         default=[], description="what zones forbid inside, besides cuts"

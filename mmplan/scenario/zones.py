@@ -30,7 +30,8 @@ def zones_from_spec(spec: ConstraintsSpec, scenario: Scenario, document: Documen
     model = scenario.model
     layers_of = [(item, _layers(index, item, model, document)) for index, item in enumerate(spec.no_split)]
     if spec.sensitivity is not None:
-        layers_of += sensitive_zones(spec.sensitivity, spec.percentile, model, document)
+        percentile = spec.percentile if "percentile" in spec.model_fields_set else None
+        layers_of += sensitive_zones(spec.sensitivity, percentile, model, document)
     elif "percentile" in spec.model_fields_set:
         at: KeyPath = ("constraints", "percentile")
         raise document.error(at, "a percentile needs the values it is of: name their file in 'sensitivity'")

@@ -167,7 +167,7 @@ BAD = [
         "",
         {"llm.0": 1},
         "hessian",
-        "values.json: schema: expected a sensitivity file with schema 'mmplan.sensitivity/1', found 'hessian'",
+        "values.json: schema: expected a sensitivity file with schema 'mmplan.sensitivity/2', found 'hessian'",
     ),
     (
         "{sensitivity: values.json}",
