@@ -48,6 +48,8 @@ KEPT = {
     "output_channels",
     "output_proj_dims",
     "output_size",
+    "output_vocab_size",
+    "max_text_tokens",
     "vision_output_dim",
     "projector_output_dim",
     "word_embed_proj_dim",

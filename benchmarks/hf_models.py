@@ -44,6 +44,12 @@ MAPPINGS = [
     autos.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
     autos.MODEL_MAPPING_NAMES,
 ]
+# Classes in place of those that the mappings name: with all parts of the family.
+WHOLE = {
+    "moshi": "MoshiForConditionalGeneration",
+    "musicgen": "MusicgenForConditionalGeneration",
+    "musicgen_melody": "MusicgenMelodyForConditionalGeneration",
+}
 # What a family leaves out and says so, by the start of the names of its parameters.
 LEFT_OUT = {
     "emu3": r"model\.vqmodel\.(decoder|post_quant_conv)",
@@ -84,6 +90,7 @@ FITTED: dict[str, dict[str, Any]] = {
     "llama4": {"vision_config": {"hidden_size": 1408, "vision_output_dim": 4096}},
     "molmo2": {"adapter_config": {"text_hidden_size": 4096}},
     "nemotron_h_omni": {"audio_config": {"projection_hidden_size": 4096, "projection_bias": False}},
+    "moshi": {"audio_vocab_size": 2048},
     "ovis2": {"hidden_size": 4096},
     "perception_lm": {
         "text_config": {"model_type": "llama"},
@@ -123,7 +130,7 @@ def built_by_transformers(values: dict[str, Any]) -> tuple[str, dict[str, int]]:
     """Class, and the parameters of each name."""
     kind = values["model_type"]
     config = transformers.AutoConfig.for_model(**values)
-    names = next((mapping[kind] for mapping in MAPPINGS if kind in mapping), None)
+    names = WHOLE.get(kind) or next((mapping[kind] for mapping in MAPPINGS if kind in mapping), None)
     names = [names] if isinstance(names, str) else list(names or ())
     if not names:
         raise ValueError("no model class")

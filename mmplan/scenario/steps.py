@@ -271,6 +271,29 @@ def width_after(steps: Iterable[Step], width: int) -> int:
     return width
 
 
+def numbers(steps: Iterable[Step], width: int) -> int:
+    """Numbers that steps on rows so wide hold; ValueError for those whose sizes are a module's."""
+    total = 0
+    for step in steps:
+        match step:
+            case Dense():
+                total += (width + step.bias) * step.width
+            case Convolve():
+                total += (width // step.groups * step.taps + step.bias) * step.width
+            case Normed():
+                total += width * (2 if step.kind == "layer" and step.bias else 1)
+            case Kept():
+                total += step.size
+            case Fork():
+                total += numbers(step.left, width) + numbers(step.right, width)
+            case Active() | Halve() | Join() | Average() | Doubled():
+                pass
+            case _:
+                raise ValueError(f"the numbers of '{step.what}' are those of a module")
+        width = width_after((step,), width)
+    return total
+
+
 def uses(steps: Iterable[Step], *kinds: type) -> bool:
     """Whether one of the steps, inner ones included, is of these kinds."""
     return any(

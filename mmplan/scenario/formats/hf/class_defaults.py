@@ -31,6 +31,27 @@ OWN: Mapping[str, Mapping[str, Any]] = {
             "use_mean_pooling": True,
         }
     },
+    "internlm2": {
+        "keys": {
+            "vocab_size": 103168,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "bias": True,
+            "tie_word_embeddings": False,
+        }
+    },
+    "molmo": {"keys": {"weight_tying": False, "qkv_bias": False, "layer_norm_type": "rms"}},
+    "minicpmo": {"keys": {"query_num": 64, "audio_pool_step": 2}},
+    "qwen": {"keys": {"no_bias": True, "kv_channels": 128, "tie_word_embeddings": False}},
+    "ultravox": {
+        "keys": {"hidden_size": 4096, "stack_factor": 8, "projector_act": "swiglu", "projector_ln_mid": False},
+        "parts": {
+            "text_config": {"type": "llama", "absent": {}},
+            "audio_config": {"type": "whisper", "absent": {}},
+        },
+    },
     "internvl_chat": {"keys": {"downsample_ratio": 0.5}},
     "minicpmv": {"keys": {"query_num": 64}},
     "kimi_vl": {

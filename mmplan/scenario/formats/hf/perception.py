@@ -100,7 +100,7 @@ def output(name: str, width: int, modality: Modality) -> ModelModule:
 
 def audio_way(fields: Fields) -> tuple[ModelModule, ...]:
     codec, shape = fields.part("dac_config"), blocks(fields)
-    steps, _, stride = dac_encoder(codec)
+    steps, stride = dac_encoder(codec)
     front = (*steps, Dense(width=codec.count("codebook_dim")), Dense(width=shape.hidden), *entering(shape.hidden))
     entry = AudioInput(mel_bins=1, frames_per_s=codec.count("sampling_rate"), pad_s=None, stride=stride)
     first = replace(audio_module(shape, entry), form=Form(front=front, raw_width=1))

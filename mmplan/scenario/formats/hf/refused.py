@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 _SPARSE = "its attention chooses keys by an index of its own, which has no reader here"
-_REMOTE = "its modelling code is no part of transformers, and no published total confirms what would be read"
 _SEES = "it finds, outlines or measures things in images and has no language model to train"
 _PAGES = "it reads the layout or the lines of pages by convolutions and has no language model to train"
 _CODEC = "it turns sound into codes and back, without a language model"
@@ -19,7 +18,6 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         ("dots3_note", "inkling2", "inkling2_loop", "inkling_mm_model", "muse_glimmer", "muse_spark"), _ODD
     ),
-    **dict.fromkeys(("chatglm", "internlm2", "minicpmo", "molmo", "ovis", "phi4mm", "qwen", "ultravox"), _REMOTE),
     **dict.fromkeys(
         (
             *("chmv2", "conditional_detr", "d_fine", "dab-detr", "deformable_detr", "deimv2", "depth_anything"),
@@ -41,13 +39,7 @@ REFUSED: Mapping[str, str] = {
         _PAGES,
     ),
     **dict.fromkeys(("higgs_audio_v2_tokenizer", "neucodec", "xcodec", "xcodec2", "qwen2_5_omni_token2wav"), _CODEC),
-    **dict.fromkeys(
-        (
-            *("bark", "clvp", "csm", "dia", "fastspeech2_conformer_with_hifigan", "gradium_phonon_tts"),
-            *("kyutai_speech_to_text", "moshi", "musicgen", "musicgen_melody", "pocket_tts", "vibevoice"),
-        ),
-        _SPEAKS,
-    ),
+    **dict.fromkeys(("fastspeech2_conformer_with_hifigan", "gradium_phonon_tts", "pocket_tts"), _SPEAKS),
     **dict.fromkeys(
         (
             *("granite_speech5_ctc", "lasr_ctc", "moonshine_streaming", "nemotron3_5_asr", "nemotron3_diarization"),
@@ -75,7 +67,6 @@ REFUSED: Mapping[str, str] = {
     "nemo_speechlm": "a second encoder tells its speakers apart, which has no reader here",
     "nemotron3_5_transcribe_audio": "a second encoder tells its speakers apart, which has no reader here",
     "pi0": "a second language model makes actions of a robot, which has no reader here",
-    "vibevoice_asr": "its two encoders of raw sound are codecs, which have no reader here",
     "fun_asr_nano": "its first block is wider than the others, which has no reader here",
     "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
     "so nothing confirms its parameters",

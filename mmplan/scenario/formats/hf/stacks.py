@@ -243,6 +243,8 @@ STACKS: Mapping[str, Stack] = {
     "hunyuan_vl_text": replace(BIASED, shape={"qk_norm": True}),
     "hyperclovax": replace(LLAMA, adapt=(_post_norms_if("use_post_norm"),)),
     "kimi_k2": DEEPSEEK,
+    "dia_text": Stack(),
+    "kyutai_text": Stack(ffn="ffn_dim", adapt=(_window, lambda text, shape: replace(shape, ffn=shape.ffn // 2))),
     "lfm3": Stack(adapt=(mixers.lfm3,)),
     "cosmos3_edge_text": replace(LLAMA, shape={"gated_mlp": False}),
     "modernbert": Stack(
