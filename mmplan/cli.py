@@ -20,6 +20,7 @@ from mmplan.commands.launch import launch
 from mmplan.commands.lists import hardware, schema
 from mmplan.commands.plans import check, compare, data, fit, optimize, simulate
 from mmplan.commands.runs import backtest, calibrate, execute, validate
+from mmplan.commands.sensitivity import sensitivity
 from mmplan.errors import CheckError, EndedError, InfeasibleError, MmplanError, NoPlanFoundError, RunError
 from mmplan.runtime.torchrun import under_torchrun
 
@@ -41,6 +42,7 @@ COMMANDS = (
         data,
         backtest,
         calibrate,
+        sensitivity,
         checkpoints,
         doctor,
         import_,

@@ -129,7 +129,7 @@ def execute(
         return run_worker(plan, options, on_step, on_note, on_failure)
     check_local_run(plan, local, rehearse=rehearse)
     if job is None and not rehearse:
-        refuse_forms(plan)
+        refuse_forms(plan.scenario)
     with _unwound_by_signals(), tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
         scratch = Path(folder)
         save_plan(plan, scratch / "plan.json")

@@ -14,6 +14,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.plan_technique import require_executable
 from mmplan.planner.schedules.plan_problem import is_whole
 from mmplan.runtime.places import mesh_of_row, widths
+from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_bytes
 
 
@@ -46,9 +47,9 @@ def _refuse_gaps(plan: Plan) -> None:
         )
 
 
-def refuse_forms(plan: Plan) -> None:
+def refuse_forms(scenario: Scenario) -> None:
     """InputError where the scenario's model, which the runtime builds, has layers as steps (a job's own may)."""
-    for module in plan.scenario.model.modules:
+    for module in scenario.model.modules:
         if module.form is not None:
             raise InputError(
                 f"'{module.name}' has layers that this release prices and does not build (convolutions, queries): run "

@@ -83,7 +83,7 @@ def run_worker(
     """
     expected = process_count(plan, rehearse=options.rehearse)
     if options.job is None and not options.rehearse:
-        refuse_forms(plan)
+        refuse_forms(plan.scenario)
     if "RANK" not in os.environ:
         raise InputError(
             f"this process was not started by torchrun: use --local {expected}, "

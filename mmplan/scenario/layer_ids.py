@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from mmplan.scenario.document import did_you_mean
+from mmplan.scenario.document import did_you_mean, shown
 from mmplan.scenario.scenario import ModelModule
 
 _INDEXED = re.compile(r"^(?P<stem>.+)\.(?P<first>\d+)(?:-(?P<last>\d+))?$")
+_RANGE = re.compile(r"^(?P<module>.+)\.(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?$")
 _MAX_RANGE = 100_000  # no model has more layers; a longer range is a typing error, not a list to build
 
 
@@ -73,3 +74,26 @@ def layer_hint(item: str, module: str | None, names: Mapping[str, tuple[str, ...
         return f"; '{module}' has {len(blocks)} block{'s' if len(blocks) > 1 else ''}, the last is '{blocks[-1]}'"
     known = [*names, *(layer for layers in names.values() for layer in layers)]
     return did_you_mean(item, known) or "; layers are named like 'llm.0', 'llm.0-7', 'llm.head'"
+
+
+def layers_named(item: str, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Layer ids of a module, a layer or a range such as `llm.0-7`.
+
+    Args:
+        names: layer ids by module.
+
+    Raises:
+        ValueError: the model does not have it, or the range runs backwards.
+    """
+    if item in names:
+        return names[item]
+    match = _RANGE.match(item)
+    last = f"{match['module']}.{int(match['last'] or match['first'])}" if match is not None else item
+    if not any(last in layers for layers in names.values()):
+        raise ValueError(f"unknown layer {shown(item)}{layer_hint(item, match['module'] if match else None, names)}")
+    if match is None:
+        return (item,)
+    first, end = int(match["first"]), int(match["last"] or match["first"])
+    if first > end:
+        raise ValueError(f"the range {shown(item)} runs backwards")
+    return tuple(f"{match['module']}.{number}" for number in range(first, end + 1))

@@ -4,17 +4,14 @@ A zone is an entry of `constraints.no_split` (a layer, a range `llm.0-7`, a modu
 sensitive layers. All zones forbid cuts; `constraints.forbid` adds what the planner can keep apart or can say is so.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mmplan.scenario.document import Document, KeyPath, listed, shown
-from mmplan.scenario.layer_ids import layer_hint, module_layer_ids
+from mmplan.scenario.document import Document, KeyPath, listed
+from mmplan.scenario.layer_ids import layers_named, module_layer_ids
 from mmplan.scenario.scenario import Constraints, Forbidden, Model, Scenario, Zone
 from mmplan.scenario.schema import ConstraintsSpec
 from mmplan.scenario.sensitivity import sensitive_zones
-
-_RANGE = re.compile(r"^(?P<module>.+)\.(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?$")
 
 
 def zones_from_spec(spec: ConstraintsSpec, scenario: Scenario, document: Document) -> tuple[Zone, ...]:
@@ -96,18 +93,7 @@ def _refuse_contradiction(spec: ConstraintsSpec, zones: Sequence[Zone], model: M
 
 def _layers(index: int, item: str, model: Model, document: Document) -> tuple[str, ...]:
     """Layer ids of one entry of `constraints.no_split`."""
-    names = {module.name: module_layer_ids(module) for module in model.modules}
-    at: KeyPath = ("constraints", "no_split", index)
-    if item in names:
-        return names[item]
-    match = _RANGE.match(item)
-    last = f"{match['module']}.{int(match['last'] or match['first'])}" if match is not None else item
-    if not any(last in layers for layers in names.values()):
-        hint = layer_hint(item, match["module"] if match is not None else None, names)
-        raise document.error(at, f"unknown layer {shown(item)}{hint}")
-    if match is None:
-        return (item,)
-    first, end = int(match["first"]), int(match["last"] or match["first"])
-    if first > end:
-        raise document.error(at, f"the range {shown(item)} runs backwards")
-    return tuple(f"{match['module']}.{number}" for number in range(first, end + 1))
+    try:
+        return layers_named(item, {module.name: module_layer_ids(module) for module in model.modules})
+    except ValueError as error:
+        raise document.error(("constraints", "no_split", index), str(error)) from None

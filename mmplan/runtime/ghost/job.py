@@ -16,7 +16,7 @@ import inspect
 import runpy
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,23 @@ def load_job(file: Path) -> Job:
     Raises:
         InputError: the file cannot be run, or lacks `model` or `batches`.
     """
+    found = functions_of(file, "model", "batches")
+    return Job(file=file, model=found["model"], batches=found["batches"], weight=found.get("weight", count_labels))
+
+
+def with_data(job: Job, file: Path) -> Job:
+    """The job with `batches`, and `weight` where it has one, of another file."""
+    found = functions_of(file, "batches")
+    return replace(job, file=file, batches=found["batches"], weight=found.get("weight", job.weight))
+
+
+def functions_of(file: Path, *names: str) -> dict[str, Any]:
+    """What the file defines, by name, these functions among it."""
     found = run_job_file(file)
-    for name in ("model", "batches"):
+    for name in names:
         if not callable(found.get(name)):
             raise InputError(f"expected a function `{name}`, found none", file=file, key=name)
-    return Job(file=file, model=found["model"], batches=found["batches"], weight=found.get("weight", count_labels))
+    return found
 
 
 def run_job_file(file: Path) -> dict[str, Any]:
