@@ -15,6 +15,7 @@ from mmplan.report.tables import table
 from mmplan.runtime.hessian.processes import Estimate
 from mmplan.runtime.hessian.result import LayerValue, Measured, sensitivity_document
 from mmplan.runtime.hessian.settings import Question
+from mmplan.runtime.hessian.values import DOUBTFUL
 from mmplan.units import format_seconds
 
 SCHEMA = "mmplan.sensitivity-report/1"
@@ -126,6 +127,14 @@ def _told(found: Measured, output: Path) -> list[str]:
     if late:
         names = ", ".join(dict.fromkeys(one.layer for one in late))
         lines.append(f"not converged, and so too small: {names}; give more --iterations")
+    doubtful = [one for one in found.values if one.difference is not None and one.difference > DOUBTFUL]
+    if doubtful:
+        worst = max(doubtful, key=lambda one: one.difference or 0.0)
+        names = ", ".join(dict.fromkeys(one.layer for one in doubtful))
+        lines.append(
+            f"doubtful: differences of gradients give other values for {names} (by {worst.difference:.0%} for "
+            f"{worst.layer}): the loss has kinks, is drawn at random, or an operator's second derivative is wrong"
+        )
     if found.missing:
         lines.append(f"without a value, because no sample reaches them: {', '.join(found.missing)}")
     return [*lines, f"sensitivity: {output}"]

@@ -31,6 +31,7 @@ class Spectrum:
         residual: norm of `A x - largest x` of the unit vector found, an upper bound of the error of `largest`.
         least_residual: the same of `least`.
         iterations: products made.
+        vector: the unit vector of `largest`.
         converged: `residual` is within the tolerance. The other end is told as far as it is known then.
     """
 
@@ -39,6 +40,7 @@ class Spectrum:
     residual: float
     least_residual: float
     iterations: int
+    vector: Tensor
     converged: bool
 
     @property
@@ -66,31 +68,39 @@ def lanczos(product: Product, start: Tensor, *, iterations: int, tolerance: floa
             for known in basis:
                 image = image - (image @ known) * known
         rest = float(image.norm())
-        found = _ends(diagonal, beside, rest, tolerance)
-        scale = max(abs(found.largest), abs(found.least))
+        values, last, weights = _ritz(diagonal, beside)
+        scale = max(abs(values[0]), abs(values[-1]))
         if rest <= BREAKDOWN * scale or len(basis) == len(start):  # the space is closed: what it has is exact
-            return _ends(diagonal, beside, 0.0, tolerance)
-        if found.converged or len(basis) >= iterations:
-            return found
+            rest = 0.0
+        residual, least_residual = rest * last[-1], rest * last[0]
+        converged = residual <= tolerance * abs(values[-1])
+        if rest == 0.0 or converged or len(basis) >= iterations:
+            return Spectrum(
+                largest=values[-1],
+                least=values[0],
+                residual=residual,
+                least_residual=least_residual,
+                iterations=len(basis),
+                vector=_combined(basis, weights),
+                converged=converged,
+            )
         beside.append(rest)
         vector = image / rest
 
 
-def _ends(diagonal: list[float], beside: list[float], rest: float, tolerance: float) -> Spectrum:
-    """Of the tridiagonal matrix so far; a residual is `rest` times the last entry of the eigenvector."""
+def _ritz(diagonal: list[float], beside: list[float]) -> tuple[list[float], list[float], list[float]]:
+    """Of the tridiagonal matrix: eigenvalues in order, the size of the last entry of each eigenvector, and the
+    eigenvector of the largest."""
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
     if beside:
         off = torch.tensor(beside, dtype=torch.float64)
         matrix += torch.diag(off, 1) + torch.diag(off, -1)
     values, vectors = torch.linalg.eigh(matrix)
-    residuals = rest * vectors[-1].abs()
-    largest, least = float(values[-1]), float(values[0])
-    residual, least_residual = float(residuals[-1]), float(residuals[0])
-    return Spectrum(
-        largest=largest,
-        least=least,
-        residual=residual,
-        least_residual=least_residual,
-        iterations=len(diagonal),
-        converged=residual <= tolerance * abs(largest),
-    )
+    return values.tolist(), vectors[-1].abs().tolist(), vectors[:, -1].tolist()
+
+
+def _combined(basis: list[Tensor], weights: list[float]) -> Tensor:
+    total = torch.zeros_like(basis[0])
+    for vector, weight in zip(basis, weights, strict=True):
+        total += weight * vector
+    return total

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mmplan.errors import InputError, MmplanError
 from mmplan.runtime.ghost.model import saved_buffers
 from mmplan.runtime.hessian.diagnose import first_unsound, lacks_derivative, without_derivative
+from mmplan.runtime.hessian.differences import difference
 from mmplan.runtime.hessian.hutchinson import trace
 from mmplan.runtime.hessian.lanczos import lanczos
 from mmplan.runtime.hessian.products import Curvature, targets_of
@@ -106,6 +107,9 @@ def measure_one(
         estimate = None
         if settings.trace:
             estimate = trace(matrix, matrix.size, settings.trace, generator, start)
+        doubt = None
+        if key.batch == 0 and not settings.gauss_newton:
+            doubt = difference(matrix, parameters, found.vector, found.largest)
         return Value(
             largest=found.largest,
             least=found.least,
@@ -114,6 +118,7 @@ def measure_one(
             converged=found.converged,
             loss=matrix.loss,
             trace=estimate,
+            difference=doubt,
             seconds=time.perf_counter() - started_s,
         )
 

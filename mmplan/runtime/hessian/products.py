@@ -55,6 +55,7 @@ class Curvature:
         self.size = sum(parameter.numel() for parameter in parameters)
         self._parameters, self._targets, self._total = tuple(parameters), targets, total
         self._gauss_newton = gauss_newton
+        self._pieces = tuple(pieces)
         self._losses = [0.0] * len(pieces)
         self._graphs: list[Callable[[], _Graph]] = []
         for number, piece in enumerate(pieces):  # once in any case, so that `loss` is known before any product
@@ -74,14 +75,32 @@ class Curvature:
                 product += torch.cat([gradient.reshape(-1) for gradient in gradients])
         return self._total(product)
 
+    def gradient(self) -> Tensor:
+        """Of the branch's loss at the present values of the parameters, flat, summed over all processes."""
+        gradient = torch.zeros(self.size, device=self._parameters[0].device)
+        for piece in self._pieces:
+            with sdpa_kernel(SDPBackend.MATH):
+                outputs = piece.run()
+            loss = self._loss(outputs)
+            if loss.requires_grad:
+                gradient += torch.cat([part.reshape(-1) for part in _gradients([loss], self._parameters)])
+        return self._total(gradient)
+
+    def _shares(self, outputs: Outputs) -> dict[str, Tensor]:
+        """What the forward adds to the branch's losses."""
+        return {name: loss / self._targets[name] for name, loss in outputs.losses.items() if self._targets[name]}
+
+    def _loss(self, outputs: Outputs) -> Tensor:
+        return sum(self._shares(outputs).values(), torch.zeros(()))
+
     def _graph(self, piece: Piece, number: int) -> "_Graph":
         with sdpa_kernel(SDPBackend.MATH):
             outputs = piece.run()
-            shares = {name: loss / self._targets[name] for name, loss in outputs.losses.items() if self._targets[name]}
+            shares = self._shares(outputs)
             self._losses[number] = float(sum(share.detach().double() for share in shares.values()))
             if self._gauss_newton:
                 return _GaussNewton(shares, outputs, self._parameters)
-            return _Hessian(sum(shares.values(), torch.zeros(())), self._parameters)
+            return _Hessian(self._loss(outputs), self._parameters)
 
 
 class _Hessian:

@@ -30,6 +30,7 @@ class LayerValue:
         residual: the worst of any batch, as a fraction of its eigenvalue.
         iterations: the most of any batch.
         converged: in all batches; where not, the value is too small.
+        difference: see `differences.py`; None where it was not looked at.
         trace: mean estimate with the ends of its interval; None where it was not asked for.
     """
 
@@ -44,6 +45,7 @@ class LayerValue:
     iterations: int
     converged: bool
     trace: Interval | None
+    difference: float | None
     parameters: int
     frozen: bool
 
@@ -132,6 +134,7 @@ def sensitivity_document(found: Measured) -> dict[str, Any]:
             "residual": _rounded(one.residual),
             "iterations": one.iterations,
             "converged": one.converged,
+            "difference": _rounded(one.difference),
             **({} if one.trace is None else {"trace": [_rounded(number) for number in one.trace]}),
         }
     stability = {
@@ -163,6 +166,7 @@ def _layer_value(layer: str, modality: str, values: Sequence[Value], parameters:
         iterations=max(value.iterations for value in values),
         converged=all(value.converged for value in values),
         trace=mean_interval(traces) if traces else None,
+        difference=next((value.difference for value in values if value.difference is not None), None),
         parameters=parameters,
         frozen=frozen,
     )
