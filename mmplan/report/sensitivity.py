@@ -12,9 +12,9 @@ from mmplan.report.documents import values
 from mmplan.report.palette import BACKWARD
 from mmplan.report.pictures import new_figure, save_png
 from mmplan.report.tables import table
-from mmplan.runtime.hessian.processes import Estimate
 from mmplan.runtime.hessian.result import LayerValue, Measured, sensitivity_document
 from mmplan.runtime.hessian.settings import Question
+from mmplan.runtime.hessian.told import Estimate
 from mmplan.runtime.hessian.values import DOUBTFUL
 from mmplan.units import format_seconds
 

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mmplan.report.console import stderr_console
 from mmplan.report.sensitivity import estimate_text
-from mmplan.runtime.hessian.processes import Estimate
+from mmplan.runtime.hessian.told import Estimate
 from mmplan.runtime.hessian.values import Key, Value
 
 _LINE_INTERVAL_S = 10.0  # between lines in a log file

@@ -72,6 +72,7 @@ def measure(
     """
     for parameter in subject.model.parameters():
         parameter.requires_grad_(False)
+    begun = {(key.layer, key.modality) for key in values.known}
     for number in range(settings.seeds * settings.batches):
         keys = [Key(number, m, layer) for layer in layers for m in subject.branches[layer]]
         if all(key in values.known for key in keys):
@@ -90,15 +91,23 @@ def measure(
                     alike.setdefault(same, values.known[key])
                     continue
                 if same not in alike:
-                    alike[same] = measure_one(subject, parameters, [*chosen.values()], settings, key)
+                    is_first = (layer, modality) not in begun
+                    alike[same] = measure_one(subject, parameters, [*chosen.values()], settings, key, check=is_first)
+                begun.add((layer, modality))
                 values.add(key, alike[same])
                 on_value(key, alike[same])
 
 
 def measure_one(
-    subject: Subject, parameters: Sequence[nn.Parameter], pieces: Sequence[Piece], settings: Settings, key: Key
+    subject: Subject,
+    parameters: Sequence[nn.Parameter],
+    pieces: Sequence[Piece],
+    settings: Settings,
+    key: Key,
+    *,
+    check: bool,
 ) -> Value:
-    """The spectrum of one layer over the pieces of one branch."""
+    """The spectrum of one layer over the pieces of one branch; `check`: against differences of gradients too."""
     started_s = time.perf_counter()
     generator = torch.Generator().manual_seed(zlib.crc32(f"{key.batch}/{key.layer}".encode()))
     with curvature_of(subject, parameters, pieces, settings, key) as matrix:
@@ -108,7 +117,7 @@ def measure_one(
         if settings.trace:
             estimate = trace(matrix, matrix.size, settings.trace, generator, start)
         doubt = None
-        if key.batch == 0 and not settings.gauss_newton:
+        if check and not settings.gauss_newton:
             doubt = difference(matrix, parameters, found.vector, found.largest)
         return Value(
             largest=found.largest,

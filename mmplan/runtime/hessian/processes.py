@@ -11,66 +11,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-from pydantic import TypeAdapter
 
 from mmplan.errors import InputError, RunError
 from mmplan.runtime.hessian.result import Measured
 from mmplan.runtime.hessian.settings import Question
-from mmplan.runtime.hessian.values import Key, Value
+from mmplan.runtime.hessian.told import ASKED, FAILURE, MEASURED, QUESTION, RESULT, TOLD, TOLD_LINE, Listener
 from mmplan.runtime.torchrun import under_torchrun
 
 _POLL_S = 0.1
 _GRACE_S = 5.0  # between asking processes to end and killing them
-RESULT, TOLD, FAILURE = "result.json", "told.jsonl", "failure.txt"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """What is left to do.
-
-    Attributes:
-        values: of a layer, a modality and a batch; each takes `usual` to `most` products, which are Lanczos steps and
-            vectors of the trace.
-        forwards: of each process at the usual number, as on the first batch.
-        value_s, product_s: seconds once per value and per product, measured at the first layer, whose gradients have
-            the longest way.
-    """
-
-    values: int
-    usual: int
-    most: int
-    forwards: int
-    value_s: float
-    product_s: float
-
-    def seconds(self, products: int) -> float:
-        return self.values * (self.value_s + products * self.product_s)
-
-
-class Listener(Protocol):
-    """Hears what happens; under torchrun on the first process alone."""
-
-    def note(self, text: str) -> None: ...
-
-    def estimate(self, estimate: Estimate) -> None: ...
-
-    def value(self, key: Key, value: Value, left: int) -> None:
-        """Args: left: values still to measure."""
-
-
-class Told(NamedTuple):
-    """One line from the first process to the one that started it; what is None is not told."""
-
-    note: str | None = None
-    estimate: Estimate | None = None
-    value: tuple[Key, Value, int] | None = None
-
-
-QUESTION, MEASURED, TOLD_LINE = TypeAdapter(Question), TypeAdapter(Measured), TypeAdapter(Told)
 
 
 def sensitivity(question: Question, *, local: int | None, dry_run: bool, listener: Listener) -> Measured | None:
@@ -96,7 +46,7 @@ def sensitivity(question: Question, *, local: int | None, dry_run: bool, listene
         return run(question, dry_run=dry_run, listener=listener)
     with tempfile.TemporaryDirectory(prefix="mmplan-sensitivity-") as folder:
         scratch = Path(folder)
-        (scratch / "question.json").write_bytes(QUESTION.dump_json(question))
+        (scratch / ASKED).write_bytes(QUESTION.dump_json(question))
         _run_processes(scratch, local, dry_run, listener)
         result = scratch / RESULT
         return MEASURED.validate_json(result.read_bytes()) if result.exists() else None

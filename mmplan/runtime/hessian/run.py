@@ -19,11 +19,11 @@ from mmplan.runtime.ghost.job import load_job, with_data
 from mmplan.runtime.hessian.measure import OnValue, curvature_of, measure, wanted_layers, weights_digest
 from mmplan.runtime.hessian.own_job import job_subject
 from mmplan.runtime.hessian.own_scenario import scenario_subject
-from mmplan.runtime.hessian.processes import Estimate
 from mmplan.runtime.hessian.products import targets_of
 from mmplan.runtime.hessian.result import Measured, measured
 from mmplan.runtime.hessian.settings import Question, Settings
 from mmplan.runtime.hessian.subject import Subject
+from mmplan.runtime.hessian.told import Estimate
 from mmplan.runtime.hessian.values import Identity, Key, Values, values_of
 from mmplan.scenario.document import read_document
 from mmplan.scenario.layer_ids import layers_named, module_layer_ids

@@ -37,7 +37,7 @@ class Value:
         largest, least: ends of the spectrum with their signs; `residual` bounds the error of `largest`.
         loss: of the branch.
         trace: Hutchinson's estimate; None where it was not asked for.
-        difference: between it and differences of gradients, as a fraction; on the first batch alone.
+        difference: between it and differences of gradients, as a fraction; on the first batch of a branch alone.
         seconds: that it took.
     """
 

@@ -12,7 +12,11 @@ import torch
 import torch.distributed as dist
 
 from mmplan.errors import InputError, MmplanError
-from mmplan.runtime.hessian.processes import (
+from mmplan.runtime.hessian.result import Measured
+from mmplan.runtime.hessian.run import estimate, finish, prepare
+from mmplan.runtime.hessian.settings import Question
+from mmplan.runtime.hessian.told import (
+    ASKED,
     FAILURE,
     MEASURED,
     QUESTION,
@@ -23,9 +27,6 @@ from mmplan.runtime.hessian.processes import (
     Listener,
     Told,
 )
-from mmplan.runtime.hessian.result import Measured
-from mmplan.runtime.hessian.run import estimate, finish, prepare
-from mmplan.runtime.hessian.settings import Question
 from mmplan.runtime.hessian.values import Key, Value
 from mmplan.runtime.torchrun import is_main_process, under_torchrun
 
@@ -115,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _ended)  # unwinds, which writes what was measured
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:
-        question = QUESTION.validate_json((scratch / "question.json").read_bytes())
+        question = QUESTION.validate_json((scratch / ASKED).read_bytes())
         result = run(question, dry_run=options.dry_run, listener=_Writer(scratch / TOLD))
         if result is not None:
             (scratch / RESULT).write_bytes(MEASURED.dump_json(result))
