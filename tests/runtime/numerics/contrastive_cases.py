@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from numerics_ranks import run_cases
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -80,6 +81,30 @@ def tower(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)).double()
 
 
+def attentive(weight: Tensor, tokens: Tensor) -> Tensor:
+    """Features [samples, width] of samples [samples, tokens, width] by one attention with one weight."""
+    projected = tokens @ weight
+    with sdpa_kernel(SDPBackend.MATH):
+        mixed = nn.functional.scaled_dot_product_attention(projected, projected, tokens)
+    return nn.functional.normalize(mixed.mean(1), dim=1)
+
+
+def attention_product(rows: slice | Tensor, weights: list[Tensor], directions: list[Tensor], sharded: bool) -> Any:
+    """Loss, gradients and Hessian-vector product in the weights of two encoders with attention."""
+    tokens = [features(seed, 36).view(12, 3, WIDTH)[rows] for seed in (20, 21)]
+    x, y = (attentive(weight, own) for weight, own in zip(weights, tokens, strict=True))
+    return derivatives(info_nce(x, y, 7.0, averaged=sharded), weights, directions)
+
+
+def attention_weights() -> tuple[list[Tensor], list[Tensor]]:
+    weights = [features(seed, WIDTH).requires_grad_() for seed in (30, 31)]
+    return weights, [features(seed, WIDTH) for seed in (32, 33)]
+
+
+def _attention(rank: int) -> Any:
+    return attention_product(torch.arange(12).split(COUNTS["uneven"])[rank], *attention_weights(), sharded=True)
+
+
 def _cached_under_ddp(rank: int) -> dict[str, Tensor]:
     modules = [tower(10), tower(11)]
     wrapped = [DistributedDataParallel(module) for module in modules]
@@ -93,6 +118,10 @@ def _cached_under_ddp(rank: int) -> dict[str, Tensor]:
 
 
 def run_contrastive_cases(rank: int, folder: str) -> None:
-    run_cases(
-        rank, folder, PROCESSES, {"sharded": _sharded, "largest": _largest, "cached under DDP": _cached_under_ddp}
-    )
+    cases = {
+        "sharded": _sharded,
+        "largest": _largest,
+        "cached under DDP": _cached_under_ddp,
+        "attention": _attention,
+    }
+    run_cases(rank, folder, PROCESSES, cases)

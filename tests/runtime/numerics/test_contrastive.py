@@ -10,6 +10,8 @@ from contrastive_cases import (
     COUNTS,
     PROCESSES,
     SETTINGS,
+    attention_product,
+    attention_weights,
     derivatives,
     features,
     largest_tensor,
@@ -50,6 +52,17 @@ def test_loss_gradient_and_hessian_vector_product_are_those_of_the_whole_batch(
         for index in (0, 1):
             torch.testing.assert_close(torch.cat([one[order][index] for one in found]), expected[order][index])
         torch.testing.assert_close(sum(one[order][2] for one in found), expected[order][2])
+
+
+@pytest.mark.distributed
+def test_the_product_with_the_hessian_of_attentive_encoders_is_that_of_one_process(ranks: list[dict[str, Any]]) -> None:
+    """In the encoders' weights, averaged over ranks as DDP does; attention by torch's MATH kernel."""
+    expected = attention_product(slice(None), *attention_weights(), sharded=False)
+    found = [rank["attention"] for rank in ranks]
+    for order in ("first", "second"):
+        for index in (0, 1):
+            mean = torch.stack([one[order][index] for one in found]).mean(0)
+            torch.testing.assert_close(mean, expected[order][index])
 
 
 @pytest.mark.distributed
