@@ -140,7 +140,7 @@ class Health:
             model.register_forward_pre_hook(self._begin, with_kwargs=True),
             model.register_forward_hook(self._end),
             register_optimizer_step_pre_hook(self._before_update),
-            *(*self._taps.handles, *self._uses.handles, *self._contributions.handles),
+            *(*self._taps.handles, *self._uses.handles),
         ]
 
     def __enter__(self) -> Self:
@@ -156,6 +156,7 @@ class Health:
         for handle in (*self._handles, *self._watched):
             handle.remove()
         self._handles, self._watched = [], []
+        self._contributions.clear()
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -187,8 +188,9 @@ class Health:
             return
         self._call = Call(args, kwargs)
         sampling = self._sampling
-        self._taps.sampling = self._uses.sampling = self._contributions.sampling = sampling
-        self._contributions.passes += 1
+        self._taps.sampling = self._uses.sampling = sampling
+        if sampling:
+            self._contributions.begin()
         self._uses.begin()
         if sampling and not self._watched:
             for name, leaf in leaves(self._model):

@@ -55,7 +55,8 @@ class Taps:
             made = next(tensors_of(output), None)
             if made is None or not torch.is_grad_enabled():
                 return
-            self.ledger.made(modality, made)
+            if self._settings.cross_attention:
+                self.ledger.made(modality, made)
             if self.sampling and made.requires_grad:
                 made.register_hook(self._add_square("branches", modality, made.detach().float().square().mean()))  # type: ignore[no-untyped-call]
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from mmplan.cli import app
 from mmplan.runtime.health.rules import RULES
 
-PAGE = (Path(__file__).parents[2] / "docs" / "health.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "health.md").read_text()
 
 
 def test_the_example_runs_and_the_doctor_reads_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
