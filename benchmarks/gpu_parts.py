@@ -163,6 +163,24 @@ def job(here: Here) -> list[Row]:
     return rows
 
 
+def kernels(here: Here) -> list[Row]:
+    """Each kernel as a fraction of what the device reaches in copies or products; wrong if it is not its reference."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "kernels.py"), "--quick", "--json", "--device", here.kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if not told:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["benchmarks/kernels.py said nothing"])[-1])
+    return [
+        Row(
+            quantity=f"{entry['operator']}, {entry['case']}: fraction of roof",
+            measured=float(entry["fraction_of_roof"] or 0),
+            ok=entry["status"] == "done",
+        )
+        for entry in told
+        if entry["implementation"] == "mmplan"
+    ]
+
+
 # Name -> what is done, and the most seconds it may take; together less than 8 minutes.
 PARTS: dict[str, tuple[Callable[[Here], list[Row]], int]] = {
     "calibrate": (calibrate, 80),
@@ -171,6 +189,7 @@ PARTS: dict[str, tuple[Callable[[Here], list[Row]], int]] = {
     "large": (large, 110),
     "held-out": (held_out, 80),
     "job": (job, 70),
+    "kernels": (kernels, 100),
 }
 
 

@@ -111,7 +111,8 @@ def _products_kernel(
 ):
     """X_INNER: the axis (0 or 1) along which all operands x are contiguous, or -1. VECTOR: elements of 16 bytes if all
     that is dense is aligned to them, else 1; C_VECTOR: if every c is. 16 bits are multiplied as they are and summed in
-    fp32; the interpreter, whose product of bf16 is wrong, gets fp32 (UPCAST)."""
+    fp32, which loses nothing; the interpreter, whose product of bf16 is wrong, gets fp32 (UPCAST). fp32 is multiplied
+    as three products of tf32 (PRECISION), to an error of about fp32's own, unless torch may use one."""
     pointer = tl.pointer_type(typed_ptr.dtype.element_ty)
     tile = tl.program_id(0)
     first = 0
@@ -207,7 +208,8 @@ def grouped_product(products: Sequence[Product]) -> None:
     if not products:
         return
     device, dtype = products[0].c.device, products[0].c.dtype
-    tile = product_tile(device, dtype.itemsize)
+    patched = any(product.a.patch for product in products)
+    tile = product_tile(device, dtype.itemsize, patched)
     biases = [None if p.bias is None else p.bias.to(dtype).contiguous() for p in products]  # alive until the launch
     rows = [_row(product, bias) for product, bias in zip(products, biases, strict=True)]
     table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
@@ -216,10 +218,10 @@ def grouped_product(products: Sequence[Product]) -> None:
     launch(
         *(_products_kernel, (persistent_programs(device, tiles, per_multiprocessor=1),)),
         *(table, products[0].c, len(products), _FIELDS),
-        *(any(p.a.patch for p in products), products[0].a.turned, any(bias is not None for bias in biases)),
+        *(patched, products[0].a.turned, any(bias is not None for bias in biases)),
         *(_inner([p.a.data for p in products if not p.a.patch]), _inner([p.b.data for p in products if not p.a.patch])),
         *(_inner([p.c for p in products]), _vector([m for p in products for m in _dense(p)], dtype)),
-        *(_vector([p.c for p in products], dtype), interpreted(), "ieee" if full_precision else "tf32"),
+        *(_vector([p.c for p in products], dtype), interpreted(), "tf32x3" if full_precision else "tf32"),
         *(_BAND, tile.m, tile.n, tile.k),
         num_warps=tile.warps,
         num_stages=tile.stages,

@@ -135,7 +135,7 @@ def segment_layer_norm(
     zeros and no gradient; weights and biases [M, d]. Differentiable in x, weights and biases.
     """
     _check(x, segment, weights, biases)
-    if not _takes_kernel(x, segment, weights):
+    if not _has_kernel_for(x, segment, weights):
         return segment_layer_norm_reference(x, segment, weights, biases, eps)
     return _normalized(x, segment, weights, biases, None, None, eps, "layer")
 
@@ -143,7 +143,7 @@ def segment_layer_norm(
 def segment_rms_norm(x: Tensor, segment: Tensor, weights: Tensor, eps: float = 1e-6) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weights[m]; shapes as of `segment_layer_norm`."""
     _check(x, segment, weights, None)
-    if not _takes_kernel(x, segment, weights):
+    if not _has_kernel_for(x, segment, weights):
         return segment_rms_norm_reference(x, segment, weights, eps)
     return _normalized(x, segment, weights, None, None, None, eps, "rms")
 
@@ -160,7 +160,7 @@ def segment_normalize(
     if mean.shape != inverse_std.shape or mean.shape not in ((*segment.shape, 1), weights.shape[:1]):
         wanted = f"per modality {tuple(weights.shape[:1])} or per token {(*segment.shape, 1)}"
         raise ValueError(f"mean {tuple(mean.shape)}, inverse_std {tuple(inverse_std.shape)}: {wanted} wanted")
-    if not _takes_kernel(x, segment, weights):
+    if not _has_kernel_for(x, segment, weights):
         return segment_normalize_reference(x, segment, mean, inverse_std, weights, biases)
     return _normalized(x, segment, weights, biases, mean, inverse_std, 0.0, "given")
 
@@ -272,7 +272,7 @@ def _normalized(
     return y.view(x.shape)
 
 
-def _takes_kernel(x: Tensor, segment: Tensor, weights: Tensor) -> bool:
+def _has_kernel_for(x: Tensor, segment: Tensor, weights: Tensor) -> bool:
     return uses_triton(x, segment, weights) and x.numel() > 0 and x.shape[-1] <= _WIDEST
 
 

@@ -29,38 +29,28 @@ def _keys(x_ptr, offset, n):
 
 @jit
 @no_type_check
-def _histogram_kernel(
-    x_ptr,
-    state_ptr,
-    counts_ptr,
-    n,
-    tiles,
-    BITS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    TILE: tl.constexpr,
-    DIGITS: tl.constexpr,
-):
+def _histogram_kernel(x_ptr, state_ptr, counts_ptr, n, tiles, bits, shift, TILE: tl.constexpr, DIGITS: tl.constexpr):
     """How often each digit follows the prefix that is known (state[0])."""
     prefix = tl.load(state_ptr).to(tl.int32)
     counts = tl.zeros((2 * DIGITS,), tl.int32)  # the upper half takes what does not begin with the prefix
     for tile in range(tl.program_id(0).to(tl.int64), tiles, tl.num_programs(0)):
         _, key = _keys(x_ptr, tile * TILE + tl.arange(0, TILE), n)
-        known = (key >= 0) & ((key >> SHIFT >> BITS) == prefix)
-        counts += tl.histogram(tl.where(known, (key >> SHIFT) & ((1 << BITS) - 1), DIGITS), 2 * DIGITS)
+        known = (key >= 0) & ((key >> shift >> bits) == prefix)
+        counts += tl.histogram(tl.where(known, (key >> shift) & ((1 << bits) - 1), DIGITS), 2 * DIGITS)
     digit = tl.arange(0, 2 * DIGITS)
     tl.atomic_add(counts_ptr + digit, counts.to(tl.int64), mask=(digit < DIGITS) & (counts > 0))
 
 
 @jit
 @no_type_check
-def _digit_kernel(state_ptr, counts_ptr, BITS: tl.constexpr, DIGITS: tl.constexpr):
+def _digit_kernel(state_ptr, counts_ptr, bits, DIGITS: tl.constexpr):
     """The digit of the k-th largest: fewer than k are above it. Appends it to the prefix, takes those above off k
     (state[1]) and clears the counts for the next digit."""
     digit = tl.arange(0, DIGITS)
     counts, k = tl.load(counts_ptr + digit), tl.load(state_ptr + 1)
     above = tl.sum(counts, 0) - tl.cumsum(counts, 0)
     found = (above < k) & (k <= above + counts)
-    prefix = (tl.load(state_ptr) << BITS) + tl.sum(tl.where(found, digit, 0), 0)
+    prefix = (tl.load(state_ptr) << bits) + tl.sum(tl.where(found, digit, 0), 0)
     tl.store(state_ptr, prefix)
     tl.store(state_ptr + 1, k - tl.sum(tl.where(found, above, 0), 0))
     tl.store(counts_ptr + digit, tl.zeros((DIGITS,), tl.int64))

@@ -41,15 +41,18 @@ TILES: dict[str, dict[Capability | None, Tile]] = {
 }
 TILE_CANDIDATES = tuple(Tile(elements=n, warps=w) for n in (1024, 2048, 4096, 8192) for w in (4, 8) if n // w <= 1024)
 
-# By bytes of an element: 128 x 128 x 64 in 16 bits is what triton's matrix tutorials begin with; in 32 bits half of it,
-# which takes as much shared memory and registers.
-PRODUCT_TILES: dict[int, dict[Capability | None, ProductTile]] = {
-    2: {None: ProductTile(m=128, n=128, k=64, warps=8, stages=3)},
-    4: {None: ProductTile(m=64, n=64, k=32, warps=4, stages=3)},
+# By bytes of an element, and whether images are among the operands. 128 x 128 x 64 in 16 bits is what triton's matrix
+# tutorials begin with; offsets of pixels take registers, which a quarter of it leaves. In 32 bits less, for as much
+# shared memory.
+PRODUCT_TILES: dict[tuple[int, bool], dict[Capability | None, ProductTile]] = {
+    (2, False): {None: ProductTile(m=128, n=128, k=64, warps=8, stages=3)},
+    (2, True): {None: ProductTile(m=128, n=64, k=32, warps=8, stages=3)},
+    (4, False): {None: ProductTile(m=64, n=64, k=32, warps=4, stages=3)},
+    (4, True): {None: ProductTile(m=64, n=32, k=32, warps=4, stages=3)},
 }
 PRODUCT_CANDIDATES = tuple(
     ProductTile(m=m, n=n, k=k, warps=warps, stages=stages)
-    for m, n, warps in ((64, 128, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8))
+    for m, n, warps in ((64, 64, 4), (128, 64, 8), (64, 128, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8))
     for k in (32, 64)
     for stages in (3, 4)
 )
@@ -62,10 +65,10 @@ def tile_of(operator: str, device: torch.device) -> Tile:
     return by_capability.get(_capability(device), by_capability[None])
 
 
-def product_tile(device: torch.device, element_bytes: int) -> ProductTile:
+def product_tile(device: torch.device, element_bytes: int, patched: bool) -> ProductTile:
     if device.type != "cuda":
         return _INTERPRETED
-    by_capability = PRODUCT_TILES[element_bytes]
+    by_capability = PRODUCT_TILES[element_bytes, patched]
     return by_capability.get(_capability(device), by_capability[None])
 
 
