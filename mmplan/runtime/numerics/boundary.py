@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from mmplan.runtime.norms import wide
+from mmplan.runtime.numerics.sharing import held
 
 
 @dataclass(slots=True)
@@ -36,9 +38,10 @@ class Crossings:
     def note(self, gradient: Tensor, *, source: str, target: str) -> None:
         """A gradient goes back from `target` into `source`."""
         self.passed.add(source)
-        if gradient.numel() == 0:
+        values = held(gradient.detach())
+        if values.numel() == 0:
             return
-        largest = torch.linalg.vector_norm(gradient.detach(), torch.inf, dtype=wide(gradient[:0]).dtype)
+        largest = torch.linalg.vector_norm(values, torch.inf).to(torch.float32)
         bad, false = ~torch.isfinite(largest), torch.zeros_like(largest, dtype=torch.bool)
         self.guilty[target] = self.guilty.get(target, false) | (bad & ~self.tainted.get(target, false))
         self.tainted[source] = self.tainted.get(source, false) | bad
@@ -49,7 +52,8 @@ class _Cross(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ratio: float, note: Callable[[Tensor], None]) -> Tensor:
         ctx.ratio, ctx.note = ratio, note
-        return x.view_as(x)
+        # A view must not be written to behind this, as `nn.ReLU(inplace=True)` would; nobody writes to a parameter.
+        return x.view_as(x) if x.is_leaf else x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -68,8 +72,14 @@ def cross(x: Tensor, ratio: float, note: Callable[[Tensor], None]) -> Tensor:
     return result
 
 
-def cross_at(module: nn.Module, inward: Callable[[Tensor], Tensor], outward: Callable[[Tensor], Tensor]) -> None:
-    """Let all tensors that the module is given pass `inward`, and all that it returns `outward`."""
+def cross_at(
+    module: nn.Module, inward: Callable[[Tensor], Tensor], outward: Callable[[Tensor], Tensor]
+) -> list[RemovableHandle]:
+    """Let all tensors that the module is given pass `inward`, and all that it returns `outward`.
+
+    Raises:
+        ValueError: the module has such hooks already: gradients would change scale twice.
+    """
 
     def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
         return _map(inward, args), _map(inward, kwargs)
@@ -77,11 +87,14 @@ def cross_at(module: nn.Module, inward: Callable[[Tensor], Tensor], outward: Cal
     def leave(_: nn.Module, args: Any, result: Any) -> Any:
         return _map(outward, result)
 
-    module.register_forward_pre_hook(enter, with_kwargs=True)
-    module.register_forward_hook(leave)
+    if any(getattr(hook, "__qualname__", "") == leave.__qualname__ for hook in module._forward_hooks.values()):
+        raise ValueError(f"a {type(module).__name__} has the hooks of another scaler: call its `remove()` first")
+    return [module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)]
 
 
-def cross_parameters(owner: nn.Module, names: Iterable[str], inward: Callable[[Tensor], Tensor]) -> None:
+def cross_parameters(
+    owner: nn.Module, names: Iterable[str], inward: Callable[[Tensor], Tensor]
+) -> list[RemovableHandle]:
     """Let the module compute with its parameters `names` as they are after `inward`."""
     names = tuple(names)
 
@@ -93,8 +106,7 @@ def cross_parameters(owner: nn.Module, names: Iterable[str], inward: Callable[[T
         for name in names:
             module.__dict__.pop(name, None)
 
-    owner.register_forward_pre_hook(enter)
-    owner.register_forward_hook(leave, always_call=True)
+    return [owner.register_forward_pre_hook(enter), owner.register_forward_hook(leave, always_call=True)]
 
 
 def _map(change: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
+from torch.utils.hooks import RemovableHandle
 
 from mmplan.runtime.norms import wide
 from mmplan.runtime.numerics.boundary import Crossings, cross, cross_at, cross_parameters
@@ -45,7 +46,7 @@ class ModalityGradScaler:
         group: all ranks that hold anything of the model; they agree on who overflowed. None: all processes.
 
     Raises:
-        ValueError: scales or factors are no powers of two, a module belongs to two modalities.
+        ValueError: scales or factors are no powers of two, a module belongs to two modalities or another scaler.
     """
 
     def __init__(
@@ -70,15 +71,23 @@ class ModalityGradScaler:
         self._scales = {part: LossScale(scale=init_scale) for part in (*self._parts, SHARED)}
         self._crossings = Crossings()
         self._agreed: dict[int, Tensor] = {}  # by optimizer: [parts, 5] of 0 and 1
+        self._hooks: list[RemovableHandle] = []
         if enabled:
             self._attach()
 
     def _attach(self) -> None:
+        tied_parts = tied_parameters(self._model, self._parts)
         for part, own in self._parts.items():
             if isinstance(own, nn.Module):
-                cross_at(own, self._passing(SHARED, part), self._passing(part, SHARED))
-        for tied in tied_parameters(self._model, self._parts):
-            cross_parameters(tied.owner, tied.names, self._passing(SHARED, tied.modality))
+                self._hooks += cross_at(own, self._passing(SHARED, part), self._passing(part, SHARED))
+        for tied in tied_parts:
+            self._hooks += cross_parameters(tied.owner, tied.names, self._passing(SHARED, tied.modality))
+
+    def remove(self) -> None:
+        """Take the hooks off the model, for another scaler."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def _passing(self, source: str, target: str) -> Any:
         return lambda x: self.cross(x, source, target)
@@ -189,7 +198,7 @@ class ModalityGradScaler:
             return
         if new_scale is not None:
             given = new_scale if isinstance(new_scale, Mapping) else dict.fromkeys(self._scales, new_scale)
-            self._scales |= {part: LossScale(scale=scale) for part, scale in given.items() if self._known(part)}
+            self._scales |= {part: LossScale(scale=float(scale)) for part, scale in given.items() if self._known(part)}
         elif not self._agreed:
             raise RuntimeError("no gradients were unscaled since the last update()")
         else:

@@ -31,6 +31,8 @@ class Tower:
 def cached_backward(towers: Sequence[Tower], loss: Callable[..., Tensor]) -> Tensor:
     """Add the gradients of `loss(embeddings of each tower)` to the parameters; returns the loss without graph.
 
+    Parameters of the loss itself, a temperature, get theirs too, which DDP does not reduce.
+
     Raises:
         ValueError: a tower has no chunks.
     """

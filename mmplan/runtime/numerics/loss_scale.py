@@ -36,7 +36,8 @@ class ScaleRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossScale:
-    """`quiet_steps`: since the scale moved, with gradients and without overflow."""
+    """`quiet_steps`: since the scale moved, with gradients and without overflow. Within 2^-126 and 2^126: fp32 holds
+    these and their inverses."""
 
     scale: float
     quiet_steps: int = 0
@@ -45,12 +46,12 @@ class LossScale:
         require_power_of_two("a loss scale", self.scale)
 
     def after_overflow(self, rule: ScaleRule) -> "LossScale":
-        return LossScale(scale=self.scale * rule.backoff_factor)
+        return LossScale(scale=max(self.scale * rule.backoff_factor, 2.0**-126))
 
     def after_quiet(self, rule: ScaleRule) -> "LossScale":
         if self.quiet_steps + 1 < rule.growth_interval:
             return replace(self, quiet_steps=self.quiet_steps + 1)
-        return LossScale(scale=min(self.scale * rule.growth_factor, 2.0**127))  # fp32 holds no larger power of two
+        return LossScale(scale=min(self.scale * rule.growth_factor, 2.0**126))
 
 
 def require_power_of_two(name: str, number: float) -> None:

@@ -53,7 +53,11 @@ def _total(counts: Sequence[int]) -> int:
 
 
 def tokens_in_step(own: int | Tensor, group: Group = None, device: torch.device | None = None) -> Tensor:
-    """Tokens with a loss on all ranks of the group, in all micro-batches if `own` counts these; at least 1."""
+    """Tokens with a loss on all ranks of the group, in all micro-batches if `own` counts these; at least 1.
+
+    Args:
+        device: of the sum, a GPU for NCCL; None: that of `own`, or the CPU.
+    """
     return reduce_(torch.as_tensor(own, dtype=torch.float64, device=device).clone(), group).clamp(min=1)
 
 

@@ -162,6 +162,32 @@ def test_fp16_gradients_of_a_faint_tower_survive_only_by_a_scale_of_their_own() 
     assert not first_gradient(2.0**14, 2.0**14).isfinite().any()
 
 
+def test_what_is_written_to_in_place_behind_a_border_has_the_same_gradients() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.stem, self.vision, self.head = (
+                nn.Linear(6, 6),
+                nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6)),
+                nn.Linear(6, 2),
+            )
+
+        def forward(self, images: Tensor, clips: Tensor) -> Tensor:
+            x = self.vision(self.stem(images))
+            x += clips
+            return self.head(x)
+
+    model = Writing()
+    expected = unscaled(model, 0)
+    scaler, optimizer = ModalityGradScaler(model, {"vision": model.vision}), torch.optim.SGD(model.parameters(), lr=1)
+    scaler.update({"vision": 2.0**3, "shared": 2.0**7})
+    optimizer.zero_grad()
+    scaler.scale(model(*batch(0)).square().mean()).backward()
+    scaler.unscale_(optimizer)
+    assert all(torch.equal(found, expected[name]) for name, found in gradients(model).items())
+
+
 def test_a_tower_that_is_not_called_as_a_module_is_told() -> None:
     model = Model(tied=False)
     scaler, optimizer = scaler_of(model), torch.optim.SGD(model.parameters(), lr=0.1)
@@ -179,8 +205,13 @@ def test_state_is_kept_and_wrong_uses_are_refused() -> None:
     again = scaler_of(Model())
     again.load_state_dict(scaler.state_dict())
     assert again.state_dict() == scaler.state_dict()
+    one = Model()
     with pytest.raises(ValueError, match="a state of audio, shared, vision for shared, vision"):
-        ModalityGradScaler(Model(), {"vision": model.vision}).load_state_dict(scaler.state_dict())
+        ModalityGradScaler(one, {"vision": one.vision}).load_state_dict(scaler.state_dict())
+    with pytest.raises(ValueError, match=r"a Tower has the hooks of another scaler: call its `remove\(\)` first"):
+        scaler_of(model)
+    scaler.remove()
+    scaler_of(model).remove()
     with pytest.raises(ValueError, match=r"a loss scale 3\.0 is no power of two"):
         ModalityGradScaler(Model(), {}, init_scale=3.0)
     with pytest.raises(ValueError, match="a Tower belongs to 'vision' and to 'audio'"):
