@@ -138,6 +138,8 @@ def row(a: str, b: str, learning_rate: float, outliers: float, found: Comparison
         "high_95": f"{found.high:.1f}",
         "missed_a": found.missed[0],
         "missed_b": found.missed[1],
+        "wins_a": found.wins[0],
+        "wins_b": found.wins[1],
         "verdict": found.verdict,
         "reported_ratio": f"{REPORTED:.3f}",
     }

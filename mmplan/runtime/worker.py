@@ -60,6 +60,11 @@ from mmplan.runtime.watch import Watch, Watched, start_watch
 
 T = TypeVar("T")
 
+UNSCALED = (
+    "precision fp16: losses are not scaled here, so that gradients below 6e-8 become 0; take bf16, or scale them in a "
+    "loop of your own (docs/numerics.md)"
+)
+
 
 def run_worker(
     plan: Plan,
@@ -115,6 +120,8 @@ def run_worker(
         backend = backend_of(device, share=options.share_devices)
         groups = _join(started, rank, device, backend, limit.wait_s)
         note = on_note if on_note is not None and rank == 0 else _nobody
+        if plan.scenario.precision == "fp16" and not options.rehearse:
+            note(UNSCALED)
         start = find_start(plan, options, note)
         if start.finished and options.save_weights is None:
             _leave(watch)

@@ -1,7 +1,8 @@
 """Two variants of a training against each other, with the same seeds: does one reach a target in fewer steps?
 
 What seeds have in common (data, initial weights) cancels in the difference of a pair, so that few seeds tell much. The
-interval is Student's t of the paired differences.
+interval is Student's t of the paired differences. Where a variant misses the target there is no difference to take, but
+still an order: the sign test over all pairs decides.
 """
 
 import math
@@ -38,12 +39,27 @@ class Comparison:
         return sum(a is None for a, _ in self.steps), sum(b is None for _, b in self.steps)
 
     @property
+    def wins(self) -> tuple[int, int]:
+        """With how many seeds a, and b, was there first; a target missed comes last."""
+        order = [tuple(math.inf if steps is None else steps for steps in pair) for pair in self.steps]
+        return sum(a < b for a, b in order), sum(b < a for a, b in order)
+
+    @property
+    def sign_p(self) -> float:
+        """Two-sided p value of the wins if both were equally good."""
+        total = sum(self.wins)
+        return min(1.0, math.ldexp(sum(math.comb(total, k) for k in range(min(self.wins) + 1)), 1 - total))
+
+    @property
     def verdict(self) -> str:
-        if any(self.missed):
-            return f"undecided: a missed the target {self.missed[0]} times, b {self.missed[1]}"
-        if self.low <= 0 <= self.high:
+        missed = any(self.missed)
+        if self.sign_p >= 1 - self.confidence if missed else self.low <= 0 <= self.high:
             return "no difference shown"
-        return "b needs fewer steps" if self.high < 0 else "b needs more steps"
+        return (
+            "b needs fewer steps"
+            if (self.wins[1] > self.wins[0] if missed else self.high < 0)
+            else "b needs more steps"
+        )
 
 
 def compare(a: Variant, b: Variant, seeds: Sequence[int], *, confidence: float = 0.95) -> Comparison:

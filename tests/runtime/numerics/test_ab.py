@@ -30,11 +30,16 @@ def test_pairing_finds_what_the_spread_over_seeds_hides() -> None:
     assert (found.low, found.difference, found.high) == (-5, -5, -5)
 
 
-def test_a_missed_target_decides_nothing() -> None:
+def test_where_a_target_is_missed_the_order_decides() -> None:
+    """Six wins of six have a p value of 2 / 64, five one of 2 / 32."""
     found = paired([(10, 7), (30, None), (20, 16)])
-    assert found.missed == (0, 1) and found.verdict == "undecided: a missed the target 0 times, b 1"
+    assert found.missed == (0, 1) and found.wins == (1, 2) and found.verdict == "no difference shown"
+    assert paired([(None, 7)] * 6).verdict == "b needs fewer steps"
+    assert paired([(7, None)] * 6).verdict == "b needs more steps"
+    five = paired([(None, 7)] * 5)
+    assert five.sign_p == 1 / 16 and five.verdict == "no difference shown"
     nobody = paired([(None, None), (None, 3)])
-    assert math.isnan(nobody.difference) and nobody.verdict.startswith("undecided")
+    assert math.isnan(nobody.difference) and nobody.wins == (0, 1) and nobody.sign_p == 1
 
 
 def test_a_comparison_needs_seeds() -> None:
