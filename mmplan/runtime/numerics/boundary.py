@@ -72,24 +72,50 @@ def cross(x: Tensor, ratio: float, note: Callable[[Tensor], None]) -> Tensor:
     return result
 
 
-def cross_at(
-    module: nn.Module, inward: Callable[[Tensor], Tensor], outward: Callable[[Tensor], Tensor]
-) -> list[RemovableHandle]:
-    """Let all tensors that the module is given pass `inward`, and all that it returns `outward`.
+class Border:
+    """The calls by which tensors get into a part of the model and out of it.
 
-    Raises:
-        ValueError: the module has such hooks already: gradients would change scale twice.
+    A part's modules are called by its root, or from outside of it, as a language model's embedding is by the whole
+    model's forward. Whichever call comes first is the border: what it is given passes `inward`, what it returns
+    `outward`. A module that is recomputed in a backward is called alone too, without being one.
     """
 
-    def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
-        return _map(inward, args), _map(inward, kwargs)
+    def __init__(
+        self, root: nn.Module, inward: Callable[[Tensor], Tensor], outward: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._root, self._inward, self._outward = root, inward, outward
+        self._calls: list[tuple[nn.Module, bool]] = []  # under way, and whether each is the border
 
-    def leave(_: nn.Module, args: Any, result: Any) -> Any:
-        return _map(outward, result)
+    def watch(self) -> list[RemovableHandle]:
+        """Hooks on the root and on all modules in it that have parameters of their own.
 
-    if any(getattr(hook, "__qualname__", "") == leave.__qualname__ for hook in module._forward_hooks.values()):
-        raise ValueError(f"a {type(module).__name__} has the hooks of another scaler: call its `remove()` first")
-    return [module.register_forward_pre_hook(enter, with_kwargs=True), module.register_forward_hook(leave)]
+        Raises:
+            ValueError: the root has such hooks already: gradients would change scale twice.
+        """
+        if any(hook.__qualname__ == Border._leave.__qualname__ for hook in self._root._forward_hooks.values()):
+            raise ValueError(
+                f"a {type(self._root).__name__} has the hooks of another scaler: call its `remove()` first"
+            )
+        watched = [module for module in self._root.modules() if module is self._root or module._parameters]
+        return [
+            handle
+            for module in watched
+            for handle in (
+                module.register_forward_pre_hook(self._enter, with_kwargs=True),
+                module.register_forward_hook(self._leave, always_call=True),
+            )
+        ]
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        is_border = not self._calls and (module is self._root or torch._C._current_graph_task_id() == -1)
+        self._calls.append((module, is_border))
+        return (_map(self._inward, args), _map(self._inward, kwargs)) if is_border else None
+
+    def _leave(self, module: nn.Module, args: Any, result: Any) -> Any:
+        if not self._calls or self._calls[-1][0] is not module:  # it failed before it was entered
+            return None
+        _, is_border = self._calls.pop()
+        return _map(self._outward, result) if is_border else None
 
 
 def cross_parameters(

@@ -19,7 +19,7 @@ from torch.nn.utils import get_total_norm
 from torch.utils.hooks import RemovableHandle
 
 from mmplan.runtime.norms import wide
-from mmplan.runtime.numerics.boundary import Crossings, cross, cross_at, cross_parameters
+from mmplan.runtime.numerics.boundary import Border, Crossings, cross, cross_parameters
 from mmplan.runtime.numerics.collectives import Group, reduce_
 from mmplan.runtime.numerics.loss_scale import (
     BACKOFF_FACTOR,
@@ -40,9 +40,10 @@ class ModalityGradScaler:
 
     Args:
         model: the whole, or this rank's part of a pipeline.
-        modalities: name -> module of it, all of whose inputs and outputs pass by calls; everything else is the part
-            `shared`, and so is a parameter that several parts use. Or name -> parameters, where no module of this rank
-            is the modality's border (a pipeline cut inside it): then the caller lets tensors pass by `cross`.
+        modalities: name -> module of it; it and the modules in it get and give tensors by calls, from wherever these
+            come. Everything else is the part `shared`, and so is a parameter that several parts use. Or name ->
+            parameters, where no module of this rank is the modality's border (a pipeline cut inside it): then the
+            caller lets tensors pass by `cross`.
         group: all ranks that hold anything of the model; they agree on who overflowed. None: all processes.
 
     Raises:
@@ -79,7 +80,7 @@ class ModalityGradScaler:
         tied_parts = tied_parameters(self._model, self._parts)
         for part, own in self._parts.items():
             if isinstance(own, nn.Module):
-                self._hooks += cross_at(own, self._passing(SHARED, part), self._passing(part, SHARED))
+                self._hooks += Border(own, self._passing(SHARED, part), self._passing(part, SHARED)).watch()
         for tied in tied_parts:
             self._hooks += cross_parameters(tied.owner, tied.names, self._passing(SHARED, tied.modality))
 
@@ -170,8 +171,8 @@ class ModalityGradScaler:
         for part, own in self._parts.items():
             if isinstance(own, nn.Module) and agreed[part][_SEEN] and not agreed[part][_PASSED]:
                 raise ValueError(
-                    f"parameters of '{part}' have gradients, but no output of its module passed: call the module "
-                    "itself, not its methods or parts, or give its parameters and use `cross`"
+                    f"parameters of '{part}' have gradients, but no output of its modules passed: call these as "
+                    "modules, or give the parameters and use `cross`"
                 )
         overflowed = {part for part, flags in agreed.items() if flags[_FOUND]}
         part_of = part_of_parameters(self._model, self._parts) if overflowed else {}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import llava_job
 import pytest
 import torch
 from case_processes import run_on_ranks
@@ -188,11 +189,68 @@ def test_what_is_written_to_in_place_behind_a_border_has_the_same_gradients() ->
     assert all(torch.equal(found, expected[name]) for name, found in gradients(model).items())
 
 
-def test_a_tower_that_is_not_called_as_a_module_is_told() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_parts_of_a_tower_that_are_called_from_outside_have_the_same_gradients(reentrant: bool) -> None:
+    """As a language model's embedding is by the whole model; the other part is recomputed inside the tower's call."""
+
+    class Outside(Model):
+        def forward(self, images: Tensor, clips: Tensor | None) -> Tensor:
+            return super().forward(self.vision.table(self.stem(images)), clips)
+
+    class Recomputing(Tower):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.table(torch.tanh(checkpoint(self.first, x, use_reentrant=reentrant)))
+
+    model = Outside()
+    model.stem = nn.Linear(6, 6)
+    model.vision.__class__ = Recomputing
+    expected = unscaled(model, 0)
+    scaler, optimizer = scaler_of(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.zero_grad()
+    scaler.scale(model(*batch(0)).square().mean()).backward()
+    scaler.unscale_(optimizer)
+    assert all(torch.equal(found, expected[name]) for name, found in gradients(model).items())
+
+
+@pytest.mark.parametrize("recomputing", [False, True])
+def test_a_model_of_transformers_is_unscaled_to_the_bit(recomputing: bool) -> None:
+    """LLaVA with its head tied to the embedding, which the whole model calls and not the language model."""
+    torch.manual_seed(0)
+    model = llava_job.model().train()
+    model.lm_head.weight = model.model.language_model.embed_tokens.weight
+    if recomputing:
+        model.gradient_checkpointing_enable()
+    data = next(sample for sample in llava_job.batches(1) if "pixel_values" in sample)
+    model(**data).loss.backward()
+    expected = gradients(model)
+    model.zero_grad()
+    towers = {"vision": model.model.vision_tower, "text": model.model.language_model}
+    scaler, optimizer = ModalityGradScaler(model, towers), torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler.update({"vision": 2.0**4, "text": 2.0**11, "shared": 2.0**8})
+    scaler.scale(model(**data).loss).backward()
+    scaler.unscale_(optimizer)
+    found = gradients(model)
+    assert found.keys() == expected.keys() and len(found) > 20
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_call_that_fails_leaves_no_border_open() -> None:
+    model = Model()
+    expected = unscaled(model, 0)
+    scaler, optimizer = scaler_of(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.zeros(2, 5), None)
+    optimizer.zero_grad()
+    scaler.scale(model(*batch(0)).square().mean()).backward()
+    scaler.unscale_(optimizer)
+    assert all(torch.equal(found, expected[name]) for name, found in gradients(model).items())
+
+
+def test_weights_that_no_module_call_uses_are_told() -> None:
     model = Model(tied=False)
     scaler, optimizer = scaler_of(model), torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler.scale(model.vision.table(batch(0)[0]).square().mean()).backward()
-    with pytest.raises(ValueError, match="parameters of 'vision' have gradients, but no output of its module passed"):
+    scaler.scale((batch(0)[0] @ model.vision.first.weight).square().mean()).backward()
+    with pytest.raises(ValueError, match="parameters of 'vision' have gradients, but no output of its modules passed"):
         scaler.step(optimizer)
 
 
