@@ -40,6 +40,10 @@ def execute(
         Path | None,
         typer.Option(metavar="FILE", help="Your own model and data: a Python file with `model` and `batches`."),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="MANIFEST", help="With --job: rows that its `collate` makes batches of (.jsonl, .csv)."),
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="safetensors files with the weights of the job's model; default: drawn."),
@@ -122,6 +126,7 @@ def execute(
             unit_s=unit,
             timeout_s=timeout,
             job=job,
+            data=data,
             weights=weights,
             save_weights=save_weights,
             checkpoints=checkpoints,

@@ -24,6 +24,7 @@ from mmplan.planner.check import require_structure
 from mmplan.planner.plan import Plan, save_plan
 from mmplan.runtime.checkpoint.before_run import check_checkpoints
 from mmplan.runtime.checkpoint.options import Checkpoints
+from mmplan.runtime.ghost.manifest import read_rows
 from mmplan.runtime.inject import Injection, check_injections
 from mmplan.runtime.limits import Limits, limits
 from mmplan.runtime.local_failure import cause_of_failure, keep_failure, read_positions, stands_still
@@ -49,6 +50,7 @@ def execute(
     unit_s: float = DEFAULT_UNIT_S,
     timeout_s: float | None = None,
     job: Path | None = None,
+    data: Path | None = None,
     weights: Path | None = None,
     save_weights: Path | None = None,
     checkpoints: Checkpoints | None = None,
@@ -75,6 +77,7 @@ def execute(
         inject: faults to rehearse what happens then.
         failure_file: where a failed run leaves tracebacks; None: nowhere.
         job: a file with the user's own model and data (see `ghost/job.py`); None: the scenario's model, built here.
+        data: a manifest, of whose rows the job makes batches; None: it has data of its own.
         weights: a folder of safetensors files with the weights of the job's model; None: they are drawn.
         save_weights: a folder that is made at the end, with the weights of the job's model.
         checkpoints: what is saved while the run goes on, and what it goes on from; None: nothing.
@@ -94,7 +97,7 @@ def execute(
     """
     if steps < 1:
         raise InputError(f"a run needs at least 1 step, found {steps}")
-    _check_job(job, weights, rehearse=rehearse)
+    _check_job(job, weights, data, rehearse=rehearse)
     _check_save_weights(save_weights, job)
     require_structure(plan)
     job, weights = job and job.resolve(), weights and weights.resolve()
@@ -104,6 +107,7 @@ def execute(
         unit_s=unit_s,
         timeout_s=timeout_s,
         job=job,
+        data=data and data.resolve(),
         weights=weights,
         trace=trace and trace.resolve(),
         share_devices=share_devices,
@@ -139,8 +143,12 @@ def execute(
         return load_run(measured) if measured.exists() else None
 
 
-def _check_job(job: Path | None, weights: Path | None, *, rehearse: bool) -> None:
+def _check_job(job: Path | None, weights: Path | None, data: Path | None, *, rehearse: bool) -> None:
     """What can be said of a job before any process starts."""
+    if data is not None and job is None:
+        raise InputError("a manifest holds the data of a job's model: name the job too", file=data)
+    if data is not None and is_main_process():
+        read_rows(data)
     if job is not None and rehearse:
         raise InputError("a rehearsal sleeps instead of computing: it takes no job")
     if job is not None and not job.is_file():

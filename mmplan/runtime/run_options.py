@@ -21,6 +21,7 @@ class RunOptions:
     unit_s: float = DEFAULT_UNIT_S
     timeout_s: float | None = None
     job: Path | None = None
+    data: Path | None = None
     weights: Path | None = None
     trace: Path | None = None
     share_devices: bool = False

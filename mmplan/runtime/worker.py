@@ -129,7 +129,7 @@ def run_worker(
         if options.rehearse:
             prepared = prepare_rehearsal(plan, rank, scale, groups.replicas)
         elif options.job is not None:
-            job = load_job(options.job)
+            job = load_job(options.job, options.data)
             prepared = prepare_job(plan, job, rank, device, groups.replicas, options.weights, start.samples)
         else:
             prepared = prepare_training(plan, rank, device, groups.tensor, groups.replicas)

@@ -49,6 +49,22 @@ def read_manifest(path: Path, document: Document) -> tuple[Sample, ...]:
     return tuple(samples)
 
 
+def text_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line and values of each row of JSON lines, CSV or TSV, whose cells stay texts.
+
+    Raises:
+        InputError: with file and line: another kind of file, or one that cannot be read.
+    """
+    delimiters = {".csv": ",", ".tsv": "\t"}
+    suffix = path.suffix.lower()
+    if suffix != ".jsonl" and suffix not in delimiters:
+        raise InputError(f"expected a manifest that ends in {listed(['.jsonl', *delimiters])}", file=path)
+    text = read_text(path, "manifest", MAX_MANIFEST_BYTES)
+    if suffix == ".jsonl":
+        return json_rows(text, path)
+    return csv_rows(text, path, lambda _, cell: cell, delimiters[suffix])
+
+
 def json_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line and object of each line that is not empty."""
     for line, content in enumerate(text.splitlines(), start=1):

@@ -79,6 +79,30 @@ def test_a_frozen_tower_and_split_backwards_change_no_loss(scenario: Scenario) -
 
 
 @pytest.mark.distributed
+def test_rows_of_a_manifest_train_alike_under_different_plans(scenario: Scenario, tmp_path: Path) -> None:
+    for index in range(5):
+        (tmp_path / f"{index}.png").write_bytes(bytes([index]))
+    rows = [{"image": f"{index}.png", "text": "abc" * (index + 2)} for index in range(5)]
+    data = tmp_path / "captions.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+
+    def curve(plan: Plan) -> list[float]:
+        run = execute(
+            plan, local=plan.rank_count, steps=3, job=JOB.with_name("captions_job.py"), data=data, timeout_s=60.0
+        )
+        assert run is not None
+        return [step.losses["llm"] for step in run.steps]
+
+    alone = curve(hand_plan(scenario, STAGES[1]))
+    assert curve(hand_plan(scenario, STAGES[2], dp=2)) == pytest.approx(alone, rel=1e-5)
+    with pytest.raises(InputError, match=r"there is no file 'x\.png'"):
+        data.write_text('{"image": "x.png", "text": "a"}')
+        curve(hand_plan(scenario, STAGES[1]))
+    with pytest.raises(InputError, match="name the job too"):
+        execute(hand_plan(scenario, STAGES[1]), local=1, steps=1, data=data)
+
+
+@pytest.mark.distributed
 def test_a_run_begins_with_the_weights_that_were_saved(scenario: Scenario, tmp_path: Path) -> None:
     torch.manual_seed(5)
     real = llava()[0]()

@@ -7,6 +7,10 @@
 With a parameter `start`, `batches(size, start=N)` gives what follows the first N batches; a run that goes on then skips
 them without making them.
 
+With a manifest (`execute --data FILE`) a job has, instead of `batches`,
+
+    def collate(rows: list[dict]) -> dict: ...     # arguments of the forward, of so many rows of the manifest
+
 All processes call these and must get the same. Without `weight`, a batch counts by its labels: those of `labels` that
 are not -100, without the first of each sequence where `labels` and `input_ids` have one shape, because there the model
 shifts them.
@@ -23,6 +27,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmplan.errors import InputError
+from mmplan.runtime.ghost.manifest import manifest_batches, read_rows
 from mmplan.runtime.ghost.recording import Batch
 
 NO_LABEL = -100
@@ -44,14 +49,18 @@ class Job:
             return False
 
 
-def load_job(file: Path) -> Job:
+def load_job(file: Path, data: Path | None = None) -> Job:
     """Run the file as `python FILE` would, modules beside it included, and take its functions.
 
+    Args:
+        data: a manifest, whose rows the job's `collate` makes batches of (`manifest.py`).
+
     Raises:
-        InputError: the file cannot be run, or lacks `model` or `batches`.
+        InputError: the file cannot be run, or lacks `model`, or `batches` or `collate`; the manifest is none.
     """
-    found = functions_of(file, "model", "batches")
-    return Job(file=file, model=found["model"], batches=found["batches"], weight=found.get("weight", count_labels))
+    found = functions_of(file, "model", "batches" if data is None else "collate")
+    batches = found["batches"] if data is None else manifest_batches(read_rows(data), found["collate"])
+    return Job(file=file, model=found["model"], batches=batches, weight=found.get("weight", count_labels))
 
 
 def with_data(job: Job, file: Path) -> Job:

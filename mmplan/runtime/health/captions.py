@@ -4,14 +4,13 @@ JSON lines: `{"image": "a.jpg", "captions": ["a dog", "a brown dog"]}` or one `c
 `caption`, a row for each caption. Paths count from the manifest's folder. A caption of several images belongs to each.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmplan.errors import InputError
-from mmplan.scenario.document import listed, read_text, shown
-from mmplan.scenario.manifest import MAX_MANIFEST_BYTES, MAX_ROWS, csv_rows, json_rows
+from mmplan.scenario.document import listed, shown
+from mmplan.scenario.manifest import MAX_ROWS, text_rows
 
 _IMAGE = ("image", "image_path", "file_name", "filename", "image_name", "path")
 _CAPTION = ("caption", "captions", "text", "comment")
@@ -35,14 +34,11 @@ def read_captions(path: Path, limit: int | None = None) -> CaptionSet:
     Raises:
         InputError: with file and line: no manifest, a missing image, a pair that stands twice, an empty caption.
     """
-    rows = _READERS.get(path.suffix.lower())
-    if rows is None:
-        raise InputError(f"expected a manifest that ends in {listed(_READERS)}", file=path)
     images: dict[str, int] = {}
     captions: dict[str, int] = {}
     lines: dict[tuple[int, int], int] = {}
     count = 0
-    for line, row in rows(read_text(path, "manifest", MAX_MANIFEST_BYTES), path):
+    for line, row in text_rows(path):
         name, texts = _image(row, path, line), _captions(row, path, line)
         if name not in images:
             if limit is not None and len(images) >= limit:
@@ -63,17 +59,6 @@ def read_captions(path: Path, limit: int | None = None) -> CaptionSet:
         raise InputError(f"retrieval needs at least 2 images, the manifest has {len(images)}", file=path)
     found = tuple(path.parent / name for name in images)
     return CaptionSet(images=found, captions=tuple(captions), pairs=tuple(lines))
-
-
-def _csv(delimiter: str) -> Callable[[str, Path], Iterable[tuple[int, dict[str, Any]]]]:
-    return lambda text, path: csv_rows(text, path, lambda _, cell: cell, delimiter)
-
-
-_READERS: dict[str, Callable[[str, Path], Iterable[tuple[int, dict[str, Any]]]]] = {
-    ".jsonl": json_rows,
-    ".csv": _csv(","),
-    ".tsv": _csv("\t"),
-}
 
 
 def _image(row: dict[str, Any], path: Path, line: int) -> str:
