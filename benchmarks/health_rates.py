@@ -2,9 +2,9 @@
 
     python benchmarks/health_rates.py      # writes benchmarks/health_rates.csv, three minutes
 
-`training`: the image-caption model of `tests/runtime/health/health_toys.py`, trained on for 16 steps with a reading
-at every second one, healthy or with the monitor's own fault from the first step; a miss is a run in which the monitor stays
-silent, and `first` says how often the doctor named it before everything else. `scores`: the drift detector on numbers:
+`training`: the image-caption model of `tests/runtime/health/health_toys.py`, trained on for 10 steps with a reading
+at every second one, healthy or with the monitor's own fault from the first step; a miss is a run in which the monitor
+stays silent, and `first` says how often the doctor named it before all else. `scores`: the drift detector on numbers:
 independent ones (where the bound holds), a following reference over independent and over slowly learning batches, and
 shifted ones. `law`: the variance of gradients of independent tokens, against the number of shards and the length.
 """
@@ -26,7 +26,7 @@ from mmplan.runtime.health.variance import contribution_variance
 sys.path.insert(0, str(ROOT / "tests" / "runtime" / "health"))
 from health_toys import PLANTS, run_toy
 
-SEEDS, STEPS = 100, 16
+SEEDS, STEPS = 100, 10
 READINGS = 1000  # of the drift detector
 SHIFT_AT, AFTER = 100, 50
 

@@ -59,6 +59,9 @@ def _timing(run: Measurement, plan: Plan) -> Iterator[Value]:
     for item in run.timeline:
         if item.action.kind == "F":
             forwards[replicas[item.rank], item.action.stage, item.action.microbatch] = item
+    alone_s: dict[tuple[int, int], float] = {}
+    for one in run.transfers:  # the longest between two ranks: a feature is not the smallest of their messages
+        alone_s[one.source, one.target] = max(one.seconds, alone_s.get((one.source, one.target), 0.0))
     one_host = len(run.hosts) == 1
     for source, target in sorted({(cut.source, cut.target) for cut in cuts}):
         ready_s: list[float] = []
@@ -69,8 +72,8 @@ def _timing(run: Measurement, plan: Plan) -> Iterator[Value]:
             if stage != target or made is None:
                 continue
             early += one_host and item.start_s < made.end_s - _CLOCK_S
-            ready_s.append(max(made.end_s, asked[_key(item)]))
-            started_s.append(item.start_s)
+            ready_s.append(max(made.end_s + alone_s.get((made.rank, item.rank), 0.0), asked[_key(item)]))
+            started_s.append(max(item.start_s, ready_s[-1]))
         edge = f"stage {source} > stage {target}"
         if not ready_s:
             continue
