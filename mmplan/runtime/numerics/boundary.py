@@ -42,10 +42,12 @@ class Crossings:
         if values.numel() == 0:
             return
         largest = torch.linalg.vector_norm(values, torch.inf).to(torch.float32)
-        bad, false = ~torch.isfinite(largest), torch.zeros_like(largest, dtype=torch.bool)
-        self.guilty[target] = self.guilty.get(target, false) | (bad & ~self.tainted.get(target, false))
-        self.tainted[source] = self.tainted.get(source, false) | bad
-        self.seen[target] = self.seen.get(target, false) | (largest > 0)
+        bad, none = ~torch.isfinite(largest), torch.zeros_like(largest, dtype=torch.bool)
+        # A part may lie on several devices.
+        tainted, guilty = (noted.get(target, none).to(bad.device) for noted in (self.tainted, self.guilty))
+        self.guilty[target] = guilty | (bad & ~tainted)
+        self.tainted[source] = self.tainted.get(source, none).to(bad.device) | bad
+        self.seen[target] = self.seen.get(target, none).to(bad.device) | (largest > 0)
 
 
 class _Cross(torch.autograd.Function):

@@ -72,8 +72,23 @@ def largest_tensor(rows: int, exchange: Any) -> int:
     return largest.elements
 
 
-def _largest(rank: int) -> dict[str, int]:
-    return {exchange: largest_tensor(64, exchange) for exchange in ("gather", "ring")}
+def kept_elements(rows: int, exchange: Any) -> int:
+    """That autograd keeps between loss and backward, each storage once."""
+    x, y = (features(seed, rows).requires_grad_() for seed in (0, 1))
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = info_nce(x, y, 7.0, averaged=False, exchange=exchange)
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
+def _largest(rank: int) -> dict[str, tuple[int, int]]:
+    return {exchange: (largest_tensor(64, exchange), kept_elements(64, exchange)) for exchange in ("gather", "ring")}
 
 
 def tower(seed: int) -> nn.Module:

@@ -11,7 +11,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from mmplan.runtime.numerics.global_norm import gradient_norms
 from mmplan.runtime.numerics.grad_scaler import ModalityGradScaler
+from mmplan.runtime.numerics.sharing import Sharing
 
 PROCESSES = 2
 WIDTH = 6
@@ -81,7 +83,8 @@ def _trained(model: nn.Module, inner: Model, scaler: ModalityGradScaler, rank: i
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     scaler.scale(model(*batch(rank)).square().mean()).backward()
     scaler.unscale_(optimizer)
-    result: dict[str, Any] = {"gradients": gradients(inner)}
+    norms = gradient_norms(Sharing(model, {"vision": inner.vision, "audio": inner.audio}))
+    result: dict[str, Any] = {"gradients": gradients(inner), "norms": {part: n.item() for part, n in norms.of.items()}}
     optimizer.zero_grad()
     scaler.update()
     before = {name: full(p.detach()).clone() for name, p in inner.named_parameters()}
@@ -97,6 +100,20 @@ def _trained(model: nn.Module, inner: Model, scaler: ModalityGradScaler, rank: i
 def _ddp(rank: int) -> dict[str, Any]:
     model = Model()
     return _trained(DistributedDataParallel(model), model, scaler_of(model), rank)
+
+
+def _absent(rank: int) -> dict[str, Any]:
+    """Rank 0 has no clips, so that its audio tower gets gradients from rank 1 alone."""
+    model = Model(tied=False)
+    ddp, scaler = DistributedDataParallel(model, find_unused_parameters=True), scaler_of(model, growth_interval=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    images, clips = batch(rank)
+    scaler.scale(ddp(images, clips if rank else None).square().mean()).backward()
+    scaler.unscale_(optimizer)
+    result = {"gradients": gradients(model)}
+    scaler.step(optimizer)
+    scaler.update()
+    return result | {"scales": scales(scaler)}
 
 
 def _fsdp(rank: int) -> dict[str, Any]:
@@ -142,4 +159,4 @@ def _pipeline(rank: int) -> dict[str, Any]:
 
 
 def run_scaler_cases(rank: int, folder: str) -> None:
-    run_cases(rank, folder, PROCESSES, {"DDP": _ddp, "FSDP2": _fsdp, "pipeline": _pipeline})
+    run_cases(rank, folder, PROCESSES, {"DDP": _ddp, "absent": _absent, "FSDP2": _fsdp, "pipeline": _pipeline})

@@ -14,6 +14,7 @@ from contrastive_cases import (
     attention_weights,
     derivatives,
     features,
+    kept_elements,
     largest_tensor,
     loss_of,
     run_contrastive_cases,
@@ -72,8 +73,20 @@ def test_no_tensor_is_larger_than_a_rank_pairs_logits_or_the_gathered_features(
 ) -> None:
     batch = 64 * PROCESSES
     allowed = 64 * 64 if exchange == "ring" else max(64 * 64, batch * features(0).shape[1])
-    assert [rank["largest"][exchange] for rank in ranks] == [allowed] * PROCESSES
+    assert [rank["largest"][exchange][0] for rank in ranks] == [allowed] * PROCESSES
     assert largest_tensor(batch, exchange) == batch**2
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("exchange", ["gather", "ring"])
+def test_what_a_rank_keeps_for_the_backward_is_its_part_of_the_whole(
+    exchange: str, ranks: list[dict[str, Any]]
+) -> None:
+    """Of the logits exactly a part in N; features, whole on every rank, and statistics come on top."""
+    batch, width = 64 * PROCESSES, features(0).shape[1]
+    whole = kept_elements(batch, exchange)
+    for rank in ranks:
+        assert rank["largest"][exchange][1] <= whole / PROCESSES + 8 * batch * width
 
 
 @pytest.mark.distributed

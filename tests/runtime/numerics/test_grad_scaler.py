@@ -10,8 +10,10 @@ from scaler_cases import PROCESSES, Model, Tower, batch, gradients, overflow, ru
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mmplan.runtime.numerics.global_norm import gradient_norms
 from mmplan.runtime.numerics.grad_scaler import ModalityGradScaler
 from mmplan.runtime.numerics.loss_scale import LossScale, ScaleRule
+from mmplan.runtime.numerics.sharing import Sharing
 
 START = {"vision": 2.0**5, "audio": 2.0**12, "shared": 2.0**9}
 
@@ -285,15 +287,29 @@ def test_state_is_kept_and_wrong_uses_are_refused() -> None:
 @pytest.mark.distributed
 @pytest.mark.parametrize("case", ["DDP", "FSDP2"])
 def test_ranks_agree_on_who_overflowed(case: str, ranks: list[dict[str, Any]]) -> None:
-    expected = unscaled(Model(tied=case == "DDP"), 0, 1)
+    model = Model(tied=case == "DDP")
+    expected = unscaled(model, 0, 1)
+    norms = gradient_norms(Sharing(model, {"vision": model.vision, "audio": model.audio}))
     for rank in ranks:
         result = rank[case]
+        assert result["norms"] == pytest.approx({part: norm.item() for part, norm in norms.of.items()}, rel=1e-6)
         assert result["scales"] == START | {"vision": START["vision"] / 2}
         for name, gradient in expected.items():
             torch.testing.assert_close(result["gradients"][name], gradient, rtol=1e-6, atol=1e-8)
         assert result["moved"] == {name for name in expected if not name.startswith("vision.first")} - (
             {"vision.table.weight", "vision.table.bias"} if case == "FSDP2" else {"vision.table.bias"}
         )
+
+
+@pytest.mark.distributed
+def test_a_modality_that_one_rank_lacks_is_seen_by_all(ranks: list[dict[str, Any]]) -> None:
+    model = Model(tied=False)
+    (images, _), (others, clips) = batch(0), batch(1)
+    ((model(images, None).square().mean() + model(others, clips).square().mean()) / 2).backward()
+    for rank in ranks:
+        for name, gradient in gradients(model).items():
+            torch.testing.assert_close(rank["absent"]["gradients"][name], gradient, rtol=1e-6, atol=1e-8)
+        assert rank["absent"]["scales"] == {part: 2 * scale for part, scale in START.items()}
 
 
 @pytest.mark.distributed
