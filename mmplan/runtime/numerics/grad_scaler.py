@@ -105,7 +105,7 @@ class ModalityGradScaler:
         if not self._enabled:
             return outputs
         if isinstance(outputs, Tensor):
-            return wide(outputs) * self._scales[modality].scale
+            return wide(outputs) * self.get_scale(modality)
         if isinstance(outputs, Iterable):
             scaled = (self.scale(output, modality) for output in outputs)
             return tuple(scaled) if isinstance(outputs, tuple) else list(scaled)
@@ -207,7 +207,7 @@ class ModalityGradScaler:
             for part, (found, seen, guilty, tainted, _) in zip(tuple(self._scales), agreed, strict=True):
                 if guilty or (found and not tainted):
                     self._scales[part] = self._scales[part].after_overflow(self._rule)
-                elif seen and not found:
+                elif seen and not found and not tainted:
                     self._scales[part] = self._scales[part].after_quiet(self._rule)
         self._agreed.clear()
         self._crossings = Crossings()

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from numerics_ranks import run_cases
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -116,6 +117,21 @@ def attention_weights() -> tuple[list[Tensor], list[Tensor]]:
     return weights, [features(seed, WIDTH) for seed in (32, 33)]
 
 
+def _plainly_gathered(rank: int) -> dict[str, Any]:
+    """InfoNCE on features that `dist.all_gather` has gathered, which has no derivative; the own ones put back."""
+    x, y, v, w = (features(seed).split(COUNTS["even"])[rank] for seed in range(4))
+    inputs = [x.requires_grad_(), y.requires_grad_()]
+    whole = []
+    for own in inputs:
+        parts = [torch.empty_like(own) for _ in range(PROCESSES)]
+        dist.all_gather(parts, own.detach())
+        parts[rank] = own
+        whole.append(torch.cat(parts))
+    labels = torch.arange(4) + 4 * rank
+    shares = [nn.functional.cross_entropy(7 * a @ b.T, labels) for a, b in zip(inputs, whole[::-1], strict=True)]
+    return derivatives(sum(shares) / (2 * PROCESSES), inputs, [v, w])
+
+
 def _attention(rank: int) -> Any:
     return attention_product(torch.arange(12).split(COUNTS["uneven"])[rank], *attention_weights(), sharded=True)
 
@@ -138,5 +154,6 @@ def run_contrastive_cases(rank: int, folder: str) -> None:
         "largest": _largest,
         "cached under DDP": _cached_under_ddp,
         "attention": _attention,
+        "plainly gathered": _plainly_gathered,
     }
     run_cases(rank, folder, PROCESSES, cases)

@@ -56,6 +56,19 @@ def test_loss_gradient_and_hessian_vector_product_are_those_of_the_whole_batch(
 
 
 @pytest.mark.distributed
+def test_features_gathered_without_derivative_give_another_gradient_and_another_product(
+    ranks: list[dict[str, Any]],
+) -> None:
+    """The loss is the same; what this rank's features do to the rows of other ranks is missing."""
+    plain = [rank["plainly gathered"] for rank in ranks]
+    right = [rank["sharded"]["info_nce", "even", "gather"] for rank in ranks]
+    assert sum(one["loss"] for one in plain) == pytest.approx(right[0]["loss"])
+    for order in ("first", "second"):
+        off = torch.cat([a[order][0] - b[order][0] for a, b in zip(plain, right, strict=True)])
+        assert off.norm() > 0.1 * torch.cat([one[order][0] for one in right]).norm(), order
+
+
+@pytest.mark.distributed
 def test_the_product_with_the_hessian_of_attentive_encoders_is_that_of_one_process(ranks: list[dict[str, Any]]) -> None:
     """In the encoders' weights, averaged over ranks as DDP does; attention by torch's MATH kernel."""
     expected = attention_product(slice(None), *attention_weights(), sharded=False)
