@@ -43,6 +43,7 @@ def optimize(
     zone_prices: Annotated[
         bool, typer.Option("--zone-prices", help="Solve without each no-split zone: what it costs per step.")
     ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the layer graph, its stages and zones.")] = None,
     naive: Annotated[bool, typer.Option("--naive", help="Do not search: equal layer counts, as cut by hand.")] = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -58,13 +59,14 @@ def optimize(
     from mmplan.report.alternatives import alternatives_tables, alternatives_values
     from mmplan.report.console import emit
     from mmplan.report.documents import optimize_document
+    from mmplan.report.plan_page import plan_page
     from mmplan.report.progress import search_progress
     from mmplan.report.simulation import simulate_plan
     from mmplan.report.summary import summarise
     from mmplan.report.tables import optimize_tables
     from mmplan.scenario.load import load_scenario
 
-    require_folder(output, json_path(json_file))
+    require_folder(output, html, json_path(json_file))
     wanted, loaded = objective_of(objective, deadline, searched=not naive), load_scenario(scenario)
     asked = questions(loaded, why_not or (), zone_prices, by_step_time=not naive and objective == "step-time")
     with search_progress(loaded.name) as progress:
@@ -79,8 +81,10 @@ def optimize(
     interval = plan_interval(result.plan, prediction.step_time_s)
     summary = summarise(loaded.name, result.plan, prediction, interval)
     document = {**optimize_document(result, summary, interval), **alternatives_values(told, prices)}
-    tables = optimize_tables(result, summary, interval, target, explain)
-    emit(json_file, document, *tables, *alternatives_tables(told, prices))
+    tables = [*optimize_tables(result, summary, interval, target, explain), *alternatives_tables(told, prices)]
+    if html is not None:
+        plan_page(result.plan, prediction, tables, prices, html)
+    emit(json_file, document, *tables)
 
 
 def simulate(
