@@ -5,11 +5,12 @@ Both are found by running the model again with hooks, which nobody pays for as l
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -22,16 +23,36 @@ def lacks_derivative(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(_NOT_IMPLEMENTED.search(str(error)) or _ONCE in str(error))
 
 
+def require_twice(gradients: Iterable[Tensor]) -> None:
+    """Raise RuntimeError where a first gradient depends on a function that is marked once_differentiable.
+
+    Autograd marks such a place, but raises only where its way to an input leads over the mark, which hangs beside the
+    graph: asked for the derivative by parameters, it leaves the term out and says nothing.
+    """
+    if any(node.name() == "torch::autograd::Error" for node in _nodes(gradients)):
+        raise RuntimeError(f"a second derivative of a function marked {_ONCE}")
+
+
+def _nodes(tensors: Iterable[Tensor]) -> Iterator[Node]:
+    waiting, seen = [tensor.grad_fn for tensor in tensors], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        waiting += [before for before, _ in node.next_functions]
+
+
 def without_derivative(model: nn.Module, run: Callable[[], object], error: BaseException) -> str:
     """One sentence with the innermost module and the operator."""
     calls = _first_calls(model, run)
     place, names = model, ""
     while True:
-        children = [(f"{names}.{key}" if names else key, child) for key, child in place.named_children()]
-        failing = [(name, child) for name, child in children if child in calls and _fails(child, *calls[child])]
-        if not failing:
+        failing = next(((n, child) for n, child in _called(place, names, calls) if _fails(child, *calls[child])), None)
+        if failing is None:
             break
-        names, place = failing[0]
+        names, place = failing
     match = _NOT_IMPLEMENTED.search(str(error))
     operator = match[1] if match else _own_functions(place, calls) or "a function marked once_differentiable"
     where = f"module '{names}' ({type(place).__name__})" if names else f"the forward of {type(place).__name__}"
@@ -63,6 +84,16 @@ def first_unsound(model: nn.Module, run: Callable[[], object]) -> str:
 _Calls = dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]
 
 
+def _called(module: nn.Module, name: str, calls: _Calls) -> Iterator[tuple[str, nn.Module]]:
+    """The outermost modules inside that are called; lists of modules are not."""
+    for key, child in module.named_children():
+        own = f"{name}.{key}" if name else key
+        if child in calls:
+            yield own, child
+        else:
+            yield from _called(child, own, calls)
+
+
 def _first_calls(model: nn.Module, run: Callable[[], object]) -> _Calls:
     """Arguments of the first call of each module."""
     calls: _Calls = {}
@@ -86,6 +117,7 @@ def _fails(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         inputs, squares = _squares(module, args, kwargs)
         first = torch.autograd.grad(squares, inputs, create_graph=True, allow_unused=True)
         bent = [gradient.square().sum() for gradient in first if gradient is not None and gradient.requires_grad]
+        require_twice(gradient for gradient in first if gradient is not None)
         if bent:
             torch.autograd.grad(torch.stack(bent).sum(), inputs, allow_unused=True)
     except Exception as error:  # whatever else is wrong here is not what is looked for
@@ -115,13 +147,7 @@ def _own_functions(module: nn.Module, calls: _Calls) -> str:
         _, squares = _squares(module, *calls[module])
     except Exception:
         return ""
-    waiting, seen = [squares.grad_fn], set[object]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in _nodes([squares]):
         if any(base.__name__ == "BackwardCFunction" for base in type(node).__mro__):  # a Function of Python's
             return node.name().removesuffix("Backward")
-        waiting += [before for before, _ in node.next_functions]
     return ""

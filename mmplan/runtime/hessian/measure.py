@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmplan.errors import InputError, MmplanError
 from mmplan.runtime.ghost.model import saved_buffers
-from mmplan.runtime.hessian.diagnose import first_unsound, lacks_derivative, without_derivative
+from mmplan.runtime.hessian.diagnose import first_unsound, lacks_derivative, require_twice, without_derivative
 from mmplan.runtime.hessian.differences import difference
 from mmplan.runtime.hessian.hutchinson import trace
 from mmplan.runtime.hessian.lanczos import lanczos
@@ -111,6 +111,8 @@ def measure_one(
     started_s = time.perf_counter()
     generator = torch.Generator().manual_seed(zlib.crc32(f"{key.batch}/{key.layer}".encode()))
     with curvature_of(subject, parameters, pieces, settings, key) as matrix:
+        if check:
+            require_twice(matrix.first_gradients())
         start = torch.randn(matrix.size, generator=generator).to(subject.device)
         found = lanczos(matrix, start, iterations=settings.iterations, tolerance=settings.tolerance)
         estimate = None

@@ -5,7 +5,7 @@ logits by the parameters and H_z the Hessian of the loss by the logits (Schraudo
 eigenvalue. Attention runs by torch's MATH kernels, the only ones with a second derivative.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -75,6 +75,11 @@ class Curvature:
                 product += torch.cat([gradient.reshape(-1) for gradient in gradients])
         return self._total(product)
 
+    def first_gradients(self) -> Iterator[Tensor]:
+        """What products are gradients of; of one graph after the other."""
+        for graph in self._graphs:
+            yield from graph().bent()
+
     def gradient(self) -> Tensor:
         """Of the branch's loss at the present values of the parameters, flat, summed over all processes."""
         gradient = torch.zeros(self.size, device=self._parameters[0].device)
@@ -111,6 +116,9 @@ class _Hessian:
         gradients = _gradients([loss], parameters, create_graph=True) if loss.requires_grad else ()
         self._bent = [(place, g) for place, g in enumerate(gradients) if g.requires_grad]
 
+    def bent(self) -> list[Tensor]:
+        return [gradient for _, gradient in self._bent]
+
     def __call__(self, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         if not self._bent:
             return []
@@ -134,6 +142,9 @@ class _GaussNewton:
             dummy = torch.zeros_like(logits, requires_grad=True)
             transposed = _gradients([logits], parameters, [dummy], create_graph=True)
             self._parts.append((logits, slope, dummy, [(i, t) for i, t in enumerate(transposed) if t.requires_grad]))
+
+    def bent(self) -> list[Tensor]:
+        return [t for _, slope, _, transposed in self._parts for t in (slope, *(one for _, one in transposed))]
 
     def __call__(self, parts: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
         found = []

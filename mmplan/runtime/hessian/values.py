@@ -18,7 +18,7 @@ from mmplan.scenario.document import shown
 
 SCHEMA = "mmplan.sensitivity-partial/1"
 WRITE_EVERY_S = 2.0
-DOUBTFUL = 0.05  # a larger `difference`; of right derivatives on small models all were below 0.001
+DOUBTFUL = 0.01  # a larger `difference`; of right derivatives on small models all were below 0.001
 
 
 class Key(NamedTuple):
