@@ -102,7 +102,7 @@ def test_wrong_options_are_one_sentence(folder: Path, options: list[str], expect
     assert str(caught.value) == expected
 
 
-def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:
+def test_the_commands_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first block of docs/sensitivity.md, on the small scenario and with the fewest samples."""
     text = (ROOT / "docs" / "sensitivity.md").read_text()
     first, line, second = re.findall(r"^    (?:mmplan|#).*", text, re.MULTILINE)[:3]
@@ -111,6 +111,7 @@ def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:
     scenario = SCENARIO.replace("sensitivity: sensitivity.json", constraints[1])
     for name in ("tiny.yaml", "my.yaml"):
         (tmp_path / name).write_text(scenario)
+    monkeypatch.chdir(tmp_path)  # where the plan is written
     for command in (first, second):
         words = command.split()[1:]
         words = [str(tmp_path / Path(word).name) if re.search(r"\.(yaml|json|html)$", word) else word for word in words]
