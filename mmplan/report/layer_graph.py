@@ -1,4 +1,4 @@
-"""The layer graph of a plan as a picture: modules as rows of layers, coloured by stage, zones in frames with a price."""
+"""The layer graph of a plan as a picture: modules as rows of layers, coloured by stage, zones framed with a price."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
