@@ -66,6 +66,9 @@ def execute(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write all steps of all ranks for ui.perfetto.dev.")
     ] = None,
+    health: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write readings of its health, for `mmplan doctor`.")
+    ] = None,
     share_devices: Annotated[
         bool, typer.Option("--share-devices", help="Let processes share GPUs, over gloo: a check, not a training.")
     ] = False,
@@ -108,7 +111,7 @@ def execute(
         },
     )
     if is_main_process():  # other hosts need no such folder
-        require_folder(output, trace, json_path(json_file))
+        require_folder(output, trace, health, json_path(json_file))
     plan = load_plan(plan_file)
     checkpoints = Checkpoints(
         folder=checkpoint,
@@ -131,6 +134,7 @@ def execute(
             save_weights=save_weights,
             checkpoints=checkpoints,
             trace=trace,
+            health=health,
             share_devices=share_devices,
             on_nan=on_nan,
             max_skips=max_skips,

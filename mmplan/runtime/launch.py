@@ -55,6 +55,7 @@ def execute(
     save_weights: Path | None = None,
     checkpoints: Checkpoints | None = None,
     trace: Path | None = None,
+    health: Path | None = None,
     share_devices: bool = False,
     on_nan: OnNan = "stop",
     max_skips: int = DEFAULT_MAX_SKIPS,
@@ -82,6 +83,7 @@ def execute(
         save_weights: a folder that is made at the end, with the weights of the job's model.
         checkpoints: what is saved while the run goes on, and what it goes on from; None: nothing.
         trace: a file for all steps of all ranks, in the form of Chrome's traces (`trace.py`), written by rank 0.
+        health: a file for readings of losses and of numbers that are none (`health/readings.py`), written by rank 0.
         share_devices: several processes may compute on one GPU, and talk over gloo.
         on_note: hears what a user has to know meanwhile, as `on_step` does.
         on_step: is told each finished step while the run goes on; under torchrun on rank 0 only.
@@ -110,6 +112,7 @@ def execute(
         data=data and data.resolve(),
         weights=weights,
         trace=trace and trace.resolve(),
+        health=health and health.resolve(),
         share_devices=share_devices,
         save_weights=save_weights and save_weights.resolve(),
         checkpoints=checkpoints.resolved() if checkpoints is not None else Checkpoints(),

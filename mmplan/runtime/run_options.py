@@ -24,6 +24,7 @@ class RunOptions:
     data: Path | None = None
     weights: Path | None = None
     trace: Path | None = None
+    health: Path | None = None
     share_devices: bool = False
     save_weights: Path | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)

@@ -34,6 +34,7 @@ from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.save_weights import save_weights
 from mmplan.runtime.ghost.train import prepare_job
 from mmplan.runtime.groups import peer_pairs, replica_group, tensor_ranks
+from mmplan.runtime.health.run_health import RunHealth
 from mmplan.runtime.limits import limits, time_scale
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, StepMeasurement, save_run
 from mmplan.runtime.network import connect
@@ -214,6 +215,7 @@ def _run(
 
     traced, modalities = list[TracedStep](), stage_modalities(plan)
     connect(groups.pairs, rank, device, groups.network)
+    health = RunHealth(options.health, modalities) if options.health is not None and rank == 0 else None
     kept, steps_done = StepKeeper(), list(before)
     listed = range(world) if options.rehearse else listed_ranks(plan)
 
@@ -225,6 +227,8 @@ def _run(
         finite = {module: loss for module, loss in totals.losses.items() if math.isfinite(loss)}
         steps_done.append(replace(totals, losses=finite))
         unsound = [end.unsound for end in ends]
+        if health is not None:
+            health.take(step, totals.losses, unsound)
         left_out = require_numbers(steps_done, totals.losses, unsound, max_skips=options.max_skips)
         if left_out:
             note(left_out)
@@ -251,6 +255,8 @@ def _run(
         check=UpdateCheck(control if options.on_nan == "skip" else None),
         on_step=take,
     )
+    if health is not None:
+        health.close()
     watch.position.begin(NO_STEP)
     watch.position.enter("end", EVERYBODY)
     saved = () if checkpoints is None else checkpoints.finish()

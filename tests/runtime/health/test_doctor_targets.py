@@ -23,6 +23,7 @@ from mmplan.runtime.health.readings import load_readings
 from mmplan.runtime.health.rules import RULES
 from mmplan.runtime.health.run_readings import run_readings
 from mmplan.runtime.health.weights import named_weights
+from mmplan.runtime.inject import parse_injection
 from mmplan.runtime.launch import execute
 from mmplan.runtime.measurement import StepMeasurement, plan_hash, save_run
 
@@ -103,9 +104,28 @@ def test_weights_that_are_no_numbers_are_found_without_a_job(tmp_path: Path) -> 
 
 
 @pytest.mark.distributed
-def test_a_checkpoint_of_mmplan_is_read(tmp_path: Path) -> None:
-    plan = hand_plan(replace(tiny_scenario(), global_batch=2), TWO_STAGES)
-    execute(plan, local=2, steps=1, checkpoints=Checkpoints(folder=tmp_path / "saved"))
+def test_a_run_of_mmplan_tells_where_a_number_was_none_and_its_checkpoint_is_read(tmp_path: Path) -> None:
+    plan, file = hand_plan(replace(tiny_scenario(), global_batch=2), TWO_STAGES), tmp_path / "health.jsonl"
+    trace = tmp_path / "trace.json"
+    execute(
+        plan,
+        local=2,
+        steps=3,
+        checkpoints=Checkpoints(folder=tmp_path / "saved"),
+        health=file,
+        trace=trace,
+        on_nan="skip",
+        inject=[parse_injection("nan rank=1 step=1 action=F1")],
+    )
+    findings = diagnose(load_readings(file), RULES)
+    assert [(f.monitor, f.began, f.follows) for f in findings] == [("overflow", 1, ""), ("loss", 1, "overflow")]
+    assert (findings[0].detail["rank"], findings[0].detail["because"]) == (1.0, "backward")
+    assert findings[0].detail["modality"] == "text"
+    assert run(file, "--trace", trace)[0] == 1
+    events = json.loads(trace.read_text())["traceEvents"]
+    steps = [e for e in events if e["name"].startswith("step ") and e["pid"] == 0]
+    mark = next(e for e in events if e["name"].startswith("overflow"))
+    assert steps[1]["ts"] < mark["ts"] < steps[2]["ts"] + steps[2]["dur"]
     weights = dict(named_weights(tmp_path / "saved"))
     assert len(weights) > 10 and all(value.isfinite().all() for value in weights.values())
     assert run(tmp_path / "saved")[0] == 0
