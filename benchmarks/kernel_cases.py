@@ -50,7 +50,7 @@ class Case:
 
 
 def cases(tokens: int = TOKENS) -> list[Case]:
-    return [*projections(tokens), *_norms(tokens), *_compression(tokens), *_rows(tokens)]
+    return [*projections(tokens), *norms(tokens), *_compression(tokens), *_rows(tokens)]
 
 
 def projections(tokens: int, dtype: torch.dtype = DTYPE) -> list[Case]:
@@ -105,28 +105,28 @@ def _projection(
     return _gradients(outputs, leaves, [torch.randn_like(y) for y in outputs])
 
 
-def _norms(tokens: int) -> list[Case]:
-    numbers = tokens * WIDTH
+def norms(tokens: int, width: int = WIDTH) -> list[Case]:
+    numbers = tokens * width
 
     def norm(function: Callable[..., Any], device: torch.device, others: int, backward: bool) -> Run:
-        x, segment = _random(device, tokens, WIDTH, grad=backward), _segment(device, tokens)
-        parameters = [_random(device, MODALITIES, WIDTH, grad=backward) for _ in range(others)]
+        x, segment = _random(device, tokens, width, grad=backward), _segment(device, tokens)
+        parameters = [_random(device, MODALITIES, width, grad=backward) for _ in range(others)]
         if not backward:
             return partial(function, x, segment, *parameters)
         y = function(x, segment, *parameters)
         return _gradients([y], [x, *parameters], [torch.randn_like(y)])
 
     def given(function: Callable[..., Any], device: torch.device, backward: bool) -> Run:
-        x, segment = _random(device, tokens, WIDTH, grad=backward), _segment(device, tokens)
+        x, segment = _random(device, tokens, width, grad=backward), _segment(device, tokens)
         statistics = [torch.rand(MODALITIES, device=device).requires_grad_(backward) for _ in range(2)]
-        parameters = [*statistics, *(_random(device, MODALITIES, WIDTH, grad=backward) for _ in range(2))]
+        parameters = [*statistics, *(_random(device, MODALITIES, width, grad=backward) for _ in range(2))]
         if not backward:
             return partial(function, x, segment, *parameters)
         y = function(x, segment, *parameters)
         return _gradients([y], [x, *parameters], [torch.randn_like(y)])
 
     def moments(function: Callable[..., Any], device: torch.device) -> Run:
-        return partial(function, _random(device, tokens, WIDTH), _segment(device, tokens), MODALITIES)
+        return partial(function, _random(device, tokens, width), _segment(device, tokens), MODALITIES)
 
     table: tuple[tuple[str, Callable[..., Any], Callable[..., Any], Callable[..., Run]], ...] = (
         ("layer norm", segment_layer_norm, segment_layer_norm_reference, partial(norm, others=2)),
@@ -138,7 +138,7 @@ def _norms(tokens: int) -> list[Case]:
         for direction, passes in (("forward", 2), ("backward", 3)):
             case = Case(
                 operator="segment_norm",
-                name=f"{direction}: {name}",
+                name=f"{direction}: {name}" if width == WIDTH else f"{direction}, {width} wide: {name}",
                 function=function,
                 reference=reference,
                 prepare=partial(prepare, backward=direction == "backward"),

@@ -101,11 +101,13 @@ def fp8_dequantize(quantized: Fp8Blocks, *, block: int = 128, dtype: torch.dtype
     values, scales = quantized
     kind, n = values.dtype, values.numel()
     _check(kind, block)
+    if scales.numel() != -(-n // block):
+        raise ValueError(f"{scales.numel()} scales of {n} values in blocks of {block}: {-(-n // block)} wanted")
     if uses_triton(scales) and n > 0:
         y = torch.empty(values.shape, dtype=dtype, device=values.device)
         codes = values.contiguous().view(torch.uint8)
         tile = tile_of("fp8", y.device)
-        arguments = (codes, scales, y, n, _MANTISSA_BITS[kind], block, tile.elements)
+        arguments = (codes, scales.contiguous(), y, n, _MANTISSA_BITS[kind], block, tile.elements)
         launch(_fp8_dequantize_kernel, (-(-n // tile.elements),), *arguments, num_warps=tile.warps)
         return y
     return fp8_dequantize_reference(quantized, block=block, dtype=dtype)

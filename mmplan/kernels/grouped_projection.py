@@ -54,7 +54,7 @@ def grouped_projection(
         *weights,
         *(b for b in biases if b is not None),
     ]
-    if not given or not uses_triton(*given) or torch.is_autocast_enabled(given[0].device.type):
+    if not given or not uses_triton(*given) or not _multiplied_by_kernel(given[0]):
         return grouped_projection_reference(tokens, weights, biases)
     if len({item.dtype for item in given}) > 1:
         raise ValueError(f"dtypes differ: {sorted({str(item.dtype) for item in given})}")
@@ -115,6 +115,11 @@ class _Projection(torch.autograd.Function):
             if patch and dx_or_none is not None:
                 gradients[i] = _image_of(dx_or_none, x.shape, patch)
         return None, *gradients
+
+
+def _multiplied_by_kernel(x: Tensor) -> bool:
+    """Other types, and those that autocast is to choose, are the reference's."""
+    return x.dtype in (torch.float32, torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(x.device.type)
 
 
 def _operand(x: Tensor, patch: int) -> Operand:

@@ -93,8 +93,8 @@ def masked_squared_norm_reference(x: Tensor, segment: Tensor, n_modalities: int 
 def _check(x: Tensor, segment: Tensor, n_modalities: int) -> None:
     if n_modalities < 1 or (segment.dtype == torch.bool and n_modalities != 1):
         raise ValueError(f"{n_modalities} modalities with a segment of {segment.dtype}: a bool mask has exactly 1")
-    if segment.shape != x.shape[: segment.dim()]:
-        raise ValueError(f"segment {tuple(segment.shape)} is no leading part of x {tuple(x.shape)}")
+    if segment.shape != x.shape[: segment.dim()] or segment.is_floating_point():
+        raise ValueError(f"segment {tuple(segment.shape)} of {segment.dtype} is no leading part of x {tuple(x.shape)}")
 
 
 def _power_of_two(n: int) -> int:

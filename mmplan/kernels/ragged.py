@@ -58,6 +58,7 @@ def ragged_gather(x: Tensor, positions: Tensor) -> Tensor:
 
     Differentiable in x; positions may repeat (their gradients add up).
     """
+    _check_positions(positions, "x", x.shape)
     if not uses_triton(x, positions) or x.numel() == 0 or positions.numel() == 0:
         return ragged_gather_reference(x, positions)
     y: Tensor = _Gather.apply(x.flatten(1) if x.dim() > 1 else x[:, None], positions)  # type: ignore[no-untyped-call]
@@ -163,5 +164,15 @@ def _check(parts: Sequence[Tensor], positions: Sequence[Tensor]) -> None:
     if not parts or len(parts) != len(positions):
         raise ValueError(f"{len(parts)} parts with {len(positions)} lists of positions")
     for part, places in zip(parts, positions, strict=True):
+        _check_positions(places, "a part", part.shape)
         if places.shape != part.shape[:1]:
             raise ValueError(f"positions {tuple(places.shape)} of a part {tuple(part.shape)}")
+        if part.shape[1:] != parts[0].shape[1:] or part.dtype != parts[0].dtype:
+            described = [f"{tuple(item.shape)} of {item.dtype}" for item in (parts[0], part)]
+            raise ValueError(f"parts {described[0]} and {described[1]} are rows of different kinds")
+
+
+def _check_positions(positions: Tensor, what: str, shape: torch.Size) -> None:
+    if positions.dim() != 1 or positions.is_floating_point() or positions.dtype == torch.bool:
+        given = f"positions {tuple(positions.shape)} of {positions.dtype}"
+        raise ValueError(f"{given} of {what} {tuple(shape)}: one integer per row wanted")

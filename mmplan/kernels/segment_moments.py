@@ -16,6 +16,8 @@ from mmplan.kernels.dispatch import jit, launch, persistent_programs, tl, uses_t
 from mmplan.kernels.segment_norm import segment_normalize
 from mmplan.kernels.tuning import tile_of
 
+_MOST_MODALITIES = 64  # whose sums registers hold
+
 
 @jit
 @no_type_check
@@ -73,12 +75,12 @@ def segment_moments(x: Tensor, segment: Tensor, n_modalities: int, shift: Tensor
     """
     _check(x, segment, n_modalities, shift)
     given = () if shift is None else (shift,)
-    if not uses_triton(x, segment, *given) or x.numel() == 0:
+    if not uses_triton(x, segment, *given) or x.numel() == 0 or n_modalities > _MOST_MODALITIES:
         return segment_moments_reference(x, segment, n_modalities, shift)
     rows = x.reshape(-1, x.shape[-1])
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
     shift = torch.zeros(n_modalities, device=x.device) if shift is None else shift.detach().float().contiguous()
-    moments: Tensor = _Moments.apply(rows, segment.reshape(-1), shift, bool(given))  # type: ignore[no-untyped-call]
+    moments: Tensor = _Moments.apply(rows, segment.reshape(-1).contiguous(), shift, bool(given))  # type: ignore[no-untyped-call]
     return moments
 
 
@@ -137,7 +139,7 @@ class _Moments(torch.autograd.Function):
 
 
 def _check(x: Tensor, segment: Tensor, n_modalities: int, shift: Tensor | None) -> None:
-    if segment.shape != x.shape[:-1]:
-        raise ValueError(f"segment {tuple(segment.shape)} of tokens {tuple(x.shape)}")
+    if segment.shape != x.shape[:-1] or segment.is_floating_point():
+        raise ValueError(f"segment {tuple(segment.shape)} of {segment.dtype} of tokens {tuple(x.shape)}")
     if n_modalities < 1 or (shift is not None and shift.shape != (n_modalities,)):
         raise ValueError(f"shift {None if shift is None else tuple(shift.shape)} of {n_modalities} modalities")

@@ -264,10 +264,11 @@ def _normalized(
 ) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    segment_of_row = segment.reshape(-1).contiguous()
     per_modality = mean is not None and mean.shape != (*segment.shape, 1)
     if mean is not None and inverse_std is not None:
         mean, inverse_std = mean.reshape(-1), inverse_std.reshape(-1)
-    arguments = (rows, segment.reshape(-1), weights, biases, mean, inverse_std, eps, kind, per_modality)
+    arguments = (rows, segment_of_row, weights, biases, mean, inverse_std, eps, kind, per_modality)
     y: Tensor = _Norm.apply(*arguments)  # type: ignore[no-untyped-call]
     return y.view(x.shape)
 
@@ -293,9 +294,9 @@ def _with_parameters(y: Tensor, segment: Tensor, weights: Tensor, biases: Tensor
 
 
 def _check(x: Tensor, segment: Tensor, weights: Tensor, biases: Tensor | None) -> None:
-    if segment.shape != x.shape[:-1]:
-        raise ValueError(f"segment {tuple(segment.shape)} of tokens {tuple(x.shape)}")
-    if weights.dim() != 2 or weights.shape[1] != x.shape[-1]:
+    if segment.shape != x.shape[:-1] or segment.is_floating_point():
+        raise ValueError(f"segment {tuple(segment.shape)} of {segment.dtype} of tokens {tuple(x.shape)}")
+    if weights.dim() != 2 or len(weights) == 0 or weights.shape[1] != x.shape[-1]:
         raise ValueError(
             f"weights {tuple(weights.shape)} of tokens {tuple(x.shape)}: [modalities, {x.shape[-1]}] wanted"
         )

@@ -101,12 +101,15 @@ def sign_pack(x: Tensor, residual: Tensor | None = None, *, block: int = 256) ->
 
 
 def sign_unpack(packed: SignPacked, n: int, *, block: int = 256, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The n numbers that were packed, flat."""
+    """The n numbers that were packed in such blocks, flat."""
+    sizes, wanted = tuple(len(part) for part in packed), (-(-n // 8), -(-n // 2), -(-n // block))
+    if sizes != wanted:
+        raise ValueError(f"signs, magnitudes and scales {sizes} of {n} numbers in blocks of {block}: {wanted} wanted")
     if not uses_triton(*packed) or n == 0:
         return sign_unpack_reference(packed, n, block=block, dtype=dtype)
     y = torch.empty(n, dtype=dtype, device=packed.scales.device)
     tile = tile_of("sign_pack", y.device)
-    arguments = (*packed, y, n, block, tile.elements)
+    arguments = (*(part.contiguous() for part in packed), y, n, block, tile.elements)
     launch(_sign_unpack_kernel, (-(-n // tile.elements),), *arguments, num_warps=tile.warps)
     return y
 

@@ -85,8 +85,8 @@ def _compact_kernel(x_ptr, state_ptr, larger_ptr, equal_ptr, values_ptr, indices
 
 
 def top_k(x: Tensor, k: int) -> TopK:
-    """Exactly k elements of largest |x|; of equal ones those of lower index. NaN counts as larger than infinity: it is
-    sent, not hidden. Raises ValueError unless 0 <= k <= x.numel()."""
+    """Exactly k elements of largest |x|; of equal ones those of lower index. Compared in fp32; NaN counts as larger
+    than infinity: it is sent, not hidden. Raises ValueError unless 0 <= k <= x.numel()."""
     _check(x, k)
     if not uses_triton(x) or k == 0:
         return top_k_reference(x, k)

@@ -23,6 +23,7 @@ def of_many_sizes(n: int, dtype: torch.dtype) -> Tensor:
     x = random(n).mul(random(n, seed=1).mul(3).exp())
     if n > 1000:
         x[256:512], x[600], x[900] = 0, float("nan"), -float("inf")
+        x[1024:1280] = 22 * 2.0**-149  # a fifteenth of it rounds to one smallest number: 22 of them, more than 15
     return x.to(dtype)
 
 

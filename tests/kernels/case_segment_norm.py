@@ -81,6 +81,7 @@ def test_moments_of_each_modality_and_their_gradient(rows: int, d: int, dtype: t
 
 def test_strides_and_leading_dimensions_do_not_matter() -> None:
     segment, weights = segments(2, 3, modalities=2), every_second_column(random(2, 40, seed=1))
+    segment = every_second_column(segment)  # its rows are read at strides, too
     x = every_second_column(random(2, 3, 40))
     for given in (x, random(3, 2, 40).transpose(0, 1)):
         compare(
@@ -88,6 +89,14 @@ def test_strides_and_leading_dimensions_do_not_matter() -> None:
             lambda x, w: segment_layer_norm_reference(x, segment, w),
             *(given, weights),
         )
+    of_line = every_second_column(segments(6, modalities=2))
+    lines = random(6, 40)
+    close(
+        [segment_moments(lines, of_line, 2), segment_layer_norm(lines, of_line, weights)],
+        [segment_moments_reference(lines, of_line, 2), segment_layer_norm_reference(lines, of_line, weights)],
+        torch.float32,
+        scale=100,
+    )
 
 
 def test_a_second_derivative_is_refused_rather_than_wrong() -> None:

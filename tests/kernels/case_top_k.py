@@ -17,7 +17,7 @@ def test_the_elements_are_those_of_a_sort(n: int, dtype: torch.dtype) -> None:
 
 def test_of_equal_elements_the_first_are_taken() -> None:
     x = torch.tensor([1.0, -2.0, 2.0, 0.0, 2.0, -2.0, 0.0], device=DEVICE).repeat(700)
-    for k in (1, 3, 2000, 2801, 3501, 4900):
+    for k in (1, 3, 2800, 2801, 3500, 4900):  # 2,800 twos, 700 ones, 1,400 zeros
         same(top_k(x, k), top_k_reference(x, k))
     assert top_k(x, 3).indices.tolist() == [1, 2, 4]
 

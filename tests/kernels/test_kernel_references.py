@@ -13,6 +13,7 @@ from mmplan.kernels.sign_pack import sign_pack, sign_unpack
 from mmplan.kernels.top_k import top_k
 
 SEGMENT = torch.tensor([0, 1, 1, -1, 0])
+X = torch.ones(5, 3)
 
 
 def test_one_modality_is_the_layer_norm_of_torch() -> None:
@@ -139,8 +140,8 @@ def test_a_norm_of_rows_and_one_of_elements_agree() -> None:
         (r"residual \(3,\) of x \(2,\)", lambda: sign_pack(torch.ones(2), torch.ones(3))),
         ("neither float8_e4m3fn nor", lambda: fp8_quantize(torch.ones(2), torch.float16)),
         ("2 modalities with a segment of torch.bool", lambda: masked_squared_norm(torch.ones(2), torch.ones(2) > 0, 2)),
-        (r"segment \(3,\) is no leading part", lambda: masked_squared_norm(torch.ones(2), SEGMENT[:3])),
-        (r"segment \(5,\) of tokens \(4, 3\)", lambda: segment_layer_norm(torch.ones(4, 3), SEGMENT, torch.ones(2, 3))),
+        (r"segment \(3,\) of torch.int64 is no leading part", lambda: masked_squared_norm(torch.ones(2), SEGMENT[:3])),
+        (r"segment \(5,\) .* of tokens \(4, 3\)", lambda: segment_layer_norm(torch.ones(4, 3), SEGMENT, X[:2])),
         (r"\[modalities, 3\] wanted", lambda: segment_rms_norm(torch.ones(5, 3), SEGMENT, torch.ones(2, 4))),
         (r"shift \(3,\) of 2", lambda: segment_moments(torch.ones(5, 3), SEGMENT, 2, torch.ones(3))),
         (
@@ -150,6 +151,12 @@ def test_a_norm_of_rows_and_one_of_elements_agree() -> None:
         ("does not divide into patches of 5", lambda: Patches(image=torch.ones(1, 1, 8, 10), patch=5)),
         (r"weight \(2, 4\) of tokens of width 3", lambda: grouped_projection([torch.ones(1, 3)], [torch.ones(2, 4)])),
         ("1 groups of tokens, 0 weights", lambda: grouped_projection([torch.ones(1, 3)], [])),
+        ("parts .* are rows of different kinds", lambda: ragged_scatter([X, X[:, :2]], [SEGMENT, SEGMENT], 4)),
+        ("of torch.bool of x", lambda: ragged_gather(X, SEGMENT > 0)),
+        ("of torch.float32 of tokens", lambda: segment_layer_norm(X, SEGMENT.float(), X[:2])),
+        (r"weights \(0, 3\)", lambda: segment_layer_norm(X, SEGMENT, X[:0])),
+        (r"\(0, 0, 0\) of 15 numbers in blocks of 256: \(2, 8, 1\)", lambda: sign_unpack(sign_pack(X[:0])[0], 15)),
+        ("1 scales of 32 values in blocks of 16: 2", lambda: fp8_dequantize(fp8_quantize(torch.ones(32)), block=16)),
         (r"positions \(2,\) of a part \(3, 1\)", lambda: ragged_scatter([torch.ones(3, 1)], [SEGMENT[:2]], 4)),
         (r"lengths \[4\] of a batch padded to 3", lambda: ragged_positions(torch.tensor([4]), 3)),
     ],
