@@ -16,7 +16,7 @@ from mmplan.cost_models.memory_states import is_expert
 from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.time_rules import PHASES, Rules, pool_rules
 from mmplan.scenario.scenario import Scenario
-from mmplan.scenario.technique import Recompute
+from mmplan.scenario.technique import Recompute, recomputing
 
 Phases = dict[str, float]
 
@@ -87,6 +87,7 @@ class _PoolCosts:
         self._prices: dict[tuple[object, ...], Phases] = {}
         self._parameters: dict[tuple[int, Shard, bool], tuple[Trained, Trained]] = {}
         self._of_ops: dict[tuple[object, ...], OpSeconds] = {}  # recomputation apart
+        self._again: dict[Recompute, Rules] = {}
         self._alone: dict[tuple[int, Load, Shard, Recompute], Phases] = {}
 
     def transfer_s(self, bytes_sent: float, same_node: bool) -> float:
@@ -160,8 +161,9 @@ class _PoolCosts:
     def _compute(self, kind: int, layer: Layer, load: Load, shard: Shard, again: Recompute) -> Phases:
         key = (kind, load, shard, again)
         if key not in self._alone:
-            technique = replace(self._rules.technique, recompute=again, recompute_layers=None)
-            rules = replace(self._rules, technique=technique)
+            if again not in self._again:
+                self._again[again] = replace(self._rules, technique=recomputing(self._rules.technique, again))
+            rules = self._again[again]
 
             def of_ops(routed: bool) -> OpSeconds:
                 part = (kind, load, routed, shard if routed else Shard(tp=shard.tp, cp=shard.cp))

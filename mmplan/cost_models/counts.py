@@ -166,6 +166,9 @@ def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:
             return ()
 
 
+KEEPS_FP32 = (Norm, Attention, Route, CrossEntropy)
+
+
 def saved_fp32_elements(layer: Layer, op: Op, load: Load, shard: int | Shard = 1) -> float:
     """fp32 numbers that autograd keeps besides values: norm statistics, log-sum-exp, log-probabilities."""
     if op.y.name not in layer.grad_values:

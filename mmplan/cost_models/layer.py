@@ -25,7 +25,8 @@ class Layer:
 
     `index` counts the blocks of a module (0 for other kinds). `grad_values` names the values that carry a gradient:
     inputs with a trainable layer upstream and everything computed from them or from trainable parameters.
-    `has_experts`: some rows are routed.
+    `has_experts`: some rows are routed. `imbalance`: by how much longer than the mean the busiest rank works on the
+    rows of its experts (see `op_routed`). The hash is kept, as a search looks layers up a million times.
     """
 
     id: str
@@ -37,10 +38,18 @@ class Layer:
     ops: tuple[Op, ...]
     grad_values: tuple[str, ...]
     has_experts: bool = field(init=False, compare=False)
+    imbalance: float = field(init=False, compare=False)
+    _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         routed = any(value.routed for op in self.ops for value in (op.y, *op_inputs(op)))
+        imbalance = max((op.imbalance for op in self.ops if isinstance(op, Dispatch)), default=1.0)
         object.__setattr__(self, "has_experts", routed)
+        object.__setattr__(self, "imbalance", imbalance)
+        object.__setattr__(self, "_hash", hash((self.id, self.ops, self.grad_values)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def output(self) -> Value:
@@ -50,11 +59,6 @@ class Layer:
     def trainable(self) -> bool:
         """Some parameter of the layer is trained."""
         return any(op_trainable(op) for op in self.ops)
-
-    @property
-    def imbalance(self) -> float:
-        """By how much longer than the mean the busiest rank works on the rows of its experts (see `op_routed`)."""
-        return max((op.imbalance for op in self.ops if isinstance(op, Dispatch)), default=1.0)
 
     @property
     def has_backward(self) -> bool:

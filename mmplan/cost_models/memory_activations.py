@@ -6,8 +6,9 @@ fused kernel keeps the score matrix (section 4.1: 5 a s^2 b bytes with dropout),
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from mmplan.cost_models.counts import FP32_BYTES, op_parameters, saved_fp32_elements, saved_values
+from mmplan.cost_models.counts import FP32_BYTES, KEEPS_FP32, op_parameters, saved_fp32_elements, saved_values
 from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer, values_with_grad
 from mmplan.cost_models.load import Load
@@ -74,13 +75,10 @@ def with_hooks(layer: Layer) -> Layer:
 def kept(layer: Layer, load: Load, setting: Setting) -> Kept:
     """Bytes kept without recompute of whole layers."""
     technique, width = setting.technique, DTYPE_BYTES[setting.precision]
-    wide: dict[str, Value] = {}
-    narrow: dict[str, Value] = {}  # inputs of FP8 products, kept in one byte
+    wide, narrow, others = _keeping(layer, technique)
     scores = masks = fp32 = 0.0
-    for op in layer.ops:
+    for op in others:
         math_attention = isinstance(op, Attention) and technique.attention == "math"
-        for value in _saved(layer, op, setting):
-            (narrow if _in_fp8(layer, op, technique) else wide)[value.name] = value
         if isinstance(op, Attention) and op.y.name in layer.grad_values:
             if math_attention and technique.recompute != "selective":
                 pairs = _score_elements(op, load, setting.shard)
@@ -93,9 +91,21 @@ def kept(layer: Layer, load: Load, setting: Setting) -> Kept:
             fp32 += elements / setting.shard.tp if setting.splits_rows(layer) and not op.y.sharded else elements
     if technique.dropout:
         masks += sum(setting.elements(layer, value, load) for value in _dropped(layer))
-    values = width * sum(setting.elements(layer, value, load) for value in wide.values())
-    values += sum(setting.elements(layer, value, load) for value in narrow.values())
+    values = width * sum(setting.elements(layer, value, load) for value in wide)
+    values += sum(setting.elements(layer, value, load) for value in narrow)
     return Kept(values=values + fp32 * FP32_BYTES, scores=scores, masks=masks)
+
+
+@lru_cache(maxsize=4096)
+def _keeping(layer: Layer, technique: Technique) -> tuple[tuple[Value, ...], tuple[Value, ...], tuple[Op, ...]]:
+    """Values kept as they are, those kept in one byte (inputs of FP8 products), and operators that keep anything else."""
+    wide: dict[str, Value] = {}
+    narrow: dict[str, Value] = {}
+    for op in layer.ops:
+        for value in _saved(layer, op, technique):
+            (narrow if _in_fp8(layer, op, technique) else wide)[value.name] = value
+    others = tuple(op for op in layer.ops if isinstance(op, KEEPS_FP32) and op.y.name in layer.grad_values)
+    return tuple(wide.values()), tuple(narrow.values()), others
 
 
 def kept_recomputed(layer: Layer, load: Load, setting: Setting) -> Kept:
@@ -122,7 +132,7 @@ def _forward_excess(layer: Layer, load: Load, setting: Setting) -> float:
     width = DTYPE_BYTES[setting.precision]
     total = kept(layer, load, setting).total
     last_read = {value.name: index for index, op in enumerate(layer.ops) for value in op_inputs(op)}
-    kept_names = {value.name for op in layer.ops for value in _saved(layer, op, setting)}
+    kept_names = {value.name for op in layer.ops for value in _saved(layer, op, setting.technique)}
     sizes: dict[str, float] = {}
     live, held, worst = 0.0, 0.0, 0.0
     for index, op in enumerate(layer.ops):
@@ -145,7 +155,7 @@ def _backward_excess(layer: Layer, load: Load, setting: Setting) -> float:
     width, rules = DTYPE_BYTES[setting.precision], memory_rules(setting.technique.stack)
     first_keeper: dict[str, int] = {}
     for index, op in enumerate(layer.ops):
-        for value in _saved(layer, op, setting):
+        for value in _saved(layer, op, setting.technique):
             first_keeper.setdefault(value.name, index)
     grads: dict[str, float] = {layer.output.name: setting.elements(layer, layer.output, load) * width}
     freed, worst = 0.0, 0.0
@@ -166,17 +176,17 @@ def _backward_excess(layer: Layer, load: Load, setting: Setting) -> float:
         gradient = grads.pop(op.y.name, 0.0)
         if isinstance(op, Add):  # both inputs share the gradient of the sum
             grads.setdefault(op.a.name, gradient)
-        for value in _saved(layer, op, setting):
+        for value in _saved(layer, op, setting.technique):
             if first_keeper.get(value.name) == index:
                 freed += setting.elements(layer, value, load) * width
     return worst
 
 
-def _saved(layer: Layer, op: Op, setting: Setting) -> tuple[Value, ...]:
+def _saved(layer: Layer, op: Op, technique: Technique) -> tuple[Value, ...]:
     values = saved_values(layer, op)
-    if isinstance(op, Attention) and setting.technique.attention == "math":
+    if isinstance(op, Attention) and technique.attention == "math":
         return tuple(value for value in values if value is not op.y)
-    if isinstance(op, Multiply) and memory_rules(setting.technique.stack).fused_activation:
+    if isinstance(op, Multiply) and memory_rules(technique.stack).fused_activation:
         active = {other.y.name for other in layer.ops if isinstance(other, Activation)}
         return tuple(value for value in values if value.name not in active)
     return values

@@ -16,6 +16,7 @@ from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.memory_activations import Setting, kept, kept_recomputed, logits_bytes, working_bytes
 from mmplan.cost_models.memory_states import layer_counts, state_parts
 from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
+from mmplan.scenario.technique import recomputing
 
 
 def planned_state_bytes(layer: Layer, scenario: Scenario, layout: int | Layout = 1) -> int:
@@ -89,7 +90,7 @@ def gathered_bytes(layer: Layer, scenario: Scenario, layout: Layout) -> int:
 
 
 def _setting(layer: Layer, scenario: Scenario, layout: Layout) -> Setting:
-    technique = replace(scenario.technique, recompute=layout.recomputed(layer), recompute_layers=None)
+    technique = recomputing(scenario.technique, layout.recomputed(layer))
     return Setting(precision=scenario.precision, technique=technique, shard=layout.shard(layer))
 
 

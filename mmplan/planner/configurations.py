@@ -110,7 +110,7 @@ def list_configurations(
     if not parts:
         raise InfeasibleError(why_empty(scenario, groups, sorted({base.tp for base in bases})))
     base, sharding, dp, pp, size, count, vp = (
-        np.concatenate([part[column] for part in parts]).astype(np.int32) for column in range(7)
+        np.concatenate([part[column] for part in parts]).astype(np.int32, copy=False) for column in range(7)
     )
     return Configurations(
         bases=bases,

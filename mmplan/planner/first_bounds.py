@@ -25,6 +25,7 @@ from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
 from mmplan.cost_models.memory_rules import memory_rules, parameter_bytes
 from mmplan.cost_models.memory_states import layer_counts
 from mmplan.cost_models.planned_memory import planned_kept_bytes
+from mmplan.planner.configuration import divisors
 from mmplan.planner.configurations import Column, Configurations
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.pricing import Prices
@@ -135,7 +136,7 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
 
     def work_s(layer: Layer, layout: Layout, size: int) -> list[float]:
         """By pool; then of the forward, in the quickest."""
-        ways, load = [replace(layout, recompute=levels[0], pools=(pool,)) for pool in pools], loads[size][layer.module]
+        ways, load = _in_pools(prices, replace(layout, recompute=levels[0])), loads[size][layer.module]
         forward_s = [costs.forward_s(layer, load, at) for at in ways]
         both_s = [one_s + costs.backward_s(layer, load, at) for one_s, at in zip(forward_s, ways, strict=True)]
         return [*both_s, min(forward_s)]
@@ -316,27 +317,34 @@ def _lags(prices: Prices, groups: GroupGraph, configurations: Configurations, si
 def _ends(prices: Prices, configurations: Configurations, model: _Model) -> tuple[Floats, IntArray]:
     """If one stage held the model: seconds at the end of a step, bytes of states, seconds of a gather of weights and of
     a scatter of gradients; and which row of them is whose."""
-    codes = (configurations.base.astype(np.int64) * len(SHARDINGS) + configurations.sharding) * 2**31
-    distinct, which = np.unique(codes + configurations.dp, return_inverse=True)
+    replicas = np.array(divisors(prices.scenario.global_batch))
+    codes = configurations.base.astype(np.int64) * len(SHARDINGS) + configurations.sharding
+    codes = codes * len(replicas) + np.searchsorted(replicas, configurations.dp)
+    there = np.zeros(len(configurations.bases) * len(SHARDINGS) * len(replicas), dtype=np.bool_)
+    there[codes] = True  # sorting millions of codes takes a second
+    distinct, which = np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
     known: dict[Hashable, tuple[float, float]] = {}
     table = np.empty((len(distinct), 4))
     for row, code in enumerate(distinct.tolist()):
-        rest, dp = divmod(code, 2**31)
+        rest, divisor = divmod(code, len(replicas))
         index, sharding = divmod(rest, len(SHARDINGS))
-        layout = replace(configurations.bases[index], dp=dp, sharding=SHARDINGS[sharding])
+        layout = replace(configurations.bases[index], dp=int(replicas[divisor]), sharding=SHARDINGS[sharding])
         counts = model.counts[index].tolist()
         held = Trained(*(int(trained + frozen) for trained, frozen in zip(counts[3:6], counts[6:], strict=True)))
-        pools = range(len(prices.scenario.cluster.pools))
-        moved = [
-            prices.costs.sharding_s(held, Trained(*map(int, counts[:3])), replace(layout, pools=(pool,)))
-            for pool in pools
-        ]
+        trained = Trained(*map(int, counts[:3]))
+        moved = [prices.costs.sharding_s(held, trained, way) for way in _in_pools(prices, layout)]
         table[row] = (
             _finish_s(prices, layout, counts[:3], known),
             _state_bytes(prices, layout, counts[3:]),
             *(min(seconds) for seconds in zip(*moved, strict=True)),
         )
     return table, which
+
+
+def _in_pools(prices: Prices, layout: Layout) -> list[Layout]:
+    """The layout in each pool."""
+    ways = [(pool,) for pool in range(len(prices.scenario.cluster.pools))]
+    return [layout if layout.pools == pools else replace(layout, pools=pools) for pools in ways]
 
 
 def _finish_s(prices: Prices, layout: Layout, counts: list[float], known: dict[Hashable, tuple[float, float]]) -> float:
@@ -353,8 +361,7 @@ def _finish_s(prices: Prices, layout: Layout, counts: list[float], known: dict[H
         key = (place, layout.sharding, ranks)
         if trained.total and key not in known:
             near = range(1, min(slots, layout.replicas) + 1)
-            costs, pools = prices.costs, range(len(prices.scenario.cluster.pools))
-            ways = [replace(layout, pools=(pool,)) for pool in pools]
+            costs, ways = prices.costs, _in_pools(prices, layout)
             more_s = min(costs.update_s(trained + trained, way) - costs.update_s(trained, way) for way in ways)
             known[key] = min(costs.reduce_s(trained, way, one) for one in near for way in ways), more_s
         seconds += sum(known[key]) if trained.total else 0.0

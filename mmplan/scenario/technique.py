@@ -4,7 +4,8 @@ Public step times rarely state these choices, so each has a default per software
 shows which was used.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 Attention = Literal["math", "flash1", "flash2", "flash3", "cudnn"]
@@ -65,3 +66,9 @@ class Technique:
                 f"recompute_layers={self.recompute_layers} needs recompute='full' and at least one layer, "
                 f"found recompute='{self.recompute}'"
             )
+
+
+@lru_cache(maxsize=256)
+def recomputing(technique: Technique, level: Recompute) -> Technique:
+    """The technique of a layer that is recomputed so, or not."""
+    return replace(technique, recompute=level, recompute_layers=None)
