@@ -4,13 +4,13 @@ Two articles on multimodal training give thresholds of 1.0 and 0.8 for vision, 0
 constants of nature, so none is built in.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from mmplan.runtime.numerics.global_norm import GradientNorms, norms_of
-from mmplan.runtime.numerics.sharing import Sharing
+from mmplan.runtime.numerics.sharing import HeldGradient, Sharing
 
 
 def clip_gradients_(sharing: Sharing, thresholds: Mapping[str, float], *, total: float | None = None) -> GradientNorms:
@@ -32,6 +32,14 @@ def clip_gradients_(sharing: Sharing, thresholds: Mapping[str, float], *, total:
             raise ValueError(f"threshold {threshold} of '{part}' is not above 0")
     gradients = sharing.gradients()
     norms = norms_of(sharing, gradients)
+    scale_down_(gradients, norms, thresholds, total)
+    return norms
+
+
+def scale_down_(
+    gradients: Iterable[HeldGradient], norms: GradientNorms, thresholds: Mapping[str, float], total: float | None = None
+) -> None:
+    """Clip gradients whose norms are known."""
     factors = {part: _factor(norms.of[part], threshold) for part, threshold in thresholds.items()}
     if total is not None:
         one = torch.ones_like(norms.total)
@@ -40,7 +48,6 @@ def clip_gradients_(sharing: Sharing, thresholds: Mapping[str, float], *, total:
     for gradient in gradients:
         if gradient.part in factors:
             gradient.stored.mul_(factors[gradient.part].to(gradient.stored.device))
-    return norms
 
 
 def _factor(norm: Tensor, threshold: float) -> Tensor:

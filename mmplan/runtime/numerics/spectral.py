@@ -6,29 +6,36 @@ mean, and lambda_max = |w|. It holds two vectors of the gradients' size, and sum
 
 sqrt(lambda_max) is the spread along *one* direction. Where it is spread evenly over D directions, a gradient's norm is
 about sqrt(D) times as large, and every step is clipped: the direction stays, the length becomes tau.
+
+A single outlier would raise lambda_max, and so the threshold that is to stop the next one. Gradients therefore enter no
+longer than three times the median of the norms before.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmplan.runtime.numerics.clipping import clip_gradients_
-from mmplan.runtime.numerics.global_norm import GradientNorms, inner
+from mmplan.runtime.numerics.clipping import scale_down_
+from mmplan.runtime.numerics.global_norm import GradientNorms, inner, norms_of
 from mmplan.runtime.numerics.sharing import HeldGradient, Sharing
 
 ALPHA = 1.2  # of an article, which allows 1.0 to 1.5
 _FIRST_STEPS = 20  # gradients that a covariance needs before anything is clipped by it
+_NORMS = 20  # whose median tells what an outlier is; collected before any gradient enters
+_OUTLIER = 3.0  # of these medians
 
 
 @dataclass(slots=True)
 class _Spectrum:
     """Of one part; tensors by name of the parameter, in fp32."""
 
-    steps: int = 0
+    norms: list[float] = field(default_factory=list)
+    steps: int = 0  # gradients that entered
     lambda_max: float = 0.0
     mean: dict[str, Tensor] = field(default_factory=dict)
     direction: dict[str, Tensor] = field(default_factory=dict)  # w
@@ -48,7 +55,7 @@ class SpectralClipping:
         self._spectra = {part: _Spectrum() for part in sharing.parts}
 
     def thresholds(self) -> dict[str, float]:
-        """By part; none where too few gradients were seen."""
+        """By part; none where fewer than 40 gradients were seen."""
         known = {part: one for part, one in self._spectra.items() if one.steps >= _FIRST_STEPS and one.lambda_max > 0}
         return {part: self._alpha * math.sqrt(one.lambda_max) for part, one in known.items()}
 
@@ -58,22 +65,36 @@ class SpectralClipping:
         Returns:
             The norms before.
         """
-        thresholds = self.thresholds()
-        self._observe(self._sharing.gradients())
-        return clip_gradients_(self._sharing, thresholds)
+        thresholds, gradients = self.thresholds(), self._sharing.gradients()
+        norms = norms_of(self._sharing, gradients)
+        factors = {part: self._entering(self._spectra[part], norm.item()) for part, norm in norms.of.items()}
+        self._observe(gradients, {part: factor for part, factor in factors.items() if factor is not None})
+        scale_down_(gradients, norms, thresholds)
+        return norms
 
-    def _observe(self, gradients: list[HeldGradient]) -> None:
+    def _entering(self, spectrum: _Spectrum, norm: float) -> float | None:
+        """What of a gradient of this norm counts; None: nothing, of one that is no number or that was absent."""
+        if not 0 < norm < math.inf:
+            return None
+        known = len(spectrum.norms) == _NORMS
+        usual = median(spectrum.norms) if known else 0.0
+        spectrum.norms = [*spectrum.norms, norm][-_NORMS:]
+        return min(1.0, _OUTLIER * usual / norm) if known else None
+
+    def _observe(self, gradients: list[HeldGradient], factors: Mapping[str, float]) -> None:
+        """Let gradients enter the covariance, times the factor of their part, where it has one."""
         numbers, differences = {}, {}
+        gradients = [one for one in gradients if one.part in factors]
         for one in gradients:
             spectrum = self._spectra[one.part]
-            values = one.values.float()
+            values = one.values.float() * factors[one.part]
             d = values - spectrum.mean.setdefault(one.name, torch.zeros_like(values))
             w = spectrum.direction.setdefault(one.name, torch.zeros_like(values))
             numbers[one.name] = torch.stack([inner(d, w), inner(d, d), inner(w, w)])
             differences[one.name] = d
         sums = self._sharing.summed(numbers, gradients, 3)
         for part, (d_w, d_d, w_w) in zip(self._sharing.parts, sums.tolist(), strict=True):
-            if 0 < d_d < math.inf:  # else the modality was absent, or its gradients are no numbers
+            if part in factors and d_d > 0:
                 own = {one.name: differences[one.name] for one in gradients if one.part == part}
                 self._advance(self._spectra[part], own, d_w, d_d, w_w)
 

@@ -28,7 +28,7 @@ SHAPES = {
 }
 THRESHOLDS = {"vision": 2.0, "text": 3.0}
 TOTAL = 5.0
-STEPS = 30
+STEPS = 50
 
 
 class Held(nn.Module):

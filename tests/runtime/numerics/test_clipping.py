@@ -139,7 +139,10 @@ def test_the_spectral_threshold_follows_the_largest_eigenvalue_of_the_covariance
     clipping = SpectralClipping(model.sharing(), alpha=1.2, memory_steps=memory_steps)
     mean, covariance = torch.zeros(width), torch.zeros(width, width)
     ratios = []
-    for step, gradient in enumerate(stream):
+    for gradient in stream[:20]:  # they tell how long gradients are
+        model.give({"vision.0": gradient.clone()})
+        clipping.clip_()
+    for step, gradient in enumerate(stream[20:]):
         model.give({"vision.0": gradient.clone()})
         clipping.clip_()
         a = max(1 / (step + 1), 1 / memory_steps)
@@ -152,11 +155,11 @@ def test_the_spectral_threshold_follows_the_largest_eigenvalue_of_the_covariance
 
 
 def test_a_gradient_is_clipped_by_what_was_known_before_it() -> None:
-    stream = gradients_with_spectrum(60, torch.tensor([2.0, 0.1, 0.1]), torch.zeros(3))
+    stream = gradients_with_spectrum(80, torch.tensor([2.0, 0.1, 0.1]), torch.zeros(3))
     model = Held({"vision.0": stream[0].clone()})
     clipping = SpectralClipping(model.sharing())
     for step, gradient in enumerate(stream):
-        assert bool(clipping.thresholds()) == (step >= 20)
+        assert bool(clipping.thresholds()) == (step >= 40)
         model.give({"vision.0": gradient.clone()})
         clipping.clip_()
     before = clipping.thresholds()["vision"]
@@ -170,6 +173,24 @@ def test_a_gradient_is_clipped_by_what_was_known_before_it() -> None:
     model.give({"vision.0": torch.tensor([torch.nan, 0.0, 0.0])})
     clipping.clip_()
     assert copy.thresholds() == clipping.thresholds()  # what is no number does not count
+
+
+def test_outliers_do_not_raise_the_threshold_that_is_to_stop_them() -> None:
+    """One gradient of ten is a thousand times as long."""
+    stream = gradients_with_spectrum(400, torch.cat([torch.tensor([3.0]), torch.ones(29)]), torch.zeros(30))
+    thresholds = []
+    for outliers in (False, True):
+        model = Held({"vision.0": stream[0].clone()})
+        clipping = SpectralClipping(model.sharing())
+        for step, gradient in enumerate(stream):
+            bad = outliers and step % 10 == 7
+            model.give({"vision.0": gradient * (1000 if bad else 1)})
+            known = clipping.thresholds()
+            clipping.clip_()
+            if bad and known:
+                assert model.vision_0.grad.norm().item() == pytest.approx(known["vision"], rel=1e-5)
+        thresholds.append(clipping.thresholds()["vision"])
+    assert thresholds[0] < thresholds[1] < 2 * thresholds[0]
 
 
 def test_the_articles_conflict_is_one() -> None:
