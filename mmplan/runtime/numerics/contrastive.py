@@ -8,7 +8,7 @@ with attention need torch's MATH kernel for that).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -111,6 +111,8 @@ class _Pairs:
 def _blocks(rows: Tensor, pairs: _Pairs, group: Group, exchange: Exchange) -> Iterator[tuple[int, Tensor]]:
     """Every rank, with its rows."""
     size = len(pairs.counts)
+    if exchange not in get_args(Exchange):
+        raise ValueError(f"exchange '{exchange}' is none of {', '.join(get_args(Exchange))}")
     if exchange == "gather":
         yield from enumerate(gather_rows(rows, group).chunk(size))
         return

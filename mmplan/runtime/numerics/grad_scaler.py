@@ -106,10 +106,12 @@ class ModalityGradScaler:
             return outputs
         if isinstance(outputs, Tensor):
             return wide(outputs) * self.get_scale(modality)
-        if isinstance(outputs, Iterable):
+        if isinstance(outputs, Mapping):
+            return {name: self.scale(output, modality) for name, output in outputs.items()}
+        if isinstance(outputs, Iterable) and not isinstance(outputs, str):
             scaled = (self.scale(output, modality) for output in outputs)
             return tuple(scaled) if isinstance(outputs, tuple) else list(scaled)
-        raise ValueError(f"outputs must be a tensor or an iterable of tensors, not {type(outputs).__name__}")
+        raise ValueError(f"outputs must be tensors, or an iterable or mapping of them, not {type(outputs).__name__}")
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the optimizer's gradients by their scales; collective. `step` does it if it is not done before.

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mmplan.runtime.numerics.collectives import Group, place_in, reduce_, total_loss
+from mmplan.runtime.numerics.sharing import held
 
 
 def averaging_bias(counts: Sequence[int], gradients: Sequence[Tensor]) -> Tensor:
@@ -129,4 +130,4 @@ class DelayedMean:
         for parameter in self._parameters:
             if parameter.grad is None:  # the others wait for this rank's part
                 parameter.grad = torch.zeros_like(parameter)
-            reduce_(parameter.grad, self._group).div_(place_in(self._group)[1])
+            reduce_(held(parameter.grad), self._group).div_(place_in(self._group)[1])

@@ -145,6 +145,8 @@ def test_dropout_drops_the_same_in_a_cached_batch() -> None:
 def test_what_is_no_batch_of_pairs_is_refused() -> None:
     with pytest.raises(ValueError, match=r"images \(12, 5\) and texts \(11, 5\) are no pairs"):
         info_nce(features(0), features(1, 11), 7.0, averaged=False)
+    with pytest.raises(ValueError, match="exchange 'tree' is none of gather, ring"):
+        info_nce(features(0), features(1), 7.0, averaged=False, exchange="tree")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="0 pairs"):
         siglip(features(0, 0), features(1, 0), 7.0, 0.0, averaged=False)
     with pytest.raises(ValueError, match="tower 0 of 1 has no chunks"):

@@ -276,6 +276,12 @@ def test_state_is_kept_and_wrong_uses_are_refused() -> None:
         ModalityGradScaler(Model(), {}, init_scale=3.0)
     with pytest.raises(ValueError, match="a Tower belongs to 'vision' and to 'audio'"):
         ModalityGradScaler(model, {"vision": model.vision, "audio": model.vision})
+    losses = {"a": torch.ones(1), "b": [torch.ones(1)]}
+    assert scaler.scale(losses) == {"a": torch.tensor([2.0**9]), "b": [torch.tensor([2.0**9])]}
+    with pytest.raises(ValueError, match="outputs must be tensors, or an iterable or mapping of them, not str"):
+        scaler.scale(["loss"])
+    with pytest.raises(ValueError, match="no modality 'touch': there are vision, audio, shared"):
+        scaler.scale(torch.ones(1), "touch")
     with pytest.raises(RuntimeError, match="no gradients were unscaled"):
         scaler.update()
     half = nn.Linear(2, 2).half()
