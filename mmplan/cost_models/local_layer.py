@@ -32,10 +32,11 @@ from mmplan.cost_models.ops import (
     Rope,
     Slice,
     Stored,
+    op_inputs,
 )
 from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
 from mmplan.cost_models.shard import Shard, as_shard
-from mmplan.cost_models.values import Value, rows_of_context_rank, split
+from mmplan.cost_models.values import CONTEXT, Value, rows_of_context_rank, split
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 
 LOSS_STATISTICS = 3  # fp32 numbers of each row: largest logit, sum of exponentials, logit of the label
@@ -129,7 +130,9 @@ def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int 
     over all heads sums one number of each row."""
     shard = as_shard(degrees)
     local = local_layer(layer, shard)
-    elements, statistics, wide = 0.0, 0.0, norms_over_heads(layer)
+    states = [value for value in _states_read(layer, shard) if value.name in layer.grad_values]
+    elements = float(sum(_gathered_elements(value, load, shard) for value in states))
+    statistics, wide = 0.0, norms_over_heads(layer)
     for op in local.ops:
         if isinstance(op, SumGradients):
             elements += _rows(layer, op.x, load, shard) * op.x.width
@@ -151,6 +154,9 @@ def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int 
 def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype, shard: Shard) -> int:
     """Of the first operators that a rank runs of a layer."""
     total, wide = 0.0, norms_over_heads(layer)
+    total += (
+        sum(_gathered_elements(value, load, shard) for value in _states_read(layer, shard)) * DTYPE_BYTES[precision]
+    )
     for op in ops:
         if isinstance(op, ToExperts | FromExperts):
             total += _routed_elements(layer, op, load, shard) * DTYPE_BYTES[precision]
@@ -188,6 +194,15 @@ def _joined_elements(layer: Layer, value: Value, load: Load, shard: Shard) -> in
 def _gathered_elements(value: Value, load: Load, shard: Shard) -> int:
     """Of keys or values of all rows, gathered over cp."""
     return shard.cp * rows_of_context_rank(value.rows.of(load), shard.cp) * value.width
+
+
+def _states_read(layer: Layer, shard: Shard) -> list[Value]:
+    """States of another language model that enter a sequence: of them cp ranks have their rows and need all."""
+    if shard.cp == 1 or layer.kind != "token_embed":
+        return []
+    names = {source.value for source in layer.sources}
+    read = {value.name: value for op in layer.ops for value in op_inputs(op) if value.name in names}
+    return [value for value in read.values() if value.rows == CONTEXT]
 
 
 def _rows(layer: Layer, value: Value, load: Load, shard: Shard) -> float:

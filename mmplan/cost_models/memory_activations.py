@@ -98,7 +98,7 @@ def kept(layer: Layer, load: Load, setting: Setting) -> Kept:
 
 @lru_cache(maxsize=4096)
 def _keeping(layer: Layer, technique: Technique) -> tuple[tuple[Value, ...], tuple[Value, ...], tuple[Op, ...]]:
-    """Values kept as they are, those kept in one byte (inputs of FP8 products), and operators that keep anything else."""
+    """Values kept as they are, in one byte (inputs of FP8 products), and operators that keep something else."""
     wide: dict[str, Value] = {}
     narrow: dict[str, Value] = {}
     for op in layer.ops:

@@ -193,6 +193,12 @@ def _mask(first: int, end: int, low: int, high: int, sliding: int | None, device
     return behind >= 0 if sliding is None else (behind >= 0) & (behind < sliding)
 
 
+def whole_states(x: Tensor, lengths: Sequence[int], ranks: TensorRanks) -> Tensor:
+    """All rows of a language model's states, of which a rank has its own; none are exchanged where there are none."""
+    own = rows_of(lengths, ranks)
+    return _gather_rows(x, own, ranks) if own.count else x
+
+
 def _gather_rows(x: Tensor, own: OwnRowsOf, ranks: TensorRanks) -> Tensor:
     result: Tensor = _GatherRows.apply(x, own, ranks)  # type: ignore[no-untyped-call]
     return result

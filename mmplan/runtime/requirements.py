@@ -103,9 +103,6 @@ def _refuse_split_rows(plan: Plan) -> None:
     model = plan.scenario.model
     if plan.meshes:
         raise InputError(_of_cp(plan, f"{' and '.join(plan.meshes[0].modules)} on ranks of their own hand it rows"))
-    for edge in model.edges:
-        if edge.kind == "hidden":
-            raise InputError(_of_cp(plan, f"'{edge.consumer}' reads the states of '{edge.producer}' row by row"))
     for layer in build_graph(plan.scenario).layers():
         if splits_rows(layer) and model.module(layer.module).kind != "language_model":
             raise InputError(_of_cp(plan, f"'{layer.module}' is an encoder of text, whose rows they split"))

@@ -17,7 +17,7 @@ from mmplan.cost_models.ops import AddRows, Attention, CrossEntropy, Embedding, 
 from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
 from mmplan.runtime.attention import window_lengths
 from mmplan.runtime.batch import NO_LABEL, Microbatch
-from mmplan.runtime.context import OwnRowsOf, own_attention, own_queries, rotate_own, rows_of
+from mmplan.runtime.context import OwnRowsOf, own_attention, own_queries, rotate_own, rows_of, whole_states
 from mmplan.runtime.exchange import Exchange, from_experts, join_rows, own_rows, plan_exchange, to_experts
 from mmplan.runtime.experts import rows_per_expert
 from mmplan.runtime.held import Place, whole_place
@@ -58,9 +58,16 @@ class SplitLayer(LayerModule):
         return replicas is None or replicas.rank() == 0
 
     def forward(self, inputs: Mapping[str, Tensor], batch: Microbatch) -> Tensor:
-        result = super().forward(inputs, batch)
         own = self._own(batch)
-        return result if own is None or self.layer.kind != "token_embed" else own.take(result)
+        if own is None or self.layer.kind != "token_embed":
+            return super().forward(inputs, batch)
+        return own.take(super().forward(self._with_whole_states(inputs, batch), batch))
+
+    def _with_whole_states(self, inputs: Mapping[str, Tensor], batch: Microbatch) -> Mapping[str, Tensor]:
+        """Of another language model's states each cp rank has its rows; its part of the sequence may need others."""
+        speakers = [name for name in inputs if name.rpartition(".")[0] in batch.labels]
+        read = {name: batch.lengths[name.rpartition(".")[0]] for name in speakers}
+        return {**inputs, **{name: whole_states(inputs[name], read[name], self._ranks) for name in speakers}}
 
     def _own(self, batch: Microbatch) -> OwnRowsOf | None:
         """This rank's rows of a microbatch where cp ranks have others."""

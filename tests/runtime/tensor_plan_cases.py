@@ -84,6 +84,8 @@ def _context_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
         "rows on two ranks": replace(two, cp=2),
         "rows on two ranks, recomputed, images dealt out": replace(recomputed, cp=2, spread=encoders),
         "rows and columns": replace(hand_plan(models["cross-attention in two stages"], ONE_STAGE), cp=2, tp=2),
+        "rows of a talker": replace(hand_plan(models["talker"], TALKER, microbatch_size=2), cp=2),
+        "rows and columns of a talker": replace(hand_plan(models["talker"], ((*TALKER[0], *TALKER[1]),)), cp=2, tp=2),
         "rows, replicas and experts": replace(hand_plan(experts, (layers,), dp=2), cp=2, ep=4, sharding="parameters"),
     }
 
