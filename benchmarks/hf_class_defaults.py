@@ -33,7 +33,13 @@ SKIPPED = re.compile(
 )
 KEPT = {
     "init_codebook",
+    "mask_downsampler_embed_dim",
+    "mask_downsampler_kernel_size",
+    "mask_downsampler_stride",
+    "mask_downsampler_total_stride",
+    "mask_input_channels",
     "mask_token",
+    "memory_encoder_output_channels",
     "num_group_tokens",
     "num_output_groups",
     "num_register_tokens",

@@ -46,6 +46,7 @@ MAPPINGS = [
 ]
 # Classes in place of those that the mappings name: with all parts of the family.
 WHOLE = {
+    "glm_image": "GlmImageForConditionalGeneration",
     "moshi": "MoshiForConditionalGeneration",
     "musicgen": "MusicgenForConditionalGeneration",
     "musicgen_melody": "MusicgenMelodyForConditionalGeneration",
@@ -120,6 +121,7 @@ FITTED: dict[str, dict[str, Any]] = {
     },
     "qwen3_vl": {"vision_config": {"out_hidden_size": 4096}},
     "qwen3_vl_moe": {"vision_config": {"out_hidden_size": 2048}},
+    "t5gemma2": {"encoder": {"mm_tokens_per_image": 49}},
     "shieldgemma2": {"mm_tokens_per_image": 49},
 }
 LOOK = re.compile(r"vision|visual|image|audio|speech|projector|merger|aligner|connector|qformer|encoder")

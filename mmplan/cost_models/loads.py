@@ -182,6 +182,9 @@ def _one_sample(model: Model, sample: Sample) -> dict[str, Load]:
         context = _incoming(model, module, ("input", "cross_attention", "hidden"), lengths)
         is_language_model = module.kind == "language_model"
         context_pairs = sum(own) * context if is_language_model else 0
+        if is_language_model and module.form is not None and module.form.together:
+            context += sum(own)  # keys are those of the other module's rows and of its own
+            context_pairs = sum(own) * context
         if module.form is not None and module.form.queries:
             read = _read_lengths(model, module, lengths)
             sides = [module.form.read_by_queries(length) for length in read]

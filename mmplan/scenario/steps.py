@@ -199,7 +199,8 @@ class Form:
         raw_width: numbers of a row at its start, where raw data enter: channels of a pixel, bins of a frame.
         blocks: in place of the usual blocks, the steps of `times` blocks after another; the last serve all that follow.
         queries: learned rows that stand for each sequence which an `encoder` reads, or each `window` rows of one.
-        together: keys of queries are those of what they read and their own (a perceiver, arXiv 2103.03206).
+        together: keys of queries, or of a language model's cross layers, are those of what they read and their own (a
+            perceiver, arXiv 2103.03206; T5Gemma 2).
     """
 
     front: Steps = ()

@@ -31,6 +31,15 @@ OWN: Mapping[str, Mapping[str, Any]] = {
             "use_mean_pooling": True,
         }
     },
+    "fun_asr_nano_adaptor": {  # of transformers, without a model_type
+        "keys": {
+            "hidden_size": 1024,
+            "num_attention_heads": 8,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "projector_hidden_size": 2048,
+        }
+    },
     "internlm2": {
         "keys": {
             "vocab_size": 103168,

@@ -2,7 +2,18 @@
 
 from collections.abc import Callable, Mapping
 
-from mmplan.scenario.formats.hf import fusion, odd_pairs, pages, pairs, perception, swin
+from mmplan.scenario.formats.hf import (
+    fusion,
+    grounding,
+    odd_pairs,
+    pages,
+    pairs,
+    perception,
+    sam3,
+    sam_family,
+    swin,
+    transcribers,
+)
 from mmplan.scenario.formats.hf.ears import EARS, whisper
 from mmplan.scenario.formats.hf.towers import TOWERS
 from mmplan.scenario.formats.hf.vit import BIASES
@@ -87,19 +98,34 @@ ENCODERS: Mapping[str, Callable[[Fields, str], Model]] = {
     "clipseg": pairs.clip,
     "donut-swin": swin.alone,
     "flava": fusion.flava,
+    "grounding-dino": grounding.grounding_dino,
     "groupvit": odd_pairs.groupvit,
     "layoutlmv3": pages.layoutlmv3,
     "lilt": pages.lilt,
     "markuplm": pages.markuplm,
     "metaclip_2": pairs.clip,
+    "mm-grounding-dino": grounding.grounding_dino,
     "owlv2": pairs.clip,
     "owlvit": pairs.clip,
+    "parakeet_ctc": transcribers.parakeet_head,
+    "parakeet_rnnt": transcribers.parakeet_head,
+    "parakeet_tdt": transcribers.parakeet_head,
     "pe_audio": perception.audio,
     "pe_audio_encoder": perception.alone,
     "pe_audio_video": perception.audio_video,
     "pe_audio_video_encoder": perception.alone,
     "pe_video": perception.video,
     "pe_video_encoder": perception.alone,
+    "sam": sam_family.segmenting,
+    "sam2": sam_family.sam2,
+    "sam2_video": sam_family.sam2_video,
+    "sam2_vision_model": sam_family.sam2_vision,
+    "sam3": sam3.sam3,
+    "sam3_tracker": sam3.tracker,
+    "sam3_tracker_video": sam3.tracker_video,
+    "sam3_video": sam3.video,
+    "sam3_vision_model": sam3.vision_alone,
+    "sam_hq": sam_family.segmenting,
     "siglip": pairs.siglip,
     "siglip2": pairs.siglip,
     "swin": swin.alone,
@@ -109,5 +135,6 @@ ENCODERS: Mapping[str, Callable[[Fields, str], Model]] = {
     "vilt": fusion.vilt,
     "xclip": odd_pairs.xclip,
     "vision-text-dual-encoder": pairs.dual_encoder,
+    "wav2vec2-bert": transcribers.wav2vec_bert,
     "whisper": whisper_model,
 }

@@ -117,15 +117,18 @@ def original_llava(config: Fields, name: str) -> Model:
 
 
 def gemma3(config: Fields, name: str) -> Model:
-    """Tokens are averaged to `mm_tokens_per_image`, a norm and one linear."""
     vision, llm = tower_of(config), text_module(config, "text_config")
+    return chain(name, vision, pooled_to(config, vision, llm.output_width), llm)
+
+
+def pooled_to(config: Fields, vision: ModelModule, width: int) -> ModelModule:
+    """Tokens are averaged to `mm_tokens_per_image`, a norm and one linear."""
     assert vision.vision is not None and vision.vision.image_size is not None
     patches = (vision.vision.image_size // vision.vision.patch) ** 2
     kept = config.count("mm_tokens_per_image")
     if patches % kept:
         raise config.error("mm_tokens_per_image", f"{patches} patches cannot be averaged to {kept} tokens")
-    dims = (vision.output_width, llm.output_width)
-    return chain(name, vision, projector_module(dims, pool=patches // kept, norm="rms", bias=False), llm)
+    return projector_module((vision.output_width, width), pool=patches // kept, norm="rms", bias=False)
 
 
 def hyperclovax(config: Fields, name: str) -> Model:

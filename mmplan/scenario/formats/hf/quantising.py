@@ -1,11 +1,14 @@
 """Families whose images are words: a convolutional encoder gives each stretch of an image the nearest code, and the
-language model's own table the code's embedding (Chameleon, Emu3)."""
+language model's own table the code's embedding (Chameleon, Emu3). GLM-Image has a ViT in its place."""
+
+from dataclasses import replace
 
 from mmplan.scenario.formats.hf.resamplers import encoder_module
-from mmplan.scenario.formats.hf.text import text_module
+from mmplan.scenario.formats.hf.text import language_module, text_module
+from mmplan.scenario.formats.hf.vit import fixed, vision_module, vit
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, chain, stepping
-from mmplan.scenario.scenario import Model, ModelModule, Transformer, VisionInput
+from mmplan.scenario.scenario import Model, ModelModule, Transformer, VisionInput, Vocabulary
 from mmplan.scenario.steps import Active, Attend, Dense, Fork, Form, Kept, Look, Normed, Steps, conv, residual
 
 SIDE = 512  # pixels
@@ -50,6 +53,27 @@ def chameleon(config: Fields, name: str) -> Model:
     config.log.notes.append("the linear behind the codes, which only draws, has weights and no work")
     last = stepping((*codes, extra), (levels[-1].output_width, llm.output_width), name="codes")
     return chain(name, *levels, last, llm)
+
+
+def glm_image(config: Fields, name: str) -> Model:
+    """A ViT gives each patch the nearest code of a table that is not trained; the head names codes of images alone."""
+    fields, book = config.part("vision_config"), config.part("vq_config")
+    bias = fields.flag("attention_bias")
+    shape = vit(fields, heads="num_heads", layers="depth", qkv_bias=bias, out_bias=bias, final_norm=False)
+    seen = fixed(fields, channels="in_channels")
+    text = config.part("text_config")
+    llm = language_module(text.read_as_stack("glm_image_text"), tied=False)
+    assert llm.vocabulary is not None
+    size = text.count("vision_vocab_size")
+    llm = replace(llm, vocabulary=Vocabulary(size=size), stored=(llm.vocabulary.size - size) * llm.output_width)
+    width, codes, latent = book.count("embed_dim"), book.count("num_embeddings"), book.count("latent_channels")
+    book.same("latent_channels", shape.hidden, "the tower's width")
+    steps: Steps = (
+        *(Dense(width=width), Dense(width=codes, bias=False), Look(size=0, width=llm.output_width)),
+        Kept(size=(width + 1) * latent),
+    )
+    config.log.notes.append("the diffusion that draws images of the codes is no part of this file")
+    return chain(name, vision_module(shape, seen), stepping(steps, (latent, llm.output_width), name="codes"), llm)
 
 
 def encoder(fields: Fields) -> tuple[ModelModule, ...]:

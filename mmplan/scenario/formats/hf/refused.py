@@ -13,19 +13,29 @@ _ODD = "its blocks are of a kind that has no reader here"
 _STREAMS = "its blocks mix several residual streams, which has no reader here"
 
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm5_next", "glm_moe_dsa", "mistral_large4"), _SPARSE),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm5_next", "glm_moe_dsa"), _SPARSE),
     **dict.fromkeys(("hy_v4_vl", "qwen4_exp"), _STREAMS),
-    **dict.fromkeys(
-        ("dots3_note", "inkling2", "inkling2_loop", "inkling_mm_model", "muse_glimmer", "muse_spark"), _ODD
-    ),
+    **dict.fromkeys(("dots3_note", "inkling2", "inkling2_loop", "inkling_mm_model"), _ODD),
     **dict.fromkeys(
         (
             *("chmv2", "conditional_detr", "d_fine", "dab-detr", "deformable_detr", "deimv2", "depth_anything"),
-            *("depth_pro", "detr", "dpt", "edgetam", "edgetam_video", "edgetam_vision_model", "grounding-dino"),
-            *("lightglue", "lw_detr", "mask2former", "maskformer", "mm-grounding-dino", "omdet-turbo", "oneformer"),
-            *("prompt_depth_anything", "rf_detr", "rt_detr", "rt_detr_v2", "sam", "sam2", "sam2_video"),
-            *("sam2_vision_model", "sam3", "sam3_lite_text", "sam3_tracker", "sam3_tracker_video", "sam3_video"),
-            *("sam3_vision_model", "sam_hq", "sapiens2", "superglue", "table-transformer", "tipsv2_dpt", "upernet"),
+            *(
+                "depth_pro",
+                "detr",
+                "dpt",
+                "edgetam",
+                "edgetam_video",
+                "edgetam_vision_model",
+            ),
+            *("lightglue", "lw_detr", "mask2former", "maskformer", "omdet-turbo", "oneformer"),
+            *(
+                "prompt_depth_anything",
+                "rf_detr",
+                "rt_detr",
+                "rt_detr_v2",
+            ),
+            *("sam3_lite_text",),
+            *("sapiens2", "superglue", "table-transformer", "tipsv2_dpt", "upernet"),
             *("vitmatte", "vitpose", "zoedepth"),
         ),
         _SEES,
@@ -43,7 +53,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("granite_speech5_ctc", "lasr_ctc", "moonshine_streaming", "nemotron3_5_asr", "nemotron3_diarization"),
-            *("nemotron_asr_streaming", "omniasr_ctc", "parakeet_ctc", "parakeet_rnnt", "parakeet_tdt"),
+            *("nemotron_asr_streaming", "omniasr_ctc"),
         ),
         _WRITES,
     ),
@@ -60,19 +70,14 @@ REFUSED: Mapping[str, str] = {
         "it is a part of a model: give the config of the whole one",
     ),
     "apertus1p5": "its codes of sound come out of a recurrent network, which has no reader here",
-    "glm_image": "it draws images, by codes and then by diffusion, which has no reader here",
-    "granite_docling": "a router chooses the resolution of each page, which has no reader here",
     "jev": _ODD,
     "ultravbert": "its encoders are of a kind that has no reader here",
     "nemo_speechlm": "a second encoder tells its speakers apart, which has no reader here",
     "nemotron3_5_transcribe_audio": "a second encoder tells its speakers apart, which has no reader here",
-    "pi0": "a second language model makes actions of a robot, which has no reader here",
-    "fun_asr_nano": "its first block is wider than the others, which has no reader here",
     "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
     "so nothing confirms its parameters",
     "kimi_linear": "its linear attention has a gate for each column of a key (KDA), which has no cost model yet",
     "mllama_text_model": "its cross layers attend to the tokens of a tower: give the whole model's config (mllama)",
-    "t5gemma2": "its decoder attends to its own and the encoder's rows at once, which has no reader here",
 }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mmplan.scenario.formats.hf import experts, gemma, mamba, minimax, mixers
+from mmplan.scenario.formats.hf import experts, gemma, mamba, minimax, mixers, muse_blocks, sparse_index
 from mmplan.scenario.formats.hf.blocks_by_layer import each, sliding
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import Transformer
@@ -236,6 +236,11 @@ STACKS: Mapping[str, Stack] = {
     "gpt_oss": replace(BIASED, adapt=(_every(2), experts.gpt_oss_experts)),
     "granite": LLAMA,
     "granite4_vision_text": LLAMA,
+    "granite_docling_text": LLAMA,
+    "glm_image_text": Stack(qkv_bias="attention_bias", shape={"post_norms": True}),
+    "muse_glimmer_text": replace(BIASED, shape={"post_norms": True}, adapt=(muse_blocks.windows,)),
+    "muse_spark_text": replace(BIASED, adapt=(muse_blocks.windows, muse_blocks.experts), form=muse_blocks.form),
+    "t5gemma2_text": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma3,)),
     "granitemoe": replace(BIASED, adapt=(experts.granite_experts,)),
     "granitemoeshared": replace(BIASED, adapt=(experts.granite_experts,)),
     "helium": replace(LLAMA, out_bias=False, adapt=(_square_heads,)),
@@ -264,6 +269,13 @@ STACKS: Mapping[str, Stack] = {
     "minimax_m3_vl_text": Stack(adapt=(minimax.stack,), form=minimax.form),
     "ministral3": MISTRAL,
     "mistral": MISTRAL,
+    "mistral_large4_text": Stack(
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        adapt=(sparse_index.stack,),
+        form=sparse_index.form,
+        stored=lambda text, shape: text.count("qk_rope_head_dim") // 2,  # scales of the positions' angles
+    ),
     "mixtral": replace(MISTRAL, adapt=(_window, experts.mixtral_experts)),
     "mllama_text_model": Stack(adapt=(_mllama,)),
     "nemotron_h": Stack(
