@@ -1,5 +1,5 @@
-"""Grounding DINO (arXiv 2303.05499) and its copy in MMDetection: Swin at several resolutions, BERT, an encoder over rows
-of all resolutions and words, and a decoder with learned rows.
+"""Grounding DINO (arXiv 2303.05499) and its copy in MMDetection: Swin at several resolutions, BERT, an encoder over
+rows of all resolutions and words, and a decoder with learned rows.
 
 Attention looks at a few places of the image: what says where is kept and not counted, as are words, a few rows. Rows of
 the coarser resolutions, a third of those of the finest, are kept too.
@@ -46,8 +46,9 @@ def _handed(eye: Fields) -> tuple[int, ...]:
     listed, names = eye.get("out_indices"), eye.get("out_features")
     if isinstance(names, list):
         listed = [int(str(one).removeprefix("stage")) for one in names if str(one).removeprefix("stage").isdigit()]
-    listed = [2, 3, 4] if listed is None else listed
     count = len(eye.numbers("depths"))
+    if listed is None:  # a file that describes the tower and says nothing means the last stage
+        listed = [count] if eye.values else [2, 3, 4]
     good = isinstance(listed, list) and listed and all(isinstance(one, int) and 1 <= one <= count for one in listed)
     if not good or sorted(set(listed)) != listed:
         raise eye.error("out_indices", f"expected stages from 1 to {count}, found {listed!r:.60}")
@@ -93,8 +94,11 @@ def _decoder(config: Fields, width: int, levels: int) -> ModelModule:
         *(residual(Attend()), Normed(), residual(*one), pair, Normed()),
         *(residual(*one), kept, Normed(), residual(Mlp()), Normed()),
     )
-    stored = 2 * width + (2 * width + 1) * width + width * (width + 1)
-    if config.get("two_stage") is not False:
+    stored = 2 * width + (config.count("query_dim", most=1_000) // 2 * width + 1) * width + width * (width + 1)
+    if config.get("two_stage") is False:
+        stored += 4 * config.count("num_queries")  # where each of them looks first
+    else:
+        config.refuse_unless("embedding_init_target", True, None, why="queries without a table")
         stored += width * (width + 1) + 2 * width + 2 * width * (width + 1) + (width + 1) * 4
     stored += 1 if config.kind == "mm-grounding-dino" else 0
     form = Form(blocks=((layers, block),), queries=config.count("num_queries"))

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 _SPARSE = "its attention chooses keys by an index of its own, which has no reader here"
 _SEES = "it finds, outlines or measures things in images and has no language model to train"
+_REPVIT = "its tower is a RepViT of timm, whose sizes no key of the file tells"
 _PAGES = "it reads the layout or the lines of pages by convolutions and has no language model to train"
 _CODEC = "it turns sound into codes and back, without a language model"
-_SPEAKS = "it makes sound of text, frame by frame over several codebooks, which has no cost model"
+_SPEAKS = "its network between text and sound has no blocks of a transformer that a reader here knows"
 _WRITES = "it writes down speech without a language model"
 _PROTEIN = "it reads proteins"
 _ODD = "its blocks are of a kind that has no reader here"
@@ -19,26 +20,15 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("chmv2", "conditional_detr", "d_fine", "dab-detr", "deformable_detr", "deimv2", "depth_anything"),
-            *(
-                "depth_pro",
-                "detr",
-                "dpt",
-                "edgetam",
-                "edgetam_video",
-                "edgetam_vision_model",
-            ),
-            *("lightglue", "lw_detr", "mask2former", "maskformer", "omdet-turbo", "oneformer"),
-            *(
-                "prompt_depth_anything",
-                "rf_detr",
-                "rt_detr",
-                "rt_detr_v2",
-            ),
-            *("sam3_lite_text",),
-            *("sapiens2", "superglue", "table-transformer", "tipsv2_dpt", "upernet"),
-            *("vitmatte", "vitpose", "zoedepth"),
+            *("depth_pro", "detr", "dpt", "lightglue", "lw_detr", "mask2former", "maskformer", "oneformer"),
+            *("prompt_depth_anything", "rf_detr", "rt_detr", "rt_detr_v2", "sapiens2", "superglue"),
+            *("table-transformer", "tipsv2_dpt", "upernet", "vitmatte", "vitpose", "zoedepth"),
         ),
         _SEES,
+    ),
+    **dict.fromkeys(("edgetam", "edgetam_video", "edgetam_vision_model"), _REPVIT),
+    **dict.fromkeys(
+        ("layoutlmv2", "layoutxlm"), "its tower is a ResNeXt of detectron2, which transformers does not hold"
     ),
     **dict.fromkeys(
         (
@@ -70,6 +60,8 @@ REFUSED: Mapping[str, str] = {
         "it is a part of a model: give the config of the whole one",
     ),
     "apertus1p5": "its codes of sound come out of a recurrent network, which has no reader here",
+    "omdet-turbo": "its neck mixes three resolutions at once (CSP blocks), and a module here reads one",
+    "sam3_lite_text": "its words pass convolutions (RepMixer), which have no reader here",
     "jev": _ODD,
     "ultravbert": "its encoders are of a kind that has no reader here",
     "nemo_speechlm": "a second encoder tells its speakers apart, which has no reader here",

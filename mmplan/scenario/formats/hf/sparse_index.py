@@ -1,5 +1,5 @@
-"""Mistral Large 4's blocks: latent attention whose keys an index of its own chooses for each token, without positions in
-every fourth layer."""
+"""Mistral Large 4's blocks: latent attention whose keys an index of its own chooses for each token, without positions
+in every fourth layer."""
 
 from dataclasses import replace
 
@@ -17,7 +17,9 @@ def stack(text: Fields, shape: Transformer) -> Transformer:
         raise text.error("kv_source_layers", "layers that read another one's keys and values are not read")
     for key in ("indexer_types", "index_topk_pattern", "index_topk_freq"):
         value = text.get(key)
-        if value not in (None, 1) and not (isinstance(value, list | str) and set(value) <= {"full", "F"}):
+        if value not in (None, 1) and not (
+            isinstance(value, list | str) and all(one in ("full", "F") for one in value)
+        ):
             raise text.error(key, "layers that read another one's choice of keys are not read")
     types = text.words("mlp_layer_types", shape.layers)
     first = text.count("first_k_dense_replace", least=0, most=1_000_000)

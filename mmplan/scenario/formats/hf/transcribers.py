@@ -37,17 +37,14 @@ def conformer(ear: Fields, prefix: str = "") -> ModelModule:
     shape = conformer_shape(ear, hidden="hidden_size", layers=layers, heads=heads, ffn=ffn, bias=True)
     taps = ear.count("conv_depthwise_kernel_size", most=10_000)
     placed = ear.get("position_embeddings_type")
-    kept = {
-        "relative": width * width + 2 * width,
-        "relative_key": _rows(ear) * shape.head_dim if placed == "relative_key" else 0,
-        "rotary": 0,
-        None: 0,
-    }
-    if placed not in kept:
-        raise ear.error(
-            "position_embeddings_type", f"expected 'relative', 'relative_key' or 'rotary', found {placed!r:.40}"
-        )
-    steps = conformer_steps(shape, convolution_steps(width, taps, bias=False, depthwise_bias=False), kept=kept[placed])
+    if placed == "relative":
+        kept = width * width + 2 * width
+    elif placed == "relative_key":
+        kept = _rows(ear) * shape.head_dim
+    else:
+        ear.refuse_unless("position_embeddings_type", "rotary", None, why="its kind of positions is not read")
+        kept = 0
+    steps = conformer_steps(shape, convolution_steps(width, taps, bias=False, depthwise_bias=False), kept=kept)
     if pair % 2:
         raise ear.error("feature_projection_input_dim", f"{pair} numbers are not those of two frames")
     front: Steps = (Normed(), Dense(width=width))
