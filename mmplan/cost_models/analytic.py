@@ -7,6 +7,7 @@ The same functions price rows of published measurements (`mmplan backtest`) and 
 from dataclasses import replace
 
 from mmplan.cost_models.collectives import Group, all_reduce_s, gather_s, group_of, message_s
+from mmplan.cost_models.compressed_bytes import FORMATS, code_bytes
 from mmplan.cost_models.counts import op_parameters
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layer_time import OpSeconds, layer_seconds, op_seconds, optimizer_seconds
@@ -98,12 +99,26 @@ class _PoolCosts:
         gradients only the gather is left for the end of a step, with sharded parameters nothing is."""
         rules, seconds = self._rules, self.regather_s(trained, layout, ranks_per_node)
         links = rules.node_link, rules.network_link
-        for count, group in self._groups(trained, layout, ranks_per_node):
-            if layout.sharding == "none":
-                seconds += all_reduce_s(count * rules.gradient_bytes, group, *links)
-            elif layout.sharding == "optimizer":
-                seconds += gather_s(count * rules.gradient_bytes, group, *links)
+        groups = self._groups(trained, layout, ranks_per_node)
+        if layout.sharding == "none":
+            (_, replicas), *others = groups
+            seconds += self._dense_sum_s(trained, replicas)
+            seconds += sum(all_reduce_s(count * rules.gradient_bytes, group, *links) for count, group in others)
+        elif layout.sharding == "optimizer":
+            seconds += sum(gather_s(count * rules.gradient_bytes, group, *links) for count, group in groups)
         return seconds
+
+    def _dense_sum_s(self, trained: Trained, group: Group) -> float:
+        """Sums over the replicas; what may be is compressed where the technique says so, a message for each layer that
+        all ranks get (`compressed_bytes.py`)."""
+        rules, form = self._rules, FORMATS.get(self._rules.technique.compression)
+        links = rules.node_link, rules.network_link
+        if form is None or group.ranks == 1 or trained.dense == trained.kept:
+            return all_reduce_s(trained.dense * rules.gradient_bytes, group, *links)
+        coded, more = trained.dense - trained.kept, max(0, trained.messages - 1)
+        sent_s = gather_s(group.ranks * form.wire_bytes(coded), group, *links) + more * gather_s(1, group, *links)
+        coding_s = code_bytes(form, coded, group.ranks) / rules.pointwise_bytes_per_s
+        return all_reduce_s(trained.kept * rules.gradient_bytes, group, *links) + sent_s + coding_s
 
     def regather_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         """Of it the gather of weights that were updated in shares."""

@@ -4,7 +4,7 @@ A module becomes `m.embed`, `m.0` .. `m.N-1`, and for language models `m.head`, 
 trained decides, layer by layer along the graph, which values carry gradients.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmplan.cost_models.blocks import projector_ops
 from mmplan.cost_models.embeddings import (
@@ -49,7 +49,9 @@ def build_graph(scenario: Scenario) -> ComputationGraph:
     Raises:
         CostModelError: widths of producer and consumer differ, or a combination of edges that layers do not support.
     """
-    layers = model_layers(scenario.model)
+    zones = [zone for zone in scenario.constraints.zones if "compression" in zone.forbid]
+    kept = {layer for zone in zones for layer in zone.layers}
+    layers = [replace(x, whole_gradient=True) if x.id in kept else x for x in model_layers(scenario.model)]
     finished = {layer.id: layer for layer in layers}
     edges = [_edge(finished, source, layer) for layer in layers for source in layer.sources]
     return ComputationGraph(layers, edges)

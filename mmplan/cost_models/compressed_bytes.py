@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from mmplan.scenario.technique import Compression
+
 FP32_BYTES = 4
 LEAST_ELEMENTS = 1024  # smaller tensors go in fp32, as PowerSGD sends vectors (arXiv 1905.13727, section 3)
 SEGMENT = 65536  # elements within which two bytes are an index
@@ -53,6 +55,20 @@ class GradientFormat:
 # X7: the article's 5 % and 1 + 4 bits. X8: its FP8 and 20 %. Blocks: those that the kernels take unasked.
 TOP_K_SIGN = GradientFormat(values="sign4", fraction=0.05, block=256)
 TOP_K_FP8 = GradientFormat(values="fp8", fraction=0.2, block=128)
+
+FORMATS: dict[Compression, GradientFormat] = {"topk": TOP_K_SIGN, "fp8": TOP_K_FP8}
+
+# Memory traffic of a message, counted pass by pass and not measured. Written, for each element: residual added (12),
+# four passes and a last one of the radix select (20), residual made and kept (24), sum, mean and copy (36). Read, for
+# each element and message: a bit of the index, and 12 for each element that was sent.
+WRITTEN_BYTES = 92
+READ_BYTES = 1 / 8
+ADDED_BYTES = 12
+
+
+def code_bytes(form: GradientFormat, elements: int, ranks: int) -> float:
+    """Memory traffic to write a message about so many elements and to add those of all ranks."""
+    return elements * (WRITTEN_BYTES + ranks * (READ_BYTES + ADDED_BYTES * form.fraction))
 
 
 def as_bitmap(elements: int, kept: int) -> bool:

@@ -121,18 +121,29 @@ def as_layout(degrees: "int | Layout") -> Layout:
 @dataclass(frozen=True, slots=True)
 class Trained:
     """Trained parameters of one rank, by the ranks that hold the same: `dense` lie on dp * cp ranks, `spread` ones on
-    tp times as many, `experts` on `Layout.expert_replicas`."""
+    tp times as many, `experts` on `Layout.expert_replicas`. Of `dense` ones `kept` may not be
+    compressed, and the others are those of `messages` layers."""
 
     dense: int = 0
     spread: int = 0
     experts: int = 0
+    kept: int = 0
+    messages: int = 0
 
     def __add__(self, other: "Trained") -> "Trained":
-        return Trained(self.dense + other.dense, self.spread + other.spread, self.experts + other.experts)
+        return Trained(
+            self.dense + other.dense,
+            self.spread + other.spread,
+            self.experts + other.experts,
+            self.kept + other.kept,
+            self.messages + other.messages,
+        )
 
     def times(self, count: int) -> "Trained":
         """Of so many equal layers."""
-        return Trained(self.dense * count, self.spread * count, self.experts * count)
+        return Trained(
+            self.dense * count, self.spread * count, self.experts * count, self.kept * count, self.messages * count
+        )
 
     @property
     def total(self) -> int:
@@ -145,4 +156,8 @@ def trained_on_rank(layer: Layer, layout: Layout) -> Trained:
     trained = [op for op in layer.ops if op_trainable(op) and not is_tied(op)]
     experts = sum(op_parameters(op, shard) for op in trained if is_expert(op))
     rest = sum(op_parameters(op, shard) for op in trained if not is_expert(op))
-    return Trained(0, rest, experts) if layer.module in layout.spread else Trained(rest, 0, experts)
+    if layer.module in layout.spread:
+        return Trained(0, rest, experts)
+    if layer.whole_gradient:
+        return Trained(rest, 0, experts, kept=rest)
+    return Trained(rest, 0, experts, messages=int(rest > 0))

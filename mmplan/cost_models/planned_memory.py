@@ -10,13 +10,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from mmplan.cost_models.compressed_bytes import FORMATS, FP32_BYTES
 from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import Layout, as_layout
+from mmplan.cost_models.layout import Layout, as_layout, trained_on_rank
 from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.memory_activations import Setting, kept, kept_recomputed, logits_bytes, working_bytes
 from mmplan.cost_models.memory_states import layer_counts, state_parts
 from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
-from mmplan.scenario.technique import recomputing
+from mmplan.scenario.technique import Technique, recomputing
 
 
 def planned_state_bytes(layer: Layer, scenario: Scenario, layout: int | Layout = 1) -> int:
@@ -24,7 +25,18 @@ def planned_state_bytes(layer: Layer, scenario: Scenario, layout: int | Layout =
     ranks = as_layout(layout)
     technique = replace(scenario.technique, sharding=ranks.sharding)
     counts, replicas = layer_counts(layer, ranks.shard(layer)), ranks.state_replicas(layer)
-    return sum(part.bytes for part in state_parts(counts, replicas, scenario.precision, scenario.optimizer, technique))
+    parts = state_parts(counts, replicas, scenario.precision, scenario.optimizer, technique)
+    return sum(part.bytes for part in parts) + _unsent_bytes(layer, technique, ranks)
+
+
+def _unsent_bytes(layer: Layer, technique: Technique, layout: Layout) -> int:
+    """What messages about compressed gradients have left out so far, in fp32."""
+    form = FORMATS.get(technique.compression)
+    if form is None or layout.sharding != "none" or layout.replicas == 1:
+        return 0
+    trained = trained_on_rank(layer, layout)
+    coded = trained.dense - trained.kept
+    return 0 if form.dense(coded) else FP32_BYTES * coded
 
 
 def planned_kept_bytes(layer: Layer, load: Load, scenario: Scenario, layout: int | Layout = 1) -> int:

@@ -351,14 +351,14 @@ def _finish_s(prices: Prices, layout: Layout, counts: list[float], known: dict[H
     """Reductions of each kind of parameters on their own, and how the update grows with them."""
     dense, spread, experts = map(int, counts)
     parts = (
-        (Trained(dense, 0, 0), (dense, layout.replicas, layout.tp)),
+        (_dense(prices, layout, dense), (dense, layout.replicas, layout.tp)),
         (Trained(0, spread, 0), (spread, layout.replicas, layout.tp)),
         (Trained(0, 0, experts), (experts, layout.expert_replicas, layout.expert_side)),
     )
     slots = max(1, max(pool.devices_per_node for pool in prices.scenario.cluster.pools) // layout.tp)
     seconds = 0.0
     for place, (trained, ranks) in enumerate(parts):
-        key = (place, layout.sharding, ranks)
+        key = (place, layout.sharding, ranks, trained.kept)
         if trained.total and key not in known:
             near = range(1, min(slots, layout.replicas) + 1)
             costs, ways = prices.costs, _in_pools(prices, layout)
@@ -366,6 +366,14 @@ def _finish_s(prices: Prices, layout: Layout, counts: list[float], known: dict[H
             known[key] = min(costs.reduce_s(trained, way, one) for one in near for way in ways), more_s
         seconds += sum(known[key]) if trained.total else 0.0
     return seconds
+
+
+def _dense(prices: Prices, layout: Layout, dense: int) -> Trained:
+    """Of the model, with how much of it goes in how many messages where gradients are compressed."""
+    if prices.scenario.technique.compression == "none":
+        return Trained(dense)
+    total = sum((trained_on_rank(prices.kinds[kind], layout) for kind in prices.kind_of.values()), Trained())
+    return Trained(dense, kept=total.kept, messages=total.messages)
 
 
 def _state_bytes(prices: Prices, layout: Layout, counts: list[float]) -> float:

@@ -7,10 +7,12 @@ before the first compute that ends later than its producer, so that its buffer i
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmplan.cost_models.compressed_bytes import FORMATS
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layout import Trained, trained_on_rank
@@ -84,7 +86,7 @@ def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedul
         seconds=tuple(
             (stage.forward_s, stage.backward_s, stage.backward_s / 2, stage.backward_s / 2) for stage in plan.stages
         ),
-        reduce_bytes=tuple(_reduced_bytes(plan, graph, stage) for stage in range(len(plan.stages))),
+        reduce_bytes=tuple(reduced_bytes(plan, graph, stage) for stage in range(len(plan.stages))),
         shared_bytes=_shared_bytes(plan, graph),
     )
 
@@ -101,16 +103,21 @@ def stage_trained(plan: Plan, graph: ComputationGraph, stage: int) -> Trained:
     return sum((trained_on_rank(graph.layer(layer), layout) for layer in plan.stages[stage].layers), Trained())
 
 
-def _reduced_bytes(plan: Plan, graph: ComputationGraph, stage: int) -> int:
-    """Of those gradients of a rank that another one has as well."""
+def reduced_bytes(plan: Plan, graph: ComputationGraph, stage: int) -> int:
+    """Of those gradients of a rank that another one has as well; of compressed ones the messages."""
     trained, layout = stage_trained(plan, graph, stage), plan.layout(stage)
+    form, sent_bytes = FORMATS.get(plan.scenario.technique.compression), 0
+    if form is not None and layout.replicas > 1 and plan.sharding == "none":
+        layers = (trained_on_rank(graph.layer(layer), layout) for layer in plan.stages[stage].layers)
+        sent_bytes = sum(form.wire_bytes(one.dense - one.kept) for one in layers)
+        trained = replace(trained, dense=trained.kept)
     held = (
         (trained.dense, layout.replicas),
         (trained.spread, layout.replicas * layout.tp),
         (trained.experts, layout.expert_replicas),
     )
     shared = sum(count for count, ranks in held if ranks > 1)
-    return shared * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype]
+    return shared * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype] + sent_bytes
 
 
 def _shared_bytes(plan: Plan, graph: ComputationGraph) -> tuple[SharedBytes, ...]:

@@ -246,7 +246,9 @@ def scenario_hash(scenario: Scenario) -> str:
         for index, module in enumerate(scenario.model.modules)
         if module.form is None and (module.audio is None or module.audio.stride == 2)
     }
-    excluded = {"recipes": True, "constraints": unsaid, "model": {"modules": modules}}
+    unsaid |= {"compression"} if scenario.constraints.compression == ("none",) else set()
+    technique = {"compression"} if scenario.technique.compression == "none" else set()
+    excluded = {"recipes": True, "constraints": unsaid, "technique": technique, "model": {"modules": modules}}
     kept = _SCENARIO.dump_json(scenario, exclude=excluded)  # type: ignore[arg-type]
     return hashlib.sha256(kept).hexdigest()[:16]
 

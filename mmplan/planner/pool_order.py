@@ -1,5 +1,9 @@
-"""Which kind of device the first stages get, and where optimizer states lie: every order of the pools and every allowed
-place, the best result with what all of them prove."""
+"""Which kind of device the first stages get, where optimizer states lie, whether gradients are compressed: every order
+of the pools and every allowed technique, the best result with what all of them prove.
+
+Gradients as they are belong to every search: where a message costs more than it saves, the closed form of compressed
+ones is no lower bound for stages of which a part may not be compressed, but then that of the others is.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,12 +22,15 @@ def in_pool_orders(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, cluster=replace(scenario.cluster, pools=pools))
 
 
-def with_offloads(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
-    """Each scenario with its optimizer states where the constraints allow; where the technique offloads, as it says."""
+def with_techniques(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
+    """Each scenario with its optimizer states where the constraints allow, and gradients compressed as these allow or
+    not at all; where the technique offloads, as it says."""
     for scenario in scenarios:
         technique = scenario.technique
-        for place in scenario.constraints.offload if technique.offload == "none" else (technique.offload,):
-            yield replace(scenario, technique=replace(technique, offload=place))
+        places = scenario.constraints.offload if technique.offload == "none" else (technique.offload,)
+        for compression in dict.fromkeys(("none", *scenario.constraints.compression)):
+            for place in places:
+                yield replace(scenario, technique=replace(technique, offload=place, compression=compression))
 
 
 def best_order(results: Sequence[OptimizeResult], objective: Objective, gap: float) -> OptimizeResult:
@@ -79,6 +86,9 @@ def _as_runner_up(result: OptimizeResult, best: OptimizeResult) -> RunnerUp:
     if plan.scenario.technique.offload != best.plan.scenario.technique.offload:
         kept = plan.scenario.technique.offload == "none"
         names = "nothing in host memory" if kept else "optimizer states in host memory"
+    if plan.scenario.technique.compression != best.plan.scenario.technique.compression:
+        compression = plan.scenario.technique.compression
+        names = "gradients as they are" if compression == "none" else f"gradients compressed by {compression}"
     return RunnerUp(
         configuration=result.configuration,
         objective_s=plan.certificate.objective_s,

@@ -81,7 +81,7 @@ class Prices:
         self.kind_of: dict[str, int] = {}
         handed_on = gathering_layers(scenario)
         for layer in graph.layers():
-            key = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.id in handed_on)
+            key = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.id in handed_on, layer.whole_gradient)
             turn = layer.index % BLOCKS_PER_PATTERN if layer.kind in BLOCKS else 0
             like = first.setdefault(key, len(first))
             if (like, turn) not in known:
@@ -182,8 +182,9 @@ class Prices:
         return self._priced_at(layout.at("full" if full else "none"), microbatch_size)
 
     def _priced_at(self, layout: Layout, microbatch_size: int) -> tuple[LayerPrice, ...]:
-        if layout.sharding == "none" and layout.dp > 1:
-            layout = replace(layout, dp=1)  # replicas are alike
+        most = 1 if self.scenario.technique.compression == "none" else 2
+        if layout.sharding == "none" and layout.dp > most:
+            layout = replace(layout, dp=most)  # replicas are alike
         key = (layout, microbatch_size)
         if key not in self._priced:
             loads = self.loads(microbatch_size)
@@ -238,7 +239,9 @@ class Prices:
         scenario, costs = self.scenario, self.costs
         shard = layout.shard(layer)
         spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
-        sharded = (layout.sharding, layout.replicas, layout.expert_replicas) if layout.sharding != "none" else ()
+        sharded: tuple[Hashable, ...] = (layout.replicas > 1,) if scenario.technique.compression != "none" else ()
+        if layout.sharding != "none":
+            sharded = layout.sharding, layout.replicas, layout.expert_replicas
         again = layout.recomputed(layer)
         gathered = sharded if layout.sharding in ("gradients", "parameters") else ()
         forward_s, backward_s = _once(

@@ -63,11 +63,12 @@ class FinishPrice:
     per_dense_s: float
     per_spread_s: float
     per_expert_s: float
+    per_kept_s: float = 0.0  # more, for dense ones that are not compressed beside others that are
 
     def of(self, trained: Trained) -> float:
         """The part that grows with the parameters."""
         spread_s, expert_s = trained.spread * self.per_spread_s, trained.experts * self.per_expert_s
-        return trained.dense * self.per_dense_s + spread_s + expert_s
+        return trained.dense * self.per_dense_s + trained.kept * self.per_kept_s + spread_s + expert_s
 
 
 def finish_s(
@@ -87,8 +88,9 @@ def finish_s(
 def finish_price(prices: Prices, configuration: Configuration, pools: tuple[int, ...] | None = None) -> FinishPrice:
     """An affine lower bound of `finish_s` over every size a stage can have.
 
-    Of spread modules and experts: the reduction is concave in their number, so that its secant from nothing to all of
-    them lies below; the update grows no slower than between all of them and twice as many.
+    Of spread modules and experts, and of dense parameters beside compressed ones: the reduction is concave in their
+    number, so that its secant from nothing to all of them lies below; the update grows no slower than between all of
+    them and twice as many.
     """
     priced = prices.of_kinds(configuration.layout, configuration.microbatch_size)
     counts = np.bincount(list(prices.kind_of.values())).tolist()
@@ -101,11 +103,14 @@ def finish_price(prices: Prices, configuration: Configuration, pools: tuple[int,
     dense = affine_below(lambda size: ends_s(Trained(dense=size)), [*sizes, total.dense // 2 + 1, total.dense])
     layout = configuration.layout if pools is None else replace(configuration.layout, pools=pools)
     spread, experts = Trained(spread=total.spread), Trained(experts=total.experts)
+    whole = total.kept if prices.scenario.technique.compression != "none" else 0
+    kept = Trained(dense=whole, kept=whole)
     return FinishPrice(
-        fixed_s=dense[0] if not (total.spread or total.experts) else 0.0,
+        fixed_s=dense[0] if not (total.spread or total.experts or whole) else 0.0,
         per_dense_s=dense[1],
         per_spread_s=_per_parameter(prices, ends_s(spread), layout, spread),
         per_expert_s=_per_parameter(prices, ends_s(experts), layout, experts),
+        per_kept_s=max(0.0, _per_parameter(prices, ends_s(kept), layout, kept) - dense[1]),
     )
 
 

@@ -20,7 +20,7 @@ from mmplan.planner.mesh_frontier import MeshFrontier
 from mmplan.planner.mesh_search import mesh_frontiers, solve_meshed, why_no_meshes
 from mmplan.planner.objective import STEP_TIME, Objective, Scale
 from mmplan.planner.plan import Plan
-from mmplan.planner.pool_order import best_order, in_pool_orders, with_offloads
+from mmplan.planner.pool_order import best_order, in_pool_orders, with_techniques
 from mmplan.planner.quantise import floor_ns, lowered_ns, raised_ns, seconds
 from mmplan.planner.result import Considered, OptimizeResult, Progress
 from mmplan.planner.rivals import Candidate, candidate, first_in_simulation, list_rivals
@@ -123,7 +123,7 @@ def optimize(
     deadline = Deadline(limit_s=time_limit_s, stop=stop)
     found: list[OptimizeResult] = []
     refused: list[MmplanError] = []
-    for ordered in with_offloads(in_pool_orders(scenario)):
+    for ordered in with_techniques(in_pool_orders(scenario)):
         try:
             found.append(_optimize(ordered, choice, on_improvement, deadline))
         except (InfeasibleError, NoPlanFoundError) as error:

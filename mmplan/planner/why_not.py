@@ -14,7 +14,7 @@ from mmplan.planner.frontier import Frontier
 from mmplan.planner.mesh_choices import mesh_choices
 from mmplan.planner.pins import Pins, broken_rule, has_pins, overruled, pinned
 from mmplan.planner.plan import Plan
-from mmplan.planner.pool_order import with_offloads
+from mmplan.planner.pool_order import with_techniques
 from mmplan.planner.recipes import step_time
 from mmplan.planner.repeated import Limits
 from mmplan.planner.space import build_space
@@ -77,7 +77,7 @@ def why_not(scenario: Scenario, winner: Plan, pins: Pins, limits: Limits) -> Alt
 def _shortage(scenario: Scenario, deadline: Deadline) -> str:
     """Why nothing fits into memory on one mesh; empty where the bounds do not exclude it."""
     shortage = ""
-    for placed in with_offloads((scenario,)):
+    for placed in with_techniques((scenario,)):
         space = build_space(placed)
         if Frontier(space.bounds, space.scale).least_value() != NEVER:
             return ""

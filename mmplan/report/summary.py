@@ -45,6 +45,7 @@ class PlanSummary:
     etp: int
     sharding: str
     offload: str
+    compression: str
     spread: tuple[str, ...]
     meshes: tuple[str, ...]
     recompute: tuple[str, ...]
@@ -92,6 +93,7 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         etp=plan.etp,
         sharding=plan.sharding,
         offload=plan.scenario.technique.offload,
+        compression=plan.scenario.technique.compression,
         spread=plan.spread,
         meshes=_mesh_texts(plan),
         recompute=tuple(stage.recompute for stage in plan.stages),

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from mmplan.planner.compression_price import compression_price
 from mmplan.planner.finding import Finding
 from mmplan.planner.interval import StepInterval
 from mmplan.planner.plan import Plan
@@ -92,6 +93,7 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("... pp x dp x cp x tp of each", lambda s: "; ".join(s.meshes)),
     ("experts", lambda s: f"ep {s.ep}, etp {s.etp}" if s.ep > 1 else ""),
     ("split over replicas", lambda s: "" if s.dp * s.cp == 1 else _ZERO.get(s.sharding, "")),
+    ("gradients compressed", lambda s: s.compression.replace("none", "")),
     ("in host memory", lambda s: {"none": "", "optimizer": "optimizer state"}.get(s.offload, s.offload)),
     ("spread over samples", lambda s: ", ".join(s.spread)),
     ("recomputed", lambda s: _recompute_text(s.recompute)),
@@ -158,7 +160,7 @@ def optimize_tables(
         lines = [f"[bold]given[/bold]: {format_seconds(result.plan.certificate.objective_s)} per step, not searched"]
     parts: list[Table | str] = [stage_table(result.plan), summary_table([summary]), *lines, interval_text(interval)]
     if explain:
-        parts += [runner_up_table(result), *_unsearched(result.plan.scenario)]
+        parts += [runner_up_table(result), *compression_price(result.plan), *_unsearched(result.plan.scenario)]
     return [*parts, f"plan: {plan_file}"]
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from mmplan.cost_models.layer import Layer
+from mmplan.runtime.compression.sums import Messages
 from mmplan.runtime.held import Place
 from mmplan.runtime.shards import each_once
 from mmplan.runtime.state import JointState, StageState, stage_state
@@ -27,8 +28,12 @@ class Holders:
     replicas: dist.ProcessGroup | None
     ranks: TensorRanks | None
 
-    def state(self, optimizer: Optimizer, sharding: Sharding) -> StageState:
-        """Weights, gradients and optimizer state; the parts reduce in the order of their names above, on all ranks."""
+    def state(self, optimizer: Optimizer, sharding: Sharding, messages: Messages | None = None) -> StageState:
+        """Weights, gradients and optimizer state; the parts reduce in the order of their names above, on all ranks.
+
+        Args:
+            messages: what of those on all replicas is compressed.
+        """
         dealt, experts = self._dealt(), self._experts()
         apart = {parameter for own in (dealt, experts) for parameters in own.values() for parameter in parameters}
         rest = {name: [p for p in module.parameters() if p not in apart] for name, module in self.modules.items()}
@@ -37,7 +42,7 @@ class Holders:
             of_experts = None if self.ranks.experts is None else self.ranks.experts.replicas
             groups += [(dealt, self.ranks.stage), (experts, of_experts)]
         states = {
-            stage_state(own, optimizer, sharding, holders): each_once(own)
+            stage_state(own, optimizer, sharding, holders, None if index else messages): each_once(own)
             for index, (own, holders) in enumerate(groups)
             if index == 0 or any(own.values())
         }

@@ -17,6 +17,7 @@ from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.compression.sums import messages_of
 from mmplan.runtime.dealt import Dealt, part_key, whole_key
 from mmplan.runtime.finite import Unsound
 from mmplan.runtime.holders import Holders
@@ -126,7 +127,7 @@ class LayerStage(WeightedStage):
         holders = Holders(layers=layers, modules=modules, replicas=replicas, ranks=ranks)
         super().__init__(
             stage,
-            holders.state(scenario.optimizer, layout.sharding),
+            holders.state(scenario.optimizer, layout.sharding, messages_of(layers, scenario.technique)),
             store,
             holders.places(),
             count_kept=count_kept,

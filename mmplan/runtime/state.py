@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from mmplan.runtime.compression.sums import CompressedSums, Messages
 from mmplan.runtime.gradients import FlatGradients
 from mmplan.runtime.held import Held, whole_parameter
 from mmplan.runtime.model import TORCH_DTYPES
@@ -64,10 +65,12 @@ def stage_state(
     optimizer: Optimizer,
     sharding: Sharding,
     replicas: dist.ProcessGroup | None,
+    messages: Messages | None = None,
 ) -> StageState:
-    """The state of the parameters of layers (by id, in order); whole where there is one replica."""
+    """The state of the parameters of layers (by id, in order); whole where there is one replica. `messages`: see
+    `WholeState`."""
     if replicas is None or sharding == "none":
-        return WholeState(layers, optimizer, replicas)
+        return WholeState(layers, optimizer, replicas, messages)
     if sharding == "optimizer":
         return OptimizerShards(layers, optimizer, replicas)
     return LayerShards(layers, optimizer, replicas, weights=sharding == "parameters")
@@ -122,10 +125,18 @@ class JointState:
 
 
 class WholeState:
-    """Every replica has all of it, and gradients are all-reduced at the end of a step."""
+    """Every replica has all of it, and gradients are all-reduced at the end of a step, or compressed ones gathered.
+
+    Args:
+        messages: which layers' gradients are compressed; None: no one's.
+    """
 
     def __init__(
-        self, layers: Mapping[str, Sequence[Parameter]], optimizer: Optimizer, replicas: dist.ProcessGroup | None
+        self,
+        layers: Mapping[str, Sequence[Parameter]],
+        optimizer: Optimizer,
+        replicas: dist.ProcessGroup | None,
+        messages: Messages | None = None,
     ) -> None:
         self.moved_bytes = 0
         self._replicas = replicas
@@ -133,6 +144,9 @@ class WholeState:
         self._weights = {p.untyped_storage().data_ptr(): p.nbytes for p in parameters}
         self._gradients = FlatGradients(parameters, TORCH_DTYPES[optimizer.gradient_dtype])
         self._parameters = parameters
+        self._compressed: CompressedSums | None = None
+        if messages is not None and replicas is not None:
+            self._compressed = CompressedSums(self._gradients, layers, messages, replicas)
         self._optimizer = StageOptimizer(self._gradients.parameters, self._gradients.views, optimizer)
         self.optimizers = (self._optimizer,)
 
@@ -143,7 +157,9 @@ class WholeState:
         pass
 
     def reduce(self) -> None:
-        if self._replicas is not None and self._gradients.parameters:
+        if self._compressed is not None:
+            self.moved_bytes += self._compressed.sum()
+        elif self._replicas is not None and self._gradients.parameters:
             self.moved_bytes += self._gradients.buffer.sum(self._replicas)
 
     def step(self) -> None:
@@ -158,7 +174,8 @@ class WholeState:
 
     def memory_bytes(self) -> int:
         weights = sum(self._weights.values())
-        return weights + self._gradients.buffer.held_bytes + self._optimizer.memory_bytes()
+        unsent = 0 if self._compressed is None else self._compressed.held_bytes
+        return weights + self._gradients.buffer.held_bytes + self._optimizer.memory_bytes() + unsent
 
     def held(self) -> list[Held]:
         trained = dict(zip(self._gradients.parameters, self._optimizer.state(), strict=True))

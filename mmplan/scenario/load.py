@@ -174,6 +174,7 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         etp=tuple(spec.etp),
         vp=tuple(spec.vp),
         offload=tuple(spec.offload),
+        compression=tuple(spec.compression),
         sharding=tuple(spec.sharding),
         recompute=tuple(spec.recompute),
         spread=spread_modules(spec.spread, model, (*at, "spread"), document),

@@ -10,13 +10,13 @@ from typing import Literal
 from mmplan.scenario.attention_forms import GatedDelta, Mla
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.steps import Form
-from mmplan.scenario.technique import Offload, Recompute, Sharding, Technique
+from mmplan.scenario.technique import Compression, Offload, Recompute, Sharding, Technique
 
 ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "encoder", "projector", "language_model"]
 Modality = Literal["vision", "audio", "text", "speech"]
 EdgeKind = Literal["input", "merge", "cross_attention", "hidden", "add"]
 Dtype = Literal["fp32", "bf16", "fp16"]
-Forbidden = Literal["split", "tensor_sharding", "fp8", "low_precision_reduce"]
+Forbidden = Literal["split", "tensor_sharding", "fp8", "low_precision_reduce", "compression"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -357,6 +357,7 @@ class Constraints:
     sharding: tuple[Sharding, ...] = ()
     recompute: tuple[Recompute, ...] = ()
     offload: tuple[Offload, ...] = ("none",)  # what may lie in host memory
+    compression: tuple[Compression, ...] = ("none",)  # of gradients between replicas
     spread: tuple[str, ...] | None = None  # modules that run whole on part of the samples; None leaves the choice
     modules: tuple[OwnRanks, ...] | None = ()  # modules with ranks of their own, (): none; None leaves the choice
 

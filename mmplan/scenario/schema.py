@@ -12,6 +12,7 @@ from pydantic import Field, Tag
 from mmplan.scenario.schema_base import NAME_OR_MAPPING, Count, Layers, ModuleName, Name, Strict, Width
 from mmplan.scenario.schema_cluster import ClusterSpec
 from mmplan.scenario.schema_values import (
+    Compressions,
     CountOrList,
     DistributionSpec,
     ImageSizes,
@@ -285,6 +286,12 @@ class ConstraintsSpec(Strict):
     )
     offload: Offloads = Field(
         default=["none"], min_length=1, description="optimizer: its states may lie in host memory, if that is faster"
+    )
+    compression: Compressions = Field(
+        default=["none"],
+        min_length=1,
+        description="topk (5 % in 5 bits), fp8 (20 % in 8): gradients between replicas may be compressed, if that is "
+        "faster; steps are then no longer those of the uncompressed sum, see docs/compression.md",
     )
     pad_heads: bool = Field(
         default=False, description="tp may exceed or not divide heads: as model.pad_heads, for every module"

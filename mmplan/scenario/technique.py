@@ -15,6 +15,8 @@ Sharding = Literal["none", "optimizer", "gradients", "parameters"]
 Offload = Literal["none", "optimizer", "parameters"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SHARDINGS: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")  # ZeRO-0 to ZeRO-3
+Compression = Literal["none", "topk", "fp8"]
+COMPRESSIONS: tuple[Compression, ...] = ("none", "topk", "fp8")
 LossKernel = Literal["plain", "fused", "chunked"]
 ContextParallel = Literal["ring", "all-to-all"]
 
@@ -50,6 +52,9 @@ class Technique:
     """What lives in host memory (arXiv 2101.06840); `parameters` includes the optimizer state."""
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Type gradients are accumulated and reduced in; None: the optimizer's `gradient_dtype`."""
+    compression: Compression = "none"
+    """What replicas send of gradients that are not sharded, where constraints allow it: `topk` the largest 5 % in 1 bit
+    of sign and 4 of magnitude, `fp8` the largest 20 % in FP8; what is left out waits for later steps."""
     cross_entropy: LossKernel = "plain"
     """`plain` keeps logits and an fp32 copy; `fused` makes one pass over logits; `chunked` never holds all logits."""
     dropout: bool = False

@@ -67,8 +67,8 @@ def _forbidden(spec: ConstraintsSpec, scenario: Scenario, document: Document) ->
     for index, item in enumerate(spec.forbid):
         at: KeyPath = ("constraints", "forbid", index)
         summed = technique.gradient_dtype or scenario.optimizer.gradient_dtype
-        if item == "compression":
-            message = "nothing is compressed in this release, so there is nothing to forbid; remove 'compression'"
+        if item == "compression" and set(spec.compression) == {"none"}:
+            message = "constraints.compression allows none, so there is nothing to forbid; remove 'compression'"
             raise document.error(at, message)
         if item == "fp8" and technique.fp8 != "none":
             message = f"technique.fp8 is '{technique.fp8}' for all blocks alike, and no layer can be kept out of it"

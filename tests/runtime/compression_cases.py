@@ -2,11 +2,7 @@
 
 import io
 import os
-import socket
-import stat
-import struct
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +32,7 @@ from mmplan.runtime.compression.fsdp_hooks import (
     compress_reduce_scatter,
     reduce_scatter_hook,
 )
+from mmplan.runtime.compression.socket_bytes import received_bytes
 
 PROCESSES = 4
 STEPS = 6
@@ -219,16 +216,6 @@ def overflow(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     return found
 
 
-def sockets() -> Iterator[int]:
-    """Bytes that each of this process's TCP sockets has received (`tcpi_bytes_received`, linux/tcp.h)."""
-    for name in [path.name for path in Path("/proc/self/fd").iterdir()]:
-        with suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                with socket.socket(fileno=os.dup(int(name))) as one:
-                    if one.family in (socket.AF_INET, socket.AF_INET6):
-                        yield struct.unpack_from("Q", one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 128)[0]
-
-
 def wires(setup: Setup, kind: str) -> list[Any]:
     state = setup.state
     if kind == "low rank":
@@ -244,10 +231,10 @@ def bytes_of_a_step(kind: str, rank: int, mesh: DeviceMesh) -> tuple[int, int, i
     setup.backward(*batch(rank, 0))
     counted = [(wire.payload_bytes, wire.sent_bytes) for wire in wires(setup, kind)]
     dist.barrier()
-    before = sum(sockets())
+    before = received_bytes()
     setup.backward(*batch(rank, 1))
     dist.barrier()
-    measured = sum(sockets()) - before
+    measured = received_bytes() - before
     again = [(wire.payload_bytes, wire.sent_bytes) for wire in wires(setup, kind)]
     step = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(counted, again, strict=True)]
     totals = torch.tensor([sum(s[1] for s in step), measured])

@@ -92,8 +92,8 @@ BAD = [
         "",
         None,
         "",
-        "s.yaml:14: constraints.forbid[0]: nothing is compressed in this release, so there is nothing to "
-        "forbid; remove 'compression'",
+        "s.yaml:14: constraints.forbid[0]: constraints.compression allows none, so there is nothing to forbid; "
+        "remove 'compression'",
     ),
     (
         "{no_split: [llm.1], forbid: [fp9]}",

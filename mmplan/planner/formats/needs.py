@@ -124,6 +124,8 @@ def _rest(plan: Plan) -> Found:
         yield "zones without low precision", " and ".join(sorted(precision))
     if scenario.technique.offload != "none":
         yield "optimizer state in host memory", f"offload {scenario.technique.offload}"
+    if scenario.technique.compression != "none":
+        yield "compressed gradients", f"compression {scenario.technique.compression}"
     if scenario.technique.fp8 != "none":
         yield "FP8", f"fp8 {scenario.technique.fp8}"
     if scenario.technique.sequence_parallel and plan.tp > 1:

@@ -35,6 +35,12 @@ def check_checkpoints(plan: Plan, options: RunOptions) -> None:
         return
     if options.rehearse:
         raise InputError("a rehearsal sleeps instead of computing: it has no checkpoints")
+    compression = plan.scenario.technique.compression
+    if compression != "none":
+        message = (
+            f"the plan compresses gradients ({compression}), and checkpoints do not hold what each rank has yet to send"
+        )
+        raise InputError(f"{message}: run without --checkpoint, or plan with constraints.compression: none")
     if asked.resume is not None:
         _check_resume(asked.resume, plan, options)
     if asked.folder is not None:

@@ -17,10 +17,11 @@ from mmplan.runtime.compression.wire import Wire
 
 
 class ErrorFeedback:
-    """Averages over the ranks of a group. State: what each tensor of this rank has not said yet, fp32, by name."""
+    """Averages or sums over the ranks of a group. State: what this rank has not said of a tensor yet, fp32, by name."""
 
-    def __init__(self, form: GradientFormat, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, form: GradientFormat, group: dist.ProcessGroup | None = None, *, sums: bool = False) -> None:
         self.form, self.group = form, group
+        self._sums = sums
         self.wire = Wire()
         self._residuals: dict[str, Tensor] = {}
 
@@ -55,6 +56,11 @@ class ErrorFeedback:
         """When the loss scale is multiplied by `factor`: what is kept was in the old one."""
         for residual in self._residuals.values():
             residual *= factor
+
+    @property
+    def held_bytes(self) -> int:
+        """Of what is kept."""
+        return sum(residual.nbytes for residual in self._residuals.values())
 
     def state_dict(self) -> dict[str, Any]:
         """Of this rank; every rank saves its own."""
@@ -94,4 +100,4 @@ class ErrorFeedback:
         total = torch.zeros(elements, device=messages.device)
         for message in messages:
             add_decoded(message, total, self.form)
-        return total / messages.shape[0]
+        return total if self._sums else total / messages.shape[0]

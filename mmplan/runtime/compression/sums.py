@@ -1,0 +1,67 @@
+"""Sums of a stage's gradients over its replicas: a message for each layer that may be compressed, the rest whole."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.nn import Parameter
+
+from mmplan.cost_models.compressed_bytes import FORMATS, GradientFormat
+from mmplan.cost_models.layer import Layer
+from mmplan.runtime.compression.feedback import ErrorFeedback
+from mmplan.runtime.gradients import FlatGradients
+from mmplan.scenario.technique import Technique
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Messages:
+    """Layers, by id, of whose gradients messages are sent, and in which format."""
+
+    form: GradientFormat
+    layers: frozenset[str]
+
+
+def messages_of(layers: Sequence[Layer], technique: Technique) -> Messages | None:
+    """What the technique and the zones say."""
+    form = FORMATS.get(technique.compression)
+    coded = frozenset(layer.id for layer in layers if not layer.whole_gradient)
+    return None if form is None else Messages(form=form, layers=coded)
+
+
+class CompressedSums:
+    """What is not said of a layer's gradients in one step is added to those of the next."""
+
+    def __init__(
+        self,
+        gradients: FlatGradients,
+        layers: Mapping[str, Sequence[Parameter]],
+        messages: Messages,
+        replicas: dist.ProcessGroup,
+    ) -> None:
+        """`layers`: the parameters in the order of the gradients; one that two layers share is the first one's."""
+        self._feedback = ErrorFeedback(messages.form, replicas, sums=True)
+        owner: dict[Parameter, str] = {}
+        for layer, parameters in layers.items():
+            for parameter in parameters:
+                owner.setdefault(parameter, layer)
+        counts: dict[str, int] = {}
+        for parameter in gradients.parameters:
+            counts[owner[parameter]] = counts.get(owner[parameter], 0) + parameter.numel()
+        pieces = torch.split(gradients.buffer.whole, list(counts.values())) if counts else ()
+        spans = dict(zip(counts, pieces, strict=True))
+        self._coded = {layer: span for layer, span in spans.items() if layer in messages.layers}
+        self._whole = [span for layer, span in spans.items() if layer not in messages.layers]
+
+    @property
+    def held_bytes(self) -> int:
+        return self._feedback.held_bytes
+
+    def sum(self) -> int:
+        """In place; returns the bytes handed to collectives. Collective."""
+        before = self._feedback.wire.payload_bytes
+        for layer, span in self._coded.items():  # one at a time: copies of one layer's gradients at once
+            self._feedback.average({layer: span})
+        for span in self._whole:
+            self._feedback.wire.sum(span, self._feedback.group)
+        return self._feedback.wire.payload_bytes - before
