@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("shard_tensor.md",)
+PAGES = ("compression.md", "shard_tensor.md")
 BLOCKS = [
     (page, number, block)
     for page in PAGES
