@@ -25,9 +25,9 @@ class Layer:
 
     `index` counts the blocks of a module (0 for other kinds). `grad_values` names the values that carry a gradient:
     inputs with a trainable layer upstream and everything computed from them or from trainable parameters.
-    `whole_gradient`: what replicas sum of it may not be compressed. `has_experts`: some rows are routed. `imbalance`: by
-    how much longer than the mean the busiest rank works on the rows of its experts (see `op_routed`). The hash is kept,
-    as a search looks layers up a million times.
+    `whole_gradient`: what replicas sum of it may not be compressed. `has_experts`: some rows are routed. `imbalance`:
+    by how much longer than the mean the busiest rank works on the rows of its experts (see `op_routed`). The hash is
+    kept, as a search looks layers up a million times.
     """
 
     id: str
