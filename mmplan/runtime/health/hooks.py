@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -28,10 +29,10 @@ from mmplan.runtime.health.judge import Judge, Value
 from mmplan.runtime.health.loss import LossRatio
 from mmplan.runtime.health.overflow import HEADROOM as HEADROOM_RULE
 from mmplan.runtime.health.overflow import headroom, leaves, tensors_of
-from mmplan.runtime.health.places import guessed_modalities, modality_of, module_at
+from mmplan.runtime.health.places import guessed_branches, guessed_modalities, modality_of, module_at
 from mmplan.runtime.health.probes import overflow_values, robustness_values
 from mmplan.runtime.health.readings import Reading, rank_file, write_header, write_readings
-from mmplan.runtime.health.replay import Call
+from mmplan.runtime.health.replay import Call, in_forward
 from mmplan.runtime.health.rules import chosen_rules
 from mmplan.runtime.health.settings import DEFAULT_INTERVAL, ScalarWriter, Settings
 from mmplan.runtime.health.shared_uses import SharedUses
@@ -44,6 +45,7 @@ def attach(
     model: nn.Module,
     *,
     modalities: Mapping[str, str] | None = None,
+    branches: Mapping[str, str] | None = None,
     embeddings: Mapping[str, str] | None = None,
     cross_attention: Sequence[str] = (),
     keys: Mapping[str, str] | None = None,
@@ -64,8 +66,9 @@ def attach(
 
     Args:
         model: DDP is looked through; FSDP2 and DTensor parameters are understood.
-        modalities: modality -> the module that ends its branch, whose output goes to the fusion; default: by the names
-            of the model's modules.
+        modalities: modality -> its module; default: by the names of the model's modules.
+        branches: modality -> the module whose output goes to the fusion, such as a projector or the table of tokens;
+            default: those of `modalities`, or by names where these are.
         embeddings: of two modalities, the image first: modality -> module whose output [n, ..., d] is the embedding of
             each sample (mean over what stands between). JED, CMRC, drift and robustness need it.
         cross_attention: modules that attend from one modality to another, in order.
@@ -90,8 +93,12 @@ def attach(
     if interval < 1 or warmup_steps < 0 or head_shards < 1:
         raise ValueError(f"interval {interval} and head_shards {head_shards} are at least 1, warmup_steps at least 0")
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    found = guessed_modalities(inner) if modalities is None else dict(modalities)
+    if branches is None:
+        branches = guessed_branches(inner, found) if modalities is None else found
     settings = Settings(
-        modalities=guessed_modalities(inner) if modalities is None else dict(modalities),
+        modalities=found,
+        branches=dict(branches),
         embeddings=dict(embeddings or {}),
         cross_attention=tuple(cross_attention),
         keys=dict(keys or {}),
@@ -126,6 +133,9 @@ class Health:
         self._headroom: list[tuple[str, Tensor]] = []
         self._watched: list[Any] = []
         self._call: Call | None = None
+        self._optimizers: WeakKeyDictionary[Optimizer, bool] = (
+            WeakKeyDictionary()
+        )  # whether they have parameters of ours
         self._again, self._traces, self._index = False, 0, 0
         # Forwards with DTensors talk to other ranks: if one runs again, all do.
         self._together = any(hasattr(p, "device_mesh") for p in model.parameters())
@@ -184,7 +194,7 @@ class Health:
         return module is None or any(p.requires_grad for p in module.parameters())
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._again or not torch.is_grad_enabled():
+        if self._again or not in_forward():
             return
         self._call = Call(args, kwargs)
         sampling = self._sampling
@@ -197,7 +207,7 @@ class Health:
                 self._watched.append(leaf.register_forward_hook(self._look_for_headroom(name)))
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._again or not torch.is_grad_enabled():
+        if self._again or not in_forward():
             return
         found = loss_of(output)
         if found is None:
@@ -207,13 +217,16 @@ class Health:
             found.register_hook(self._seeds.append)  # type: ignore[no-untyped-call]
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        own = {id(parameter) for parameter in self._model.parameters()}
-        if any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        if optimizer not in self._optimizers:
+            own = {id(parameter) for parameter in self._model.parameters()}
+            held = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            self._optimizers[optimizer] = any(id(parameter) in own for parameter in held)
+        if self._optimizers[optimizer]:
             self.step()
 
     def _look_for_headroom(self, name: str) -> Any:
         def look(module: nn.Module, args: Any, output: Any) -> None:
-            if not self._again and torch.is_grad_enabled():
+            if not self._again and in_forward():
                 self._headroom += [(name, headroom(tensor)) for tensor in tensors_of(output)]
 
         return look
@@ -256,7 +269,7 @@ class Health:
             *statistics.stale(taps),
             *statistics.alignment(taps, settings, self._drifts, self._index),
             *statistics.attention(taps, settings),
-            *statistics.gradient_shares(taps, settings),
+            *statistics.gradient_shares(self._model, taps, settings),
             *statistics.conflicts(self._uses),
             *statistics.key_value_shift(taps, settings),
             *self._contributions.values(),
@@ -276,7 +289,7 @@ class Health:
             return []
         parts = torch.stack([value.to(self._headroom[0][1].device) for _, value in self._headroom])
         name = self._headroom[int(parts.argmax())][0]
-        detail: dict[str, float | str | None] = {"modality": modality_of(name, self._settings.modalities)}
+        detail: dict[str, float | str | None] = {"modality": modality_of(name, self._settings.places)}
         return [Value(HEADROOM_RULE.monitor, name, float(parts.max()), detail, True)]
 
     def _keep(self, found: list[Reading]) -> None:

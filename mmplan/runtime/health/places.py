@@ -1,6 +1,6 @@
 """Which modules and parameters belong to which modality."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -12,6 +12,10 @@ _WORDS = {
     "vision": ("vision", "visual", "image", "vit"),
     "audio": ("audio", "speech", "whisper"),
     "text": ("language", "text", "llm"),
+}
+_ENDS = {
+    "text": ("embed_tokens", "tok_embeddings", "wte"),
+    "other": ("projector", "projection", "connector", "merger", "resampler", "perceiver"),
 }
 
 
@@ -25,9 +29,26 @@ def guessed_modalities(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def modality_of(name: str, modalities: Mapping[str, str]) -> str:
+def guessed_branches(model: nn.Module, modalities: Mapping[str, str]) -> dict[str, str]:
+    """Of each modality the outermost module whose name says that its output goes to the fusion: a projector, the table
+    of tokens; the modality's own module where there is none."""
+    names = sorted((name for name, _ in model.named_modules()), key=lambda name: name.count("."))
+    branches = dict(modalities)
+    for modality in modalities:
+        words = _ENDS["text"] if modality == "text" else _ENDS["other"]
+        ends = [name for name in names if any(word in name.rpartition(".")[2].lower() for word in words)]
+        if modality != "text" and len(modalities) > 2:  # with several encoders a projector has to name its own
+            ends = [name for name in ends if any(word in name.lower() for word in _WORDS[modality])]
+        branches[modality] = next(iter(ends), modalities[modality])
+    return branches
+
+
+Places = Sequence[tuple[str, str]]  # modality and path of a module
+
+
+def modality_of(name: str, places: Places) -> str:
     """The modality whose module holds this name; the innermost where several do, `shared` where none does."""
-    found = [(len(path), modality) for modality, path in modalities.items() if f"{name}.".startswith(f"{path}.")]
+    found = [(len(path), modality) for modality, path in places if f"{name}.".startswith(f"{path}.")]
     return max(found)[1] if found else SHARED
 
 
@@ -49,9 +70,9 @@ def module_at(model: nn.Module, path: str, *, optional: bool = False) -> nn.Modu
     raise ValueError(f"the model has no module '{path}'{did_you_mean(path, names)}")
 
 
-def by_modality(names: Iterable[str], modalities: Mapping[str, str]) -> dict[str, list[str]]:
+def by_modality(names: Iterable[str], places: Places) -> dict[str, list[str]]:
     """Names by modality, in their order; every modality is there, and `shared`."""
-    found: dict[str, list[str]] = {modality: [] for modality in (*modalities, SHARED)}
+    found: dict[str, list[str]] = {modality: [] for modality in (*(modality for modality, _ in places), SHARED)}
     for name in names:
-        found[modality_of(name, modalities)].append(name)
+        found[modality_of(name, places)].append(name)
     return found

@@ -36,7 +36,7 @@ def overflow_values(model: nn.Module, call: Call, settings: Settings, seed: floa
             return []
         last = wrong[-1].rpartition(".")[0] if wrong else "loss"
         trace = Trace(origin=last, because="backward" if wrong else "forward", what="Inf or NaN", path=wrong[:_SHOWN])
-    modality = modality_of(trace.origin, settings.modalities)
+    modality = modality_of(trace.origin, settings.places)
     detail: dict[str, float | str | None] = {
         "modality": modality,
         "because": trace.because,
@@ -49,7 +49,7 @@ def overflow_values(model: nn.Module, call: Call, settings: Settings, seed: floa
 def robustness_values(model: nn.Module, call: Call, settings: Settings, step: int) -> list[Value]:
     """KL of the text output with and without noise on the embeddings of the first modality of `embeddings`."""
     modality, path = next(iter(settings.embeddings.items()))
-    path = settings.modalities.get(modality, path)
+    path = settings.branches.get(modality, path)
     module = module_at(model, path, optional=True)
     if module is None:
         return []

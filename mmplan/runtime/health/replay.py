@@ -8,6 +8,11 @@ import torch
 from torch import nn
 
 
+def in_forward() -> bool:
+    """Whether a forward that will be learnt from runs; not one that a backward computes again (checkpointing)."""
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+
+
 class Call:
     """The last forward of a model; holds its arguments, no copies."""
 

@@ -24,6 +24,7 @@ class Settings:
     """Meanings are those of `hooks.attach`."""
 
     modalities: Mapping[str, str]
+    branches: Mapping[str, str]
     embeddings: Mapping[str, str] = field(default_factory=dict)
     cross_attention: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -38,3 +39,8 @@ class Settings:
     mitigation: float | None = None
     averaged: bool = True
     logits: Callable[[Any], Tensor | None] | None = None
+
+    @property
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """Modules of each modality."""
+        return (*self.modalities.items(), *self.branches.items())

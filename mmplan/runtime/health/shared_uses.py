@@ -7,12 +7,12 @@ alone, whatever the module does with it. With mitigation a use's gradient is sca
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from mmplan.runtime.health.conflict import RULE, Conflict, scales, worst_conflict
 from mmplan.runtime.health.places import SHARED, modality_of, module_at
+from mmplan.runtime.health.replay import in_forward
 from mmplan.runtime.health.settings import Settings
 
 
@@ -56,15 +56,16 @@ class SharedUses:
 
     def _borrow(self, name: str, attributes: Mapping[str, str], several: bool) -> Any:
         def replace(module: nn.Module, args: Any) -> None:
-            if not torch.is_grad_enabled() or not (self.sampling or self._settings.mitigation is not None):
+            if not in_forward() or not (self.sampling or self._settings.mitigation is not None):
                 return
             call = self._calls.get(name, 0)
             self._calls[name] = call + 1
-            modality = modality_of(name, self._settings.modalities)
+            modality = modality_of(name, self._settings.places)
             use = f"call {call}" if several else (name if modality == SHARED else modality)
             for attribute, parameter in attributes.items():
                 own = module._parameters[attribute]
-                if own is not None and own.requires_grad:
+                # No parameter where somebody else has put a view there.
+                if isinstance(own, nn.Parameter) and own.requires_grad:
                     view = own.view_as(own)
                     view.register_hook(self._taken(parameter, use))  # type: ignore[no-untyped-call]
                     module.__dict__.setdefault("_mmplan_own", {})[attribute] = own

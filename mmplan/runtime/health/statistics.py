@@ -59,11 +59,13 @@ def attention(taps: Taps, settings: Settings) -> Iterator[Value]:
     yield Value(collapse.RULE.monitor, settings.cross_attention[-1], value, {"effective_rank": rank})
 
 
-def gradient_shares(taps: Taps, settings: Settings) -> Iterator[Value]:
+def gradient_shares(model: nn.Module, taps: Taps, settings: Settings) -> Iterator[Value]:
     """Shares at the outputs of the branches and at the key side of each cross-attention. The query side is told and not
-    judged: it is reached through the softmax alone, which passes little on once attention has become sharp."""
+    judged: it is reached through the softmax alone, which passes little on once attention has become sharp. Norms of
+    the gradients of all parameters of each modality are told with the branches."""
     groups = settings.groups
-    places = {"branches": tuple(settings.modalities)} | dict.fromkeys(settings.cross_attention, ("query", "key"))
+    norms = {f"norm of {modality}": norm for modality, norm in gradient_norms(model, settings).items()}
+    places = {"branches": tuple(settings.branches)} | dict.fromkeys(settings.cross_attention, ("query", "key"))
     for place, sides in places.items():
         found = taps.flows.get(place, {})
         squares = [float(found.get(side, 0.0)) for side in sides]
@@ -72,8 +74,9 @@ def gradient_shares(taps: Taps, settings: Settings) -> Iterator[Value]:
         if sum(squares) == 0.0 or len(sides) < 2 or (groups.stages is None and set(found) < set(sides)):
             continue
         parts = attenuation.shares({side: square**0.5 for side, square in zip(sides, squares, strict=True)})
+        told: dict[str, float | str | None] = {**parts, **norms} if place == "branches" else {**parts}
         for side in sides if place == "branches" else ("key",):
-            yield Value(attenuation.RULE.monitor, f"{place}: {side}", parts[side], {**parts})
+            yield Value(attenuation.RULE.monitor, f"{place}: {side}", parts[side], told)
 
 
 def conflicts(uses: SharedUses) -> Iterator[Value]:
@@ -110,7 +113,7 @@ def stale(taps: Taps) -> Iterator[Value]:
 def gradient_norms(model: nn.Module, settings: Settings) -> dict[str, float]:
     """Norm of the gradient of each modality's parameters, over the stages of the pipeline."""
     named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None and not p.grad.is_sparse}
-    groups = by_modality(named, settings.modalities)
+    groups = by_modality(named, settings.places)
     squares = [float(square_sum([_tensor(named[name]) for name in names])) for names in groups.values()]
     squares = summed(squares, settings.groups.stages)
     return {modality: square**0.5 for modality, square in zip(groups, squares, strict=True)}

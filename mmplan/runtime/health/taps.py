@@ -10,6 +10,7 @@ from torch.nn import functional
 from mmplan.runtime.health.key_values import Spread, head_parts, spread
 from mmplan.runtime.health.overflow import tensors_of
 from mmplan.runtime.health.places import module_at
+from mmplan.runtime.health.replay import in_forward
 from mmplan.runtime.health.settings import Settings
 from mmplan.runtime.health.staleness import Ledger
 
@@ -32,7 +33,7 @@ class Taps:
             module = module_at(model, path, optional=settings.groups.stages is not None)
             return [] if module is None else [module]
 
-        for modality, path in settings.modalities.items():
+        for modality, path in settings.branches.items():
             self.handles += [m.register_forward_hook(self._boundary(modality)) for m in at(path)]
         for modality, path in settings.embeddings.items():
             self.handles += [m.register_forward_hook(self._embedding(modality)) for m in at(path)]
@@ -53,7 +54,7 @@ class Taps:
     def _boundary(self, modality: str) -> Any:
         def look(module: nn.Module, args: Any, output: Any) -> None:
             made = next(tensors_of(output), None)
-            if made is None or not torch.is_grad_enabled():
+            if made is None or not in_forward():
                 return
             if self._settings.cross_attention:
                 self.ledger.made(modality, made)
@@ -65,7 +66,7 @@ class Taps:
     def _embedding(self, modality: str) -> Any:
         def look(module: nn.Module, args: Any, output: Any) -> None:
             made = next(tensors_of(output), None)
-            if self.sampling and made is not None and torch.is_grad_enabled():
+            if self.sampling and made is not None and in_forward():
                 self.embeddings.setdefault(modality, []).append(pooled(made))
 
         return look
@@ -73,7 +74,7 @@ class Taps:
     def _keys(self, modality: str) -> Any:
         def look(module: nn.Module, args: Any, output: Any) -> None:
             made = next(tensors_of(output), None)
-            if self.sampling and made is not None and torch.is_grad_enabled():
+            if self.sampling and made is not None and in_forward():
                 parts = [spread(part) for part in head_parts(made, self._settings.head_shards)]
                 before = self.spreads.get(modality)
                 self.spreads[modality] = (
@@ -86,12 +87,12 @@ class Taps:
         """Both sides go on as views of their own, so that only the gradient through this attention is counted."""
 
         def look(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if not (self.sampling and torch.is_grad_enabled()):
+            if not (self.sampling and in_forward()):
                 return None
             query, key = sides(args, kwargs)
             if query is None or key is None or query is key:
                 return None
-            for modality in self._settings.modalities:
+            for modality in self._settings.branches:
                 lag = self.ledger.lag(modality, key)
                 if lag is not None:
                     self.lags[modality] = max(lag, self.lags.get(modality, 0))
@@ -107,7 +108,7 @@ class Taps:
         return look
 
     def _attention(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not (self.sampling and torch.is_grad_enabled()):
+        if not (self.sampling and in_forward()):
             return
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if not isinstance(weights, Tensor) or weights.dim() < 3:

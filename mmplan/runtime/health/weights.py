@@ -30,7 +30,10 @@ def named_weights(path: Path) -> Iterator[tuple[str, Tensor]]:
         yield from _pieces(own)
         return
     files = [path] if path.is_file() else sorted(f for f in _children(path) if f.suffix in SUFFIXES)
-    tensors = [f for f in files if f.suffix == ".safetensors"]
+    # Optimizers and arguments lie beside weights, under names of their own.
+    tensors = [f for f in files if f.suffix == ".safetensors"] or [
+        f for f in files if f.stem.startswith("pytorch_model")
+    ]
     if not files:
         pickled = path.is_dir() and (path / ".metadata").is_file()
         raise InputError(

@@ -10,6 +10,7 @@ from health_toys import HEADS, WATCH, WIDTH, CrossAttention, Toy, batch, toy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from mmplan.runtime.health.groups import Groups
@@ -141,11 +142,29 @@ def in_stages(rank: int) -> Readings:
     return by_name(health)
 
 
+def tensor_parallel(rank: int) -> dict[str, float]:
+    """Norms of gradients where DTensors split a layer by columns and the next by rows."""
+    model = nn.ModuleDict({"vision": two_layers(0), "text": two_layers(1)})
+    mesh = init_device_mesh("cpu", (2,))
+    for part in model.values():
+        parallelize_module(part, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    x = features()
+    sum(part(x).square().mean() for part in model.values()).backward()  # type: ignore[union-attr]
+    settings = attach(model, modalities={"vision": "vision", "text": "text"})
+    settings.close()
+    return gradient_norms(model, settings._settings)
+
+
+def two_layers(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, WIDTH))
+
+
 def run_cases(rank: int, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": (Path(folder) / "port").read_text()}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    cases = {f.__name__: f(rank) for f in (replicated, sharded, by_heads, in_stages)}
+    cases = {f.__name__: f(rank) for f in (replicated, sharded, by_heads, in_stages, tensor_parallel)}
     torch.save(cases, Path(folder) / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

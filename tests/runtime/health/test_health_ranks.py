@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from case_processes import run_on_ranks
-from health_rank_cases import by_name, features, halves, run_cases, step, uneven_heads
+from health_rank_cases import by_name, features, halves, run_cases, step, two_layers, uneven_heads
 from health_toys import WATCH, toy
 from torch import nn
 
@@ -62,6 +62,14 @@ def test_norms_of_sharded_gradients_are_those_of_the_whole(ranks: list[Any], who
         assert rank["sharded"]["norms"] == pytest.approx(whole[1], rel=1e-4)
     jed = ("jed", "vision+text")
     assert ranks[0]["sharded"]["healthy"][jed] == pytest.approx(whole[0][jed], rel=1e-4)
+
+
+def test_norms_of_split_layers_are_those_of_whole_ones(ranks: list[Any]) -> None:
+    model = nn.ModuleDict({"vision": two_layers(0), "text": two_layers(1)})
+    sum(part(features()).square().mean() for part in model.values()).backward()  # type: ignore[union-attr]
+    for name, part in model.items():
+        norm = torch.stack([p.grad.norm() for p in part.parameters() if p.grad is not None]).norm()
+        assert [rank["tensor_parallel"][name] for rank in ranks] == pytest.approx([float(norm)] * 2, rel=1e-4)
 
 
 def test_an_overflow_on_one_rank_is_followed_by_all_without_a_hang(ranks: list[Any]) -> None:
