@@ -90,11 +90,11 @@ def sensitivity(
         recompute=recompute,
     )
     question = Question(
-        scenario=scenario.resolve(),
-        job=job and job.resolve(),
-        weights=weights and weights.resolve(),
-        data=data and data.resolve(),
-        output=output.resolve(),
+        scenario=scenario,
+        job=job,
+        weights=weights,
+        data=data,
+        output=output,
         restart=restart,
         device=device,
         settings=settings,

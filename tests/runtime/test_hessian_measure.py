@@ -8,16 +8,22 @@ import pytest
 import torch
 from curved_cases import curved_scenario, curved_subject
 from layer_zoo import FULL, graph_of, omni
+from tiny_plans import hand_plan
 
+from mmplan.cost_models.build import build_graph
 from mmplan.errors import InputError
 from mmplan.report.sensitivity import save_sensitivity
+from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.hessian.own_scenario import sample_modalities, scenario_subject
 from mmplan.runtime.hessian.processes import sensitivity
 from mmplan.runtime.hessian.result import Measured
+from mmplan.runtime.hessian.saved import saved_weights
 from mmplan.runtime.hessian.settings import Question, Settings
 from mmplan.runtime.hessian.subject import reaching_modalities
 from mmplan.runtime.hessian.told import Estimate
 from mmplan.runtime.hessian.values import Key, Value
+from mmplan.runtime.launch import execute
+from mmplan.scenario.load import load_scenario
 
 SCENARIO = """\
 name: small
@@ -143,6 +149,28 @@ def test_an_unfinished_measurement_of_something_else_is_not_gone_on_from(tmp_pat
     question(tmp_path).partial.write_text("{")
     with pytest.raises(InputError, match="no such file, or damaged"):
         measured(question(tmp_path))
+
+
+@pytest.mark.distributed
+def test_a_checkpoint_of_a_sharded_run_gives_its_weights(tmp_path: Path) -> None:
+    """With a learning rate that moves nothing they are those that are drawn; of another width they are refused."""
+    asked = question(tmp_path, text=SCENARIO + "optimizer: {name: adamw, learning_rate: 1e-30}\n")
+    scenario = load_scenario(asked.scenario)
+    layers = [layer.id for layer in build_graph(scenario).layers()]
+    plan = replace(hand_plan(scenario, [layers], dp=2), sharding="optimizer")
+    execute(plan, local=2, steps=1, checkpoints=Checkpoints(folder=tmp_path / "saved"), timeout_s=60.0)
+    drawn = by_name(measured(asked))
+    asked.partial.unlink()
+    assert by_name(measured(replace(asked, weights=tmp_path / "saved"))) == drawn
+    wider = question(tmp_path, text=SCENARIO.replace("ffn: 8, vocabulary", "ffn: 12, vocabulary"))
+    with pytest.raises(InputError, match=r"the model has 'llm\.0/.*' with shape .*, the checkpoint shape"):
+        measured(replace(wider, weights=tmp_path / "saved", restart=True))
+    with pytest.raises(InputError, match="the checkpoint is of the scenario's own model, not of a job's model"):
+        saved_weights(tmp_path / "saved", job=True)
+    part = next((tmp_path / "saved").glob("step-*/rank-00000.safetensors"))
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(InputError, match="no checkpoint is whole"):
+        saved_weights(tmp_path / "saved", job=False)
 
 
 @pytest.mark.distributed
