@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.counts import parameters
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.errors import InputError, MmplanError
 from mmplan.runtime.ghost.alignment import align, used_pieces
@@ -28,7 +29,7 @@ from mmplan.runtime.ghost.train import FIRST_BATCHES, cast_batch
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless
 from mmplan.runtime.hessian.saved import is_checkpoint, saved_weights
-from mmplan.runtime.hessian.subject import Outputs, Piece, Subject, own_parameters, reaching_modalities
+from mmplan.runtime.hessian.subject import Outputs, Piece, Subject, own_parameters, reaching_modalities, require_memory
 from mmplan.scenario.scenario import Scenario
 
 _LOSS = "loss"  # a job has one
@@ -47,6 +48,7 @@ def job_subject(
         InputError: the job cannot be run, its model does not fit the scenario's layers, or `batches` ends too early.
     """
     graph, size = build_graph(scenario), 1 if microbatch is None else microbatch
+    require_memory(sum(parameters(layer) for layer in graph.layers()), device)
     if samples % size:
         raise InputError(f"a batch of {samples} samples is no whole number of forwards of {size} samples")
     stream = _Stream(job, size)

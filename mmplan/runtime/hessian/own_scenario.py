@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.counts import parameters
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.loads import audio_clip_frames, image_patch_counts, own_tokens, sample_loads
 from mmplan.errors import InputError
 from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.hessian.saved import saved_weights
-from mmplan.runtime.hessian.subject import Outputs, Piece, Subject, own_parameters, reaching_modalities
+from mmplan.runtime.hessian.subject import Outputs, Piece, Subject, own_parameters, reaching_modalities, require_memory
 from mmplan.runtime.model import MultimodalModel
 from mmplan.runtime.requirements import refuse_forms
 from mmplan.runtime.tensor_parallel import places_of
@@ -35,6 +36,7 @@ def scenario_subject(
     """
     refuse_forms(scenario)
     graph = build_graph(scenario)
+    require_memory(sum(parameters(layer) for layer in graph.layers()), device)
     model = MultimodalModel(graph.layers(), graph, precision="fp32", seed=scenario.seed, device=device)
     if weights is not None:
         _load(model, graph, saved_weights(weights, job=False), weights)

@@ -7,6 +7,7 @@ in most data that is all of them, and the branch of text is then the whole loss.
 the modalities that reach it: those of its own module and of all modules before it.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from mmplan.cost_models.graph import ComputationGraph
+from mmplan.errors import InputError
+from mmplan.units import format_bytes
+
+_FP32_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,6 +75,19 @@ def reaching_modalities(graph: ComputationGraph) -> dict[str, tuple[str, ...]]:
             own |= found[before]
         found[layer.id] = own | {layer.modality: None}
     return {layer: tuple(modalities) for layer, modalities in found.items()}
+
+
+def require_memory(parameters: int, device: torch.device) -> None:
+    """InputError where fp32 weights alone are more than the whole memory: each process has them all."""
+    if device.type == "cuda":
+        _, whole_bytes = torch.cuda.mem_get_info(device)
+    else:
+        whole_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if parameters * _FP32_BYTES > whole_bytes:
+        raise InputError(
+            f"{parameters:,} parameters in fp32 are {format_bytes(parameters * _FP32_BYTES)}, and this {device.type} has "
+            f"{format_bytes(whole_bytes)}: each process holds the whole model; measure a smaller one of the family"
+        )
 
 
 def own_parameters(modules: Mapping[str, Sequence[nn.Parameter]]) -> dict[str, tuple[nn.Parameter, ...]]:
