@@ -83,9 +83,10 @@ def require_memory(parameters: int, device: torch.device) -> None:
         _, whole_bytes = torch.cuda.mem_get_info(device)
     else:
         whole_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if parameters * _FP32_BYTES > whole_bytes:
+    needed_bytes = parameters * _FP32_BYTES
+    if needed_bytes > whole_bytes:
         raise InputError(
-            f"{parameters:,} parameters in fp32 are {format_bytes(parameters * _FP32_BYTES)}, and this {device.type} has "
+            f"{parameters:,} parameters in fp32 are {format_bytes(needed_bytes)}, and this {device.type} has "
             f"{format_bytes(whole_bytes)}: each process holds the whole model; measure a smaller one of the family"
         )
 
