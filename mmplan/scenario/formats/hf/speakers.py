@@ -5,6 +5,7 @@ Codes of sound that comes in are looked up in tables and stand in the sequence; 
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 from mmplan.scenario.formats.hf.codecs import encodec, mimi
 from mmplan.scenario.formats.hf.decoders import decoder
@@ -169,7 +170,7 @@ def musicgen(config: Fields, name: str) -> Model:
         same = text.output_width == width
         steps: Steps = (Kept(size=chroma),) if same else (Dense(width=width), Kept(size=chroma))
         way.append(replace(stepping(steps, (text.output_width, width), name="text_projector"), modality="text"))
-    edges: list[ModelEdge] = [edge(a.name, b.name, "input") for a, b in zip(way, way[1:], strict=False)]
+    edges: list[ModelEdge] = [edge(a.name, b.name, "input") for a, b in pairwise(way)]
     edges.append(edge(way[-1].name, "llm", "merge" if melody else "cross_attention"))
     return Model(name=name, modules=(*way, llm), edges=tuple(edges))
 
