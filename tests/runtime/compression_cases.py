@@ -27,6 +27,7 @@ from mmplan.runtime.compression.ddp_hooks import (
 )
 from mmplan.runtime.compression.feedback import ErrorFeedback
 from mmplan.runtime.compression.fsdp_hooks import (
+    MessageReduceScatter,
     ReduceScatterState,
     compress_across,
     compress_reduce_scatter,
@@ -256,6 +257,10 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
         wrapped.register_comm_hook(state, top_k_hook)
         wrapped(torch.zeros(1, 64)).sum().backward()
 
+    def operation() -> None:
+        sums = MessageReduceScatter("llm", ErrorFeedback(TOP_K_FP8))
+        sums(torch.zeros(1), torch.zeros(4), mesh.get_group("inside"), dist.ReduceOp.MAX)
+
     low_rank = LowRankState(TwoTowers(), TOWERS)
     calls: dict[str, Callable[[], Any]] = {
         "form": lambda: TopKState(TwoTowers(), TOP_K_FP8).load_state_dict(saved),
@@ -266,6 +271,7 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
         "hsdp": hsdp,
         "unsharded": lambda: compress_across(TwoTowers(), ErrorFeedback(TOP_K_FP8)),
         "model": other_model,
+        "operation": operation,
     }
     found = {}
     for name, call in calls.items():

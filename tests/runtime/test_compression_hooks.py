@@ -87,6 +87,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(results: Results) -> None:
             "rank": "rank 0 of a low-rank basis; expected 1 or more",
             "hsdp": "'the model' is sharded over a mesh of 2 axes, and summed dense over the first",
             "unsharded": "no part of the model is sharded; call fully_shard before",
+            "operation": "'llm' asks for RedOpType.MAX, and messages are summed or averaged",
             "model": "10 of 10 parameters are not of the model that the state was made for",
         }
 

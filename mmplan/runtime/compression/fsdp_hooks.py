@@ -68,6 +68,8 @@ class MessageReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
+        if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+            raise ValueError(f"'{self._name}' asks for {op}, and messages are summed or averaged")
         self._feedback.scatter_average(self._name, input_tensor, output_tensor)
         if op == dist.ReduceOp.SUM:
             output_tensor *= dist.get_world_size(group)
