@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -54,8 +55,9 @@ def findings_text(target: Path, readings: Sequence[Reading], findings: Sequence[
     for number, one in enumerate(findings, start=1):
         text = Text(f"\n{number}. ")
         text.append(f"{one.monitor} at {one.of}", style="bold red" if not one.follows else "bold")
-        text.append(f" ({certainty(one)})\n   {one.evidence}\n   do: {one.advice}\n   limit: {one.source}")
-        lines.append(text)
+        text.append(f" ({certainty(one)})")
+        more = Text(f"{one.evidence}\ndo: {one.advice}\nlimit: {one.source}")
+        lines += [text, Padding(more, (0, 0, 0, 3))]
     return Group(*lines)
 
 

@@ -55,7 +55,7 @@ def _finding(rows: Sequence[Reading], rule: Rule) -> Finding:
     beyond = [row for row in rows if row.beyond]
     value = str(fired.detail.get("value", "no number")) if fired.value is None else f"{fired.value:.4g}"
     if rule.certainty == 1.0 and rule.limit == 0.0:
-        measured = f"{value} {rule.unit}"
+        measured = f"{rule.unit}: {value}"
     else:
         measured = f"{value} {rule.unit}, limit {fired.limit:g}"
     told_step = fired.detail.get(BEGAN)

@@ -58,8 +58,12 @@ class Taps:
                 return
             if self._settings.cross_attention:
                 self.ledger.made(modality, made)
-            if self.sampling and made.requires_grad:
-                made.register_hook(self._add_square("branches", modality, made.detach().float().square().mean()))  # type: ignore[no-untyped-call]
+            # All that it returns: some models use an inner state. What nobody uses gets no gradient, and counts as 0.
+            for tensor in tensors_of(output) if self.sampling else ():
+                if tensor.requires_grad:
+                    self.flows.setdefault("branches", {}).setdefault(modality, torch.zeros((), device=tensor.device))
+                    scale = tensor.detach().float().square().mean()
+                    tensor.register_hook(self._add_square("branches", modality, scale))  # type: ignore[no-untyped-call]
 
         return look
 

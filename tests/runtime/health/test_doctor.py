@@ -2,26 +2,34 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from health_toys import PLANTS, run_toy
 from typer.testing import CliRunner
 
 from mmplan.cli import app
-from mmplan.runtime.health.diagnosis import diagnose
 from mmplan.runtime.health.doctor import examine
 from mmplan.runtime.health.rules import RULES
+
+
+def doctor(file: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Exit code and findings of `mmplan doctor FILE --json -`."""
+    result = CliRunner().invoke(app, ["doctor", str(file), "--json", "-"])
+    return result.exit_code, json.loads(result.stdout)["findings"]
 
 
 @pytest.mark.parametrize("name", PLANTS)
 def test_the_planted_cause_is_named_first(name: str, tmp_path: Path) -> None:
     plant, file = PLANTS[name], tmp_path / "health.jsonl"
     run_toy(file, plant)
-    findings = diagnose(examine(file).readings, RULES)
-    assert (findings[0].monitor, findings[0].of) == (plant.monitor, plant.of), [f.monitor for f in findings]
-    assert not findings[0].follows
-    assert abs(findings[0].began - plant.at) <= (20 if plant.monitor == "drift" else 2)
-    assert all(other.follows for other in findings[1:]), [(f.monitor, f.of, f.follows) for f in findings]
+    code, findings = doctor(file)
+    first = findings[0]
+    assert code == 1
+    assert (first["monitor"], first["of"]) == (plant.monitor, plant.of), [f["monitor"] for f in findings]
+    assert not first["follows"]
+    assert abs(first["began"] - plant.at) <= (20 if plant.monitor == "drift" else 2)
+    assert all(other["follows"] for other in findings[1:]), [(f["monitor"], f["of"], f["follows"]) for f in findings]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -30,7 +38,7 @@ def test_nothing_is_said_of_a_healthy_run(seed: int, tmp_path: Path) -> None:
     run_toy(file, seed=seed)
     readings = examine(file).readings
     assert {reading.monitor for reading in readings} >= RULES.keys() - {"cmrc", "overflow", "feature_jitter"}
-    assert diagnose(readings, RULES) == ()
+    assert doctor(file) == (0, [])
 
 
 def test_causes_explain_no_cause_of_their_own() -> None:

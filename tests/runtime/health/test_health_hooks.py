@@ -88,6 +88,22 @@ def test_forwards_without_gradients_and_their_numbers_are_not_counted() -> None:
     assert health.readings == []
 
 
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_branch_that_is_cut_off_has_no_share_and_one_that_did_not_run_is_not_judged(cut: bool) -> None:
+    class Cut(Toy):
+        def forward(self, pixels: Tensor, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            text = self.text(ids)
+            return {"loss": (text + self.vision(pixels).detach()).mean() if cut else text.mean()}
+
+    model = Cut()
+    with attach(model, modalities=WATCH["modalities"], interval=1) as health:
+        for seed in range(3):
+            model(**batch(torch.Generator().manual_seed(seed)))["loss"].backward()
+            health.step()
+    fired = [reading.of for reading in health.readings if reading.fired]
+    assert fired == (["branches: vision"] if cut else [])
+
+
 class Recomputed(Toy):
     def forward(self, pixels: Tensor, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
         def loss(image: Tensor) -> Tensor:
