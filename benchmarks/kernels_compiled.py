@@ -145,7 +145,7 @@ def accepted_spill(kernel: str, capability: int, case: Case) -> tuple[str, int]:
     if kernel == "_products_kernel" and capability == 100:
         return _ONCE, 32
     if kernel == "_backward_kernel" and "16384 wide" in case.name:
-        return _WIDE, 1024
+        return _WIDE, 4096
     return "", 0
 
 

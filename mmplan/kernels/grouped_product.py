@@ -143,7 +143,6 @@ def _products_kernel(
                 width_stride = tl.load(field + 15)
                 grid_width = tl.load(field + 16).to(tl.int32)
                 per_image = tl.load(field + 17).to(tl.int32)
-                strides = (height_stride, width_stride)
                 a_ptr = tl.load(field).to(pointer)
                 b_ptrs = (
                     tl.load(field + 1).to(pointer)
@@ -153,8 +152,10 @@ def _products_kernel(
                 for start in range(0, k, K):
                     token = start + depth if TURNED else row
                     pixel = row if TURNED else start + depth
-                    tokens = _token_offset(token, a_row_stride, *strides, grid_width, per_image, patch)
-                    pixels = _pixel_offset(pixel, a_column_stride, *strides, patch)
+                    tokens = _token_offset(
+                        token, a_row_stride, height_stride, width_stride, grid_width, per_image, patch
+                    )
+                    pixels = _pixel_offset(pixel, a_column_stride, height_stride, width_stride, patch)
                     offsets = pixels[:, None] + tokens[None, :] if TURNED else tokens[:, None] + pixels[None, :]
                     mask = (row < m)[:, None] & (start + depth < k)[None, :]
                     a = tl.load(a_ptr + offsets, mask=mask, other=0.0)
