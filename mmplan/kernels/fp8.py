@@ -68,9 +68,10 @@ def _fp8_dequantize_kernel(
     codes_ptr, scales_ptr, y_ptr, n, MANTISSA_BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr
 ):
     BIAS: tl.constexpr = (1 << (6 - MANTISSA_BITS)) - 1
-    offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    sixteen = tl.program_id(0).to(tl.int64) * (TILE // 16) + tl.arange(0, TILE // 16)[:, None]
+    offset = sixteen * 16 + tl.arange(0, 16)[None, :]
     code = tl.load(codes_ptr + offset, mask=offset < n, other=0).to(tl.int32)
-    scale = tl.load(scales_ptr + offset // BLOCK, mask=offset < n, other=0.0)
+    scale = tl.load(scales_ptr + sixteen * 16 // BLOCK, mask=sixteen * 16 < n, other=0.0)  # BLOCK: 16 or more
     # The bits at fp32's place are the number over 2^(127 - bias), subnormal ones too.
     magnitude = ((code & 127) << (23 - MANTISSA_BITS)).to(tl.float32, bitcast=True) * 2.0 ** (127 - BIAS)
     y = tl.where(code < 128, magnitude, -magnitude) * scale

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mmplan.kernels.dispatch import jit, launch, persistent_programs, tl, uses_triton
+from mmplan.kernels.segment_moments import segment_moments
 from mmplan.kernels.tuning import tile_of
 
 _MODALITIES = 4  # that one program counts for: each costs an accumulator per element of the tile
@@ -17,35 +18,26 @@ def _masked_squared_norm_kernel(
     x_ptr,
     segment_ptr,
     partial_ptr,
-    rows,
-    columns,
+    n,
     tiles,
     n_modalities,
-    x_row_stride,
-    x_column_stride,
-    segment_row_stride,
-    segment_column_stride,
     IS_MASK: tl.constexpr,
     DETERMINISTIC: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
     """The segment is read at the index of the element. (The kernel reported faulty read it at the lane's: masks[lane],
     the same for every tile, so that whatever lay beyond the first tile was counted by the wrong mask.)"""
     modalities = tl.program_id(1) * COUNTED + tl.arange(0, COUNTED)
-    total = tl.zeros((HEIGHT, WIDTH, COUNTED), tl.float32)
-    tiles_across = tl.cdiv(columns, WIDTH)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row = (tile // tiles_across).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT)[:, None]
-        column = (tile % tiles_across).to(tl.int64) * WIDTH + tl.arange(0, WIDTH)[None, :]
-        inside = (row < rows) & (column < columns)
-        x = tl.load(x_ptr + row * x_row_stride + column * x_column_stride, mask=inside, other=0.0).to(tl.float32)
-        segment = tl.load(segment_ptr + row * segment_row_stride + column * segment_column_stride, mask=inside, other=0)
+    total = tl.zeros((TILE, COUNTED), tl.float32)
+    for tile in range(tl.program_id(0).to(tl.int64), tiles, tl.num_programs(0)):
+        element = tile * TILE + tl.arange(0, TILE)
+        x = tl.load(x_ptr + element, mask=element < n, other=0.0).to(tl.float32)
+        segment = tl.load(segment_ptr + element, mask=element < n, other=0)
         if IS_MASK:
             segment = tl.where(segment != 0, 0, -1)
-        total += tl.where(segment[:, :, None] == modalities[None, None, :], (x * x)[:, :, None], 0.0)
-    sums = tl.sum(tl.sum(total, 1), 0)
+        total += tl.where(segment[:, None] == modalities[None, :], (x * x)[:, None], 0.0)
+    sums = tl.sum(total, 0)
     if DETERMINISTIC:
         place = partial_ptr + tl.program_id(0) * n_modalities + modalities
         tl.store(place, sums, mask=modalities < n_modalities)
@@ -58,26 +50,25 @@ def masked_squared_norm(x: Tensor, segment: Tensor, n_modalities: int = 1, *, de
 
     `segment` holds a modality 0..n_modalities-1 (or anything else: counted nowhere) per element, or per row: its shape
     is the first dimensions of x. A bool mask means modality 0 where true. `deterministic`: the same bits in each run,
-    by a second pass over partial sums instead of atomic additions. Not differentiable: it is measured.
+    by a second pass over partial sums instead of atomic additions; rows always are. Not differentiable: it is measured.
     """
     _check(x, segment, n_modalities)
     if not uses_triton(x, segment) or x.numel() == 0:
         return masked_squared_norm_reference(x, segment, n_modalities)
-    rows, columns = (1, x.numel()) if segment.dim() == x.dim() else (segment.numel(), x.numel() // segment.numel())
-    x, segment = x.detach().reshape(rows, columns), segment.reshape(rows, -1)
-    tile = tile_of("masked_norm", x.device)
-    width = min(tile.elements, _power_of_two(columns))
-    height = min(tile.elements // width, _power_of_two(rows))
-    tiles = -(-rows // height) * -(-columns // width)
-    counted = min(_MODALITIES, _power_of_two(n_modalities))
+    x, is_mask = x.detach(), segment.dtype == torch.bool
+    if segment.dim() < x.dim():  # rows are summed before their modality matters
+        of_row = torch.where(segment, 0, -1) if is_mask else segment
+        rows = x.reshape(*segment.shape, x.numel() // segment.numel())
+        return segment_moments(rows, of_row, n_modalities)[:, 2]
+    flat, segment = x.contiguous().flatten(), segment.contiguous().flatten()
+    tile, counted = tile_of("masked_norm", x.device), min(_MODALITIES, 1 << (n_modalities - 1).bit_length())
+    tiles = -(-flat.numel() // tile.elements)
     grid = (persistent_programs(x.device, tiles), -(-n_modalities // counted))
     partial = torch.zeros(grid[0] if deterministic else 1, n_modalities, device=x.device)
     launch(
         *(_masked_squared_norm_kernel, grid),
-        *(x, segment.view(torch.uint8) if segment.dtype == torch.bool else segment, partial),
-        *(rows, columns, tiles, n_modalities),
-        *(x.stride(0), x.stride(1), segment.stride(0), segment.stride(1) if segment.shape[1] > 1 else 0),
-        *(segment.dtype == torch.bool, deterministic, height, width, counted),
+        *(flat, segment.view(torch.uint8) if is_mask else segment, partial),
+        *(flat.numel(), tiles, n_modalities, is_mask, deterministic, tile.elements, counted),
         num_warps=tile.warps,
     )
     return partial.sum(0)
@@ -95,7 +86,3 @@ def _check(x: Tensor, segment: Tensor, n_modalities: int) -> None:
         raise ValueError(f"{n_modalities} modalities with a segment of {segment.dtype}: a bool mask has exactly 1")
     if segment.shape != x.shape[: segment.dim()] or segment.is_floating_point():
         raise ValueError(f"segment {tuple(segment.shape)} of {segment.dtype} is no leading part of x {tuple(x.shape)}")
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -66,14 +66,17 @@ def _sign_pack_kernel(
 @jit
 @no_type_check
 def _sign_unpack_kernel(signs_ptr, magnitudes_ptr, scales_ptr, y_ptr, n, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    offset = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    inside = offset < n
-    negative = (tl.load(signs_ptr + offset // 8, mask=inside, other=0).to(tl.int32) >> (offset % 8).to(tl.int32)) & 1
-    shift = (4 * (offset % 2)).to(tl.int32)
-    code = (tl.load(magnitudes_ptr + offset // 2, mask=inside, other=0).to(tl.int32) >> shift) & 15
-    scale = tl.load(scales_ptr + offset // BLOCK, mask=inside, other=0.0)
+    """A byte of signs is loaded once for its eight numbers, and so is their scale: a block is a multiple of eight."""
+    eight = tl.program_id(0).to(tl.int64) * (TILE // 8) + tl.arange(0, TILE // 8)[:, None]
+    offset = eight * 8 + tl.arange(0, 8)[None, :]
+    signs = tl.load(signs_ptr + eight, mask=eight * 8 < n, other=0).to(tl.int32)
+    negative = (signs >> tl.arange(0, 8)[None, :]) & 1
+    place = eight * 4 + tl.arange(0, 4)[None, :]
+    magnitudes = tl.load(magnitudes_ptr + place, mask=place * 2 < n, other=0).to(tl.int32)
+    code = tl.reshape((magnitudes[:, :, None] >> (4 * tl.arange(0, 2)[None, None, :])) & 15, (TILE // 8, 8))
+    scale = tl.load(scales_ptr + eight * 8 // BLOCK, mask=eight * 8 < n, other=0.0)
     y = ((1 - 2 * negative) * code).to(tl.float32) * scale
-    tl.store(y_ptr + offset, y, mask=inside)
+    tl.store(y_ptr + offset, y, mask=offset < n)
 
 
 def sign_pack(x: Tensor, residual: Tensor | None = None, *, block: int = 256) -> tuple[SignPacked, Tensor]:

@@ -33,7 +33,7 @@ class ProductTile:
 # Enough loads in flight to hide the latency of memory without many registers.
 TILES: dict[str, dict[Capability | None, Tile]] = {
     "fp8": {None: Tile(elements=2048)},
-    "masked_norm": {None: Tile(elements=2048)},
+    "masked_norm": {None: Tile(elements=1024)},
     "ragged": {None: Tile(elements=2048)},
     "segment_moments": {None: Tile(elements=2048)},
     "sign_pack": {None: Tile(elements=2048)},
