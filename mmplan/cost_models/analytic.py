@@ -82,6 +82,7 @@ class _PoolCosts:
     def __init__(self, scenario: Scenario, rules: Rules) -> None:
         self._rules, self._optimizer = rules, scenario.optimizer
         self._gathering = gathering_layers(scenario)
+        self._some_wide = bool(scenario.constraints.forbidding("fp8"))
         self._factors = {module.name: module.time_factor for module in scenario.model.modules}
         self._kinds: dict[tuple[object, ...], int] = {}
         self._kind_of: dict[int, tuple[Layer, int]] = {}  # by id(layer); the layer is held so that its id stays its own
@@ -139,7 +140,7 @@ class _PoolCosts:
     @property
     def _gathered_bytes(self) -> int:
         """Bytes per parameter of a gather after the update."""
-        in_fp8 = self._rules.technique.fp8 != "none" and self._rules.stack.fp8_gather
+        in_fp8 = self._rules.technique.fp8 != "none" and self._rules.stack.fp8_gather and not self._some_wide
         return 1 if in_fp8 else self._rules.element_bytes
 
     def _groups(self, counts: Trained, layout: Layout, ranks_per_node: int) -> list[tuple[int, Group]]:
@@ -157,7 +158,7 @@ class _PoolCosts:
         known = self._kind_of.get(id(layer))
         if known is None:
             gathers = layer.id in self._gathering
-            kind = (layer.module, layer.kind, layer.ops, layer.grad_values, gathers)
+            kind = (layer.module, layer.kind, layer.ops, layer.grad_values, gathers, layer.no_fp8)
             known = self._kind_of[id(layer)] = (layer, self._kinds.setdefault(kind, len(self._kinds)))
         shard, again = layout.shard(layer), layout.recomputed(layer)
         sharded = layout.sharding in ("gradients", "parameters") and layout.replicas > 1

@@ -49,9 +49,11 @@ def build_graph(scenario: Scenario) -> ComputationGraph:
     Raises:
         CostModelError: widths of producer and consumer differ, or a combination of edges that layers do not support.
     """
-    zones = [zone for zone in scenario.constraints.zones if "compression" in zone.forbid]
-    kept = {layer for zone in zones for layer in zone.layers}
-    layers = [replace(x, whole_gradient=True) if x.id in kept else x for x in model_layers(scenario.model)]
+    whole, wide = scenario.constraints.forbidding("compression"), scenario.constraints.forbidding("fp8")
+    layers = [
+        replace(x, whole_gradient=x.id in whole, no_fp8=x.id in wide) if x.id in whole | wide else x
+        for x in model_layers(scenario.model)
+    ]
     finished = {layer.id: layer for layer in layers}
     edges = [_edge(finished, source, layer) for layer in layers for source in layer.sources]
     return ComputationGraph(layers, edges)

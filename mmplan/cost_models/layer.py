@@ -25,9 +25,9 @@ class Layer:
 
     `index` counts the blocks of a module (0 for other kinds). `grad_values` names the values that carry a gradient:
     inputs with a trainable layer upstream and everything computed from them or from trainable parameters.
-    `whole_gradient`: what replicas sum of it may not be compressed. `has_experts`: some rows are routed. `imbalance`:
-    by how much longer than the mean the busiest rank works on the rows of its experts (see `op_routed`). The hash is
-    kept, as a search looks layers up a million times.
+    `whole_gradient`: what replicas sum of it may not be compressed. `no_fp8`: its products stay in 16 bit.
+    `has_experts`: some rows are routed. `imbalance`: by how much longer than the mean the busiest rank works on the
+    rows of its experts (see `op_routed`). The hash is kept, as a search looks layers up a million times.
     """
 
     id: str
@@ -39,6 +39,7 @@ class Layer:
     ops: tuple[Op, ...]
     grad_values: tuple[str, ...]
     whole_gradient: bool = False
+    no_fp8: bool = False
     has_experts: bool = field(init=False, compare=False)
     imbalance: float = field(init=False, compare=False)
     _hash: int = field(init=False, compare=False, repr=False)
@@ -52,6 +53,11 @@ class Layer:
 
     def __hash__(self) -> int:
         return self._hash
+
+    @property
+    def shields(self) -> tuple[bool, bool]:
+        """What its zones keep from it, of what a technique may have."""
+        return self.whole_gradient, self.no_fp8
 
     @property
     def output(self) -> Value:

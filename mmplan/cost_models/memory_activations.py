@@ -194,7 +194,8 @@ def _saved(layer: Layer, op: Op, technique: Technique) -> tuple[Value, ...]:
 
 def _in_fp8(layer: Layer, op: Op, technique: Technique) -> bool:
     """Inputs of FP8 products are kept in FP8 (TransformerEngine `save_original_input=False`)."""
-    return technique.fp8 != "none" and layer.kind in BLOCKS and isinstance(op, Linear | GroupedLinear)
+    products = layer.kind in BLOCKS and not layer.no_fp8 and isinstance(op, Linear | GroupedLinear)
+    return technique.fp8 != "none" and products
 
 
 def _score_elements(op: Attention, load: Load, shard: Shard) -> float:

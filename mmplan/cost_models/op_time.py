@@ -63,7 +63,7 @@ def add_product(seconds: Seconds, rules: Rules, layer: Layer, op: Product, load:
         inner, outer = op.inner, op.y.width // op.groups
     vocabulary = _is_vocabulary(layer)
     part = PART["vocabulary" if vocabulary else "gemm"]
-    in_blocks = layer.kind in ("block", "cross_block")
+    in_blocks = layer.kind in ("block", "cross_block") and not layer.no_fp8
     rate, size = rules.block_rate if in_blocks else (rules.rate_flops_per_s, float(rules.element_bytes))
     device, with_dgrad, trained = rules.device, has_dgrad(layer, op), op_trainable(op)
     rate *= alignment(device, inner * size, outer * size)

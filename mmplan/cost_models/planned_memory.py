@@ -24,6 +24,7 @@ def planned_state_bytes(layer: Layer, scenario: Scenario, layout: int | Layout =
     """Bytes of a layer's weights, gradients and optimizer state on each rank; a tied head counts as a copy."""
     ranks = as_layout(layout)
     technique = replace(scenario.technique, sharding=ranks.sharding)
+    technique = replace(technique, fp8="none") if layer.no_fp8 else technique
     counts, replicas = layer_counts(layer, ranks.shard(layer)), ranks.state_replicas(layer)
     parts = state_parts(counts, replicas, scenario.precision, scenario.optimizer, technique)
     return sum(part.bytes for part in parts) + _unsent_bytes(layer, technique, ranks)

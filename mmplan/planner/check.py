@@ -182,6 +182,7 @@ def _allowed(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         ("etp", plan.ranks_per_expert, constraints.etp),
         ("vp", plan.vp, constraints.vp),
         ("offload", plan.scenario.technique.offload, () if kept else constraints.offload),
+        ("fp8", plan.scenario.technique.fp8, () if constraints.fp8 == ("none",) else constraints.fp8),
         ("compression", plan.scenario.technique.compression, tuple(dict.fromkeys(("none", *constraints.compression)))),
         ("sharding", plan.sharding, constraints.sharding),
         *(("recompute", base_of(stage.recompute), constraints.recompute) for stage in plan.stages),

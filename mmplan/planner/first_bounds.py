@@ -389,5 +389,5 @@ def _state_bytes(prices: Prices, layout: Layout, counts: list[float]) -> float:
         weights, gradients, states = (ranks if stage >= least else 1 for least in (3, split_from, 1))
         total += trained * (per.weight / weights + per.gradient / gradients + optimizer_bytes / states)
         total += frozen * per.frozen / (max(dense, ranks) if stage >= 3 else 1)
-        total += 2 * trained if technique.fp8 != "none" else 0
+        total += 2 * trained if technique.fp8 != "none" and not any(la.no_fp8 for la in prices.kinds) else 0
     return total

@@ -247,6 +247,7 @@ def scenario_hash(scenario: Scenario) -> str:
         if module.form is None and (module.audio is None or module.audio.stride == 2)
     }
     unsaid |= {"compression"} if scenario.constraints.compression == ("none",) else set()
+    unsaid |= {"fp8"} if scenario.constraints.fp8 == ("none",) else set()
     technique = {"compression"} if scenario.technique.compression == "none" else set()
     excluded = {"recipes": True, "constraints": unsaid, "technique": technique, "model": {"modules": modules}}
     kept = _SCENARIO.dump_json(scenario, exclude=excluded)  # type: ignore[arg-type]

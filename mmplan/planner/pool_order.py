@@ -1,5 +1,5 @@
-"""Which kind of device the first stages get, where optimizer states lie, whether gradients are compressed: every order
-of the pools and every allowed technique, the best result with what all of them prove.
+"""Which kind of device the first stages get, where optimizer states lie, whether gradients are compressed and products
+are in FP8: every order of the pools and every allowed technique, the best result with what all of them prove.
 
 Gradients as they are belong to every search: where a message costs more than it saves, the closed form of compressed
 ones is no lower bound for stages of which a part may not be compressed, but then that of the others is.
@@ -7,7 +7,7 @@ ones is no lower bound for stages of which a part may not be compressed, but the
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 
 from mmplan.planner.objective import Objective
 from mmplan.planner.plan import scenario_hash
@@ -23,14 +23,16 @@ def in_pool_orders(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def with_techniques(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
-    """Each scenario with its optimizer states where the constraints allow, and gradients compressed as these allow or
-    not at all; where the technique offloads, as it says."""
+    """Each scenario with its optimizer states where the constraints allow, products in FP8 as they allow, and gradients
+    compressed as they allow or not at all; where the technique offloads or has FP8, as it says."""
     for scenario in scenarios:
         technique = scenario.technique
         places = scenario.constraints.offload if technique.offload == "none" else (technique.offload,)
-        for compression in dict.fromkeys(("none", *scenario.constraints.compression)):
-            for place in places:
-                yield replace(scenario, technique=replace(technique, offload=place, compression=compression))
+        compressions = dict.fromkeys(("none", *scenario.constraints.compression))
+        formats = scenario.constraints.fp8 if technique.fp8 == "none" else (technique.fp8,)
+        for compression, fp8, place in product(compressions, formats, places):
+            chosen = replace(technique, offload=place, compression=compression, fp8=fp8)
+            yield replace(scenario, technique=chosen)
 
 
 def best_order(results: Sequence[OptimizeResult], objective: Objective, gap: float) -> OptimizeResult:
@@ -89,6 +91,9 @@ def _as_runner_up(result: OptimizeResult, best: OptimizeResult) -> RunnerUp:
     if plan.scenario.technique.compression != best.plan.scenario.technique.compression:
         compression = plan.scenario.technique.compression
         names = "gradients as they are" if compression == "none" else f"gradients compressed by {compression}"
+    if plan.scenario.technique.fp8 != best.plan.scenario.technique.fp8:
+        fp8 = plan.scenario.technique.fp8
+        names = "no FP8" if fp8 == "none" else f"FP8 ({fp8})"
     return RunnerUp(
         configuration=result.configuration,
         objective_s=plan.certificate.objective_s,

@@ -81,7 +81,7 @@ class Prices:
         self.kind_of: dict[str, int] = {}
         handed_on = gathering_layers(scenario)
         for layer in graph.layers():
-            key = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.id in handed_on, layer.whole_gradient)
+            key = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.id in handed_on, layer.shields)
             turn = layer.index % BLOCKS_PER_PATTERN if layer.kind in BLOCKS else 0
             like = first.setdefault(key, len(first))
             if (like, turn) not in known:

@@ -46,6 +46,7 @@ class PlanSummary:
     sharding: str
     offload: str
     compression: str
+    fp8: str
     spread: tuple[str, ...]
     meshes: tuple[str, ...]
     recompute: tuple[str, ...]
@@ -94,6 +95,7 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         sharding=plan.sharding,
         offload=plan.scenario.technique.offload,
         compression=plan.scenario.technique.compression,
+        fp8=plan.scenario.technique.fp8,
         spread=plan.spread,
         meshes=_mesh_texts(plan),
         recompute=tuple(stage.recompute for stage in plan.stages),

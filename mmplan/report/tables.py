@@ -93,6 +93,7 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("... pp x dp x cp x tp of each", lambda s: "; ".join(s.meshes)),
     ("experts", lambda s: f"ep {s.ep}, etp {s.etp}" if s.ep > 1 else ""),
     ("split over replicas", lambda s: "" if s.dp * s.cp == 1 else _ZERO.get(s.sharding, "")),
+    ("products in FP8", lambda s: s.fp8.replace("none", "")),
     ("gradients compressed", lambda s: s.compression.replace("none", "")),
     ("in host memory", lambda s: {"none": "", "optimizer": "optimizer state"}.get(s.offload, s.offload)),
     ("spread over samples", lambda s: ", ".join(s.spread)),

@@ -15,7 +15,7 @@ from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer,
 from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ModelSpec, ScenarioSpec, TechniqueSpec
 from mmplan.scenario.sizes import data_from_spec
 from mmplan.scenario.stacks import technique_of
-from mmplan.scenario.technique import Technique
+from mmplan.scenario.technique import Fp8, Technique
 from mmplan.scenario.validate import validate_spec
 from mmplan.scenario.zones import under_zones, zones_from_spec
 
@@ -175,11 +175,22 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         vp=tuple(spec.vp),
         offload=tuple(spec.offload),
         compression=tuple(spec.compression),
+        fp8=_fp8(spec, cluster, document),
         sharding=tuple(spec.sharding),
         recompute=tuple(spec.recompute),
         spread=spread_modules(spec.spread, model, (*at, "spread"), document),
         modules=_own_ranks(spec, model, document),
     )
+
+
+def _fp8(spec: ConstraintsSpec, cluster: Cluster, document: Document) -> tuple[Fp8, ...]:
+    """What the devices can do of it."""
+    without = [pool.device.name for pool in cluster.pools if pool.device.fp8_flops_per_s is None]
+    if without and set(spec.fp8) != {"none"}:
+        raise document.error(
+            ("constraints", "fp8"), f"{without[0]} has no FP8 units, and {listed(spec.fp8)} is allowed"
+        )
+    return tuple(spec.fp8)
 
 
 def _own_ranks(spec: ConstraintsSpec, model: Model, document: Document) -> tuple[OwnRanks, ...] | None:

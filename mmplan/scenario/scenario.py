@@ -10,7 +10,7 @@ from typing import Literal
 from mmplan.scenario.attention_forms import GatedDelta, Mla
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.steps import Form
-from mmplan.scenario.technique import Compression, Offload, Recompute, Sharding, Technique
+from mmplan.scenario.technique import Compression, Fp8, Offload, Recompute, Sharding, Technique
 
 ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "encoder", "projector", "language_model"]
 Modality = Literal["vision", "audio", "text", "speech"]
@@ -358,8 +358,13 @@ class Constraints:
     recompute: tuple[Recompute, ...] = ()
     offload: tuple[Offload, ...] = ("none",)  # what may lie in host memory
     compression: tuple[Compression, ...] = ("none",)  # of gradients between replicas
+    fp8: tuple[Fp8, ...] = ("none",)  # of products in blocks
     spread: tuple[str, ...] | None = None  # modules that run whole on part of the samples; None leaves the choice
     modules: tuple[OwnRanks, ...] | None = ()  # modules with ranks of their own, (): none; None leaves the choice
+
+    def forbidding(self, what: Forbidden) -> frozenset[str]:
+        """Ids of the layers in zones that forbid it."""
+        return frozenset(layer for zone in self.zones if what in zone.forbid for layer in zone.layers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from mmplan.scenario.schema_values import (
     Compressions,
     CountOrList,
     DistributionSpec,
+    Fp8s,
     ImageSizes,
     Offloads,
     Recomputes,
@@ -292,6 +293,12 @@ class ConstraintsSpec(Strict):
         min_length=1,
         description="topk (5 % in 5 bits), fp8 (20 % in 8): gradients between replicas may be compressed, if that is "
         "faster; steps are then no longer those of the uncompressed sum, see docs/compression.md",
+    )
+    fp8: Fp8s = Field(
+        default=["none"],
+        min_length=1,
+        description="tensor, block, mx: products of blocks may be in FP8 so, if that is faster, but for zones that "
+        "forbid fp8",
     )
     pad_heads: bool = Field(
         default=False, description="tp may exceed or not divide heads: as model.pad_heads, for every module"

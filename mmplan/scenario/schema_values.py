@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from mmplan.scenario.document import did_you_mean, shown
 from mmplan.scenario.scenario import Distribution
 from mmplan.scenario.schedule_names import SCHEDULE_NAMES
-from mmplan.scenario.technique import COMPRESSIONS, RECOMPUTES, SHARDINGS, Compression, Recompute, Sharding
+from mmplan.scenario.technique import COMPRESSIONS, FP8S, RECOMPUTES, SHARDINGS, Compression, Fp8, Recompute, Sharding
 from mmplan.units import parse_bytes, parse_bytes_per_s, parse_flops_per_s, parse_seconds
 
 MAX_AMOUNT = 1e9  # tokens, images, seconds of one sample
@@ -178,6 +178,8 @@ _OFFLOAD, _OFFLOAD_SCHEMA = _choices_of(("none", "optimizer"))
 Offloads = Annotated[list[Literal["none", "optimizer"]], BeforeValidator(_OFFLOAD), WithJsonSchema(_OFFLOAD_SCHEMA)]
 _COMPRESSION, _COMPRESSION_SCHEMA = _choices_of(COMPRESSIONS)
 Compressions = Annotated[list[Compression], BeforeValidator(_COMPRESSION), WithJsonSchema(_COMPRESSION_SCHEMA)]
+_FP8, _FP8_SCHEMA = _choices_of(FP8S)
+Fp8s = Annotated[list[Fp8], BeforeValidator(_FP8), WithJsonSchema(_FP8_SCHEMA)]
 _SCHEDULE, _SCHEDULE_SCHEMA = _choices_of(SCHEDULE_NAMES)
 Schedules = Annotated[
     list[str],

@@ -10,6 +10,7 @@ from typing import Literal
 
 Attention = Literal["math", "flash1", "flash2", "flash3", "cudnn"]
 Fp8 = Literal["none", "tensor", "block", "mx"]
+FP8S: tuple[Fp8, ...] = ("none", "tensor", "block", "mx")
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]
 Offload = Literal["none", "optimizer", "parameters"]

@@ -70,9 +70,6 @@ def _forbidden(spec: ConstraintsSpec, scenario: Scenario, document: Document) ->
         if item == "compression" and set(spec.compression) == {"none"}:
             message = "constraints.compression allows none, so there is nothing to forbid; remove 'compression'"
             raise document.error(at, message)
-        if item == "fp8" and technique.fp8 != "none":
-            message = f"technique.fp8 is '{technique.fp8}' for all blocks alike, and no layer can be kept out of it"
-            raise document.error(at, f"{message}; set technique.fp8 to none, or remove 'fp8' here")
         if item == "low_precision_reduce" and summed != "fp32":
             message = f"all gradients are summed in {summed} alike; set the gradient_dtype of optimizer and technique"
             raise document.error(at, f"{message} to fp32, or remove 'low_precision_reduce' here")

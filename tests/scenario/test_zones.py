@@ -104,14 +104,6 @@ BAD = [
         "did you mean 'fp8'?",
     ),
     (
-        "{no_split: [llm.1], forbid: [split, fp8]}",
-        "technique: {fp8: block}\n",
-        None,
-        "",
-        "s.yaml:15: constraints.forbid[1]: technique.fp8 is 'block' for all blocks alike, and no layer can "
-        "be kept out of it; set technique.fp8 to none, or remove 'fp8' here",
-    ),
-    (
         "{no_split: [llm.1], forbid: [low_precision_reduce]}",
         "optimizer: {gradient_dtype: bf16}\n",
         None,

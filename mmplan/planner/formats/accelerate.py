@@ -14,6 +14,7 @@ import yaml
 from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.linearised import Draft
 from mmplan.planner.formats.torchrun_head import processes_per_node, title
+from mmplan.planner.formats.unsaid import fp8_losses
 from mmplan.planner.formats.workarounds import (
     SPLIT,
     Workaround,
@@ -67,7 +68,8 @@ def export_accelerate(plan: Plan) -> Exported:
         notes.append("main_process_ip is a placeholder: the address of the first machine")
     if made.tp > 1:
         notes.append("the model has to be loaded with its tp plan: from_pretrained(tp_plan='auto', tp_size=...)")
-    return Exported(target=TARGET, version="accelerate 1.15", files=files, losses=draft.losses, notes=tuple(notes))
+    losses = (*draft.losses, *fp8_losses(plan, TARGET))
+    return Exported(target=TARGET, version="accelerate 1.15", files=files, losses=losses, notes=tuple(notes))
 
 
 def _configuration(plan: Plan) -> dict[str, Any]:

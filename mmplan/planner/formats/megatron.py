@@ -28,6 +28,7 @@ from mmplan.planner.formats.megatron_rules import (
 from mmplan.planner.formats.sequence_length import padded, sequence_length
 from mmplan.planner.formats.simple_schedule import under_1f1b
 from mmplan.planner.formats.torchrun_head import HEADER, title, torchrun_lines
+from mmplan.planner.formats.unsaid import fp8_losses
 from mmplan.planner.plan import Plan
 from mmplan.scenario.scenario import ModelModule, Scenario
 
@@ -63,7 +64,7 @@ def export_megatron(plan: Plan) -> Exported:
         target="megatron",
         version=VERSION,
         files={"megatron.sh": _script(made, parts)},
-        losses=(*draft.losses, *recompute.losses),
+        losses=(*draft.losses, *recompute.losses, *fp8_losses(plan, TARGET)),
         notes=(*_notes(made, module), *recompute.notes),
     )
 
