@@ -25,8 +25,8 @@ from mmplan.runtime.numerics.global_norm import GradientNorms, inner, norms_of
 from mmplan.runtime.numerics.sharing import HeldGradient, Sharing
 
 ALPHA = 1.2  # of an article, which allows 1.0 to 1.5
-_FIRST_STEPS = 20  # gradients that a covariance needs before anything is clipped by it
-_NORMS = 20  # whose median tells what an outlier is; collected before any gradient enters
+_FIRST_STEPS = 20  # gradients that a covariance needs before it sets the threshold
+_NORMS = 20  # whose median tells what an outlier is; collected before any gradient enters the covariance
 _OUTLIER = 3.0  # of these medians
 
 
@@ -55,9 +55,14 @@ class SpectralClipping:
         self._spectra = {part: _Spectrum() for part in sharing.parts}
 
     def thresholds(self) -> dict[str, float]:
-        """By part; none where fewer than 40 gradients were seen."""
-        known = {part: one for part, one in self._spectra.items() if one.steps >= _FIRST_STEPS and one.lambda_max > 0}
-        return {part: self._alpha * math.sqrt(one.lambda_max) for part, one in known.items()}
+        """By part; while fewer than 40 gradients were seen, three medians of their norms; none before the first."""
+        found = {}
+        for part, one in self._spectra.items():
+            if one.steps >= _FIRST_STEPS and one.lambda_max > 0:
+                found[part] = self._alpha * math.sqrt(one.lambda_max)
+            elif one.norms:
+                found[part] = _OUTLIER * median(one.norms)
+        return found
 
     def clip_(self) -> GradientNorms:
         """Clip by what was known before this step's gradients; these count from then on. Collective.
