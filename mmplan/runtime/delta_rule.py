@@ -88,7 +88,12 @@ class _DeltaRule(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = tuple(tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+        # For a second derivative the gradients have to depend on the inputs themselves, not on copies cut off from them.
+        twice = torch.is_grad_enabled()
+        inputs = tuple(
+            tensor if twice and tensor.requires_grad else tensor.detach().requires_grad_()
+            for tensor in ctx.saved_tensors
+        )
         with torch.enable_grad():
             result, states = _all_sequences(inputs, ctx.lengths, ctx.key_heads)
         if not states:
@@ -96,7 +101,8 @@ class _DeltaRule(torch.autograd.Function):
         outputs = (result, *(last for _, last in states))
         given = (grads[0].to(result.dtype), *(torch.zeros_like(last) for _, last in states))
         # first states take part although nobody asks for their gradient: every product then has both of its gradients
-        found = torch.autograd.grad(outputs, (*inputs, *(first for first, _ in states)), given)
+        wanted = (*inputs, *(first for first, _ in states))
+        found = torch.autograd.grad(outputs, wanted, given, create_graph=twice)
         return (*found[: len(inputs)], None, None)
 
 

@@ -4,14 +4,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from curved_cases import curvature, curved_subject, dense_hessian, ends, loss_of_layer
+from expert_models import text_only
+from layer_zoo import scenario_of
+from test_linear_attention import FORMS
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mmplan.runtime.hessian.diagnose import require_twice
+from mmplan.runtime.hessian.differences import difference
 from mmplan.runtime.hessian.hutchinson import trace
 from mmplan.runtime.hessian.lanczos import Spectrum, lanczos
+from mmplan.runtime.hessian.own_scenario import scenario_subject
 from mmplan.runtime.hessian.products import Curvature, targets_of
 from mmplan.runtime.hessian.settings import ITERATIONS, TOLERANCE
 from mmplan.runtime.hessian.subject import Outputs, Piece
+from mmplan.scenario.scenario import Sample
 
 # (model, layer, modality, dense matrix by loops because Python reads values)
 CASES = [
@@ -173,3 +180,16 @@ def test_curvlinops_has_the_same_largest_eigenvalue() -> None:
         theirs = curvlinops.HessianLinearOperator(model, nn.CrossEntropyLoss(), parameters, [(x, y)])
         (largest,) = linalg.eigsh(theirs.to_scipy(), k=1, which="LA", return_eigenvectors=False)
     assert spectrum.largest == pytest.approx(float(largest), rel=0.01)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_products_of_every_form_of_block_agree_with_differences_of_gradients(form: str) -> None:
+    """Functions of mmplan's own (linear attention) among them, whose backward has to be differentiable in turn."""
+    scenario = scenario_of(text_only(FORMS[form]), samples=(Sample(text_tokens=9), Sample(text_tokens=70)))
+    subject = scenario_subject(scenario, weights=None, samples=2, microbatch=None, device=torch.device("cpu"))
+    matrix = curvature(subject, "llm.0", "text")
+    require_twice(matrix.first_gradients())
+    spectrum = lanczos(matrix, torch.ones(matrix.size), iterations=12, tolerance=0.1)
+    far = difference(matrix, subject.layers["llm.0"], spectrum.vector, float(spectrum.vector @ matrix(spectrum.vector)))
+    assert far is not None
+    assert far < 0.01
