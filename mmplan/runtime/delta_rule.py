@@ -88,7 +88,7 @@ class _DeltaRule(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        # For a second derivative the gradients have to depend on the inputs themselves, not on copies cut off from them.
+        # For a second derivative gradients have to depend on the inputs themselves, not on copies cut off from them.
         twice = torch.is_grad_enabled()
         inputs = tuple(
             tensor if twice and tensor.requires_grad else tensor.detach().requires_grad_()
