@@ -132,6 +132,7 @@ class Health:
         self._seeds: list[Tensor] = []
         self._headroom: list[tuple[str, Tensor]] = []
         self._watched: list[Any] = []
+        self._parameters: list[nn.Parameter] = []
         self._call: Call | None = None
         self._optimizers: WeakKeyDictionary[Optimizer, bool] = (
             WeakKeyDictionary()
@@ -235,7 +236,9 @@ class Health:
         """Where the loss or a gradient is no number: where that began."""
         sound = [torch.isfinite(value).all() for value in self._losses]
         losses_sound = all(sound) if not sound else bool(torch.stack(sound).all())
-        gradients = gradient_sound(self._model)
+        if self._taps.sampling or not self._parameters:  # looking through all modules takes longer than their norms
+            self._parameters = list(self._model.parameters())
+        gradients = gradient_sound(self._parameters)
         wrong = not losses_sound or (gradients is not None and not bool(gradients))
         if self._together:
             wrong = largest([float(wrong)], dist.group.WORLD, next(self._model.parameters()).device)[0] > 0

@@ -110,8 +110,10 @@ def leaves(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _watch(trace: Trace, readers: dict[Any, str], name: str) -> Any:
     def look(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         outputs, inputs = list(tensors_of(output)), [*tensors_of(args), *tensors_of(kwargs)]
-        for tensor in inputs:
-            readers.setdefault(tensor.grad_fn, name)
+        for tensor in inputs:  # what stands between modules, such as a residual sum, is no module's output
+            if tensor.requires_grad and tensor.grad_fn is not None and tensor.grad_fn not in readers:
+                readers[tensor.grad_fn] = name
+                tensor.register_hook(_watch_gradient(trace, readers, tensor.grad_fn, name))  # type: ignore[no-untyped-call]
         for tensor in outputs:
             if tensor.requires_grad:
                 tensor.register_hook(  # type: ignore[no-untyped-call]

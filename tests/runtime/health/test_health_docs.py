@@ -22,3 +22,9 @@ def test_the_example_runs_and_the_doctor_reads_its_file(tmp_path: Path, monkeypa
 
 def test_every_monitor_is_in_the_table() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == RULES.keys()
+
+
+@pytest.mark.parametrize("monitor", RULES)
+def test_the_page_says_what_each_number_is_and_what_to_do(monitor: str) -> None:
+    rule = RULES[monitor]
+    assert f"| {monitor} | {rule.unit} | {rule.advice} |" in PAGE

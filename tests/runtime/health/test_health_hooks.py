@@ -138,6 +138,17 @@ def test_readings_go_to_the_file_and_to_a_writer(tmp_path: Path) -> None:
     assert ("health/jed/vision+text", 1) in writer.scalars and len(writer.scalars) == len(health.readings)
 
 
+def test_a_scaled_gradient_that_overflows_is_told_with_the_module_that_computes_in_fp16() -> None:
+    model = toy()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.01), torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    with attach(model, **WATCH, interval=100) as health:
+        scaler.scale(model(**batch(torch.Generator().manual_seed(0)))["loss"]).backward()
+        health.step()
+        scaler.step(optimizer)
+    (found,) = health.readings
+    assert (found.monitor, found.of, found.detail["because"]) == ("overflow", "vision.block", "backward")
+
+
 def test_only_the_optimizer_of_this_model_is_noticed() -> None:
     model, other = toy(), nn.Linear(2, 2)
     with attach(model, **WATCH, interval=1) as health:
