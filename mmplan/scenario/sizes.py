@@ -85,8 +85,10 @@ def _fixed_sizes(model: Model) -> tuple[tuple[int, int], ...]:
 
 
 def _check_modalities(data: Data, model: Model, document: Document) -> None:
-    """Images if and only if a vision module reads them; the same for audio and for a talker's speech tokens."""
+    """Images if and only if a vision module reads them; the same for audio and for speech tokens, which a talker or a
+    language model of sound in codes produces."""
     talkers = {edge.consumer for edge in model.edges if edge.kind == "hidden"}
+    talkers |= {m.name for m in model.modules if m.kind == "language_model" and m.modality == "speech"}
     uses = {
         "images": [m.name for m in model.modules if m.vision is not None],
         "audio_clips": [m.name for m in model.modules if m.audio is not None],

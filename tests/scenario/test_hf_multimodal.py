@@ -14,6 +14,7 @@ from mmplan.cost_models.loads import sequence_lengths, summed_loads
 from mmplan.errors import InputError
 from mmplan.scenario.formats.hf.class_defaults import defaults_of
 from mmplan.scenario.formats.hf_config import read_config
+from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Model, Sample
 
 QWEN7 = {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}
@@ -197,6 +198,16 @@ def test_sound_becomes_as_many_rows_as_the_codec_makes(tmp_path: Path) -> None:
     clap = sequence_lengths(_read(tmp_path, {"model_type": "clap"}), Sample(text_tokens=20, audio_s=(3.0,)))
     assert clap["audio"] == (4096,)  # 256 x 256 in patches of 4 x 4, whatever the clip's length is
     assert clap["audio_stage3"] == (64,)
+
+
+def test_frames_that_a_model_gives_are_its_speech_tokens(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "musicgen"}))
+    text = "name: x\nmodel: {hf_config: config.json}\ndata: {text_tokens: 12, speech_tokens: 50}\nbatch: {global: 8}\n"
+    text += "cluster: {device: h100-sxm, nodes: 1, devices_per_node: 8}\n"
+    (tmp_path / "s.yaml").write_text(text)
+    scenario = load_scenario(tmp_path / "s.yaml")
+    lengths = sequence_lengths(scenario.model, Sample(text_tokens=12, speech_tokens=50))
+    assert (lengths["text"], lengths["llm"]) == ((12,), (50,))
 
 
 def test_pages_become_as_many_rows_as_their_stages_leave(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from mmplan.scenario.formats.hf.resamplers import encoder_module
 from mmplan.scenario.formats.hf.text import language_module, text_module
-from mmplan.scenario.formats.hf.vit import fixed, vision_module, vit
+from mmplan.scenario.formats.hf.vit import native, vision_module, vit
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, chain, stepping
 from mmplan.scenario.scenario import Model, ModelModule, Transformer, VisionInput, Vocabulary
@@ -60,7 +60,8 @@ def glm_image(config: Fields, name: str) -> Model:
     fields, book = config.part("vision_config"), config.part("vq_config")
     bias = fields.flag("attention_bias")
     shape = vit(fields, heads="num_heads", layers="depth", qkv_bias=bias, out_bias=bias, final_norm=False)
-    seen = fixed(fields, channels="in_channels")
+    rows = (fields.side("image_size") // fields.side("patch_size")) ** 2
+    seen = native(fields, bias=True, rows=rows, temporal=False)
     text = config.part("text_config")
     llm = language_module(text.read_as_stack("glm_image_text"), tied=False)
     assert llm.vocabulary is not None
