@@ -51,6 +51,7 @@ KEPT = {
     "no_rope_layer_interval",
     "output_dim",
     "insert_layer_id",
+    "layer_scale_init_value",
     "output_channels",
     "output_proj_dims",
     "output_size",

@@ -50,6 +50,7 @@ WHOLE = {
     "moshi": "MoshiForConditionalGeneration",
     "musicgen": "MusicgenForConditionalGeneration",
     "musicgen_melody": "MusicgenMelodyForConditionalGeneration",
+    "wav2vec2": "Wav2Vec2Model",
 }
 # What a family leaves out and says so, by the start of the names of its parameters.
 LEFT_OUT = {

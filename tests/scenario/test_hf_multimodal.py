@@ -30,18 +30,21 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "align": ("AlignModel", {}),
     "bark": ("BarkModel", {}),
     "bridgetower": ("BridgeTowerModel", {}),
+    "beit": ("BeitModel", {}),
     "bros": ("BrosModel", {}),
     "clap": ("ClapModel", {}),
     "clvp": ("ClvpModelForConditionalGeneration", {}),
     "csm": ("CsmForConditionalGeneration", {}),
     "dia": ("DiaForConditionalGeneration", {}),
     "flava": ("FlavaForPreTraining", {}),
+    "dinov3_vit": ("DINOv3ViTModel", {}),
     "fun_asr_nano": ("FunAsrNanoForConditionalGeneration", {}),
     "glm_image": ("GlmImageForConditionalGeneration", {}),
     "granite_docling": ("GraniteDoclingForConditionalGeneration", {}),
     "grounding-dino": ("GroundingDinoModel", {}),
     "groupvit": ("GroupViTModel", {}),
     "higgs_audio_v2": ("HiggsAudioV2ForConditionalGeneration", {}),
+    "hubert": ("HubertModel", {}),
     "kyutai_speech_to_text": ("KyutaiSpeechToTextForConditionalGeneration", {}),
     "layoutlm": ("LayoutLMForMaskedLM", {}),
     "layoutlmv3": ("LayoutLMv3Model", {}),
@@ -49,6 +52,7 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "lxmert": ("LxmertForPreTraining", {}),
     "markuplm": ("MarkupLMModel", {}),
     "mistral_large4": ("MistralLarge4ForConditionalGeneration", {}),
+    "mlcd_vision_model": ("MLCDVisionModel", {}),
     "mm-grounding-dino": ("MMGroundingDinoModel", {}),
     "moonshine": ("MoonshineForConditionalGeneration", {}),
     "moshi": ("MoshiForConditionalGeneration", {"audio_vocab_size": 2048}),
@@ -56,6 +60,7 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "muse_spark": ("MuseSparkForConditionalGeneration", {}),
     "musicgen": ("MusicgenForConditionalGeneration", {}),
     "musicgen_melody": ("MusicgenMelodyForConditionalGeneration", {}),
+    "omniasr_ctc": ("OmniASRCTCModel", {}),
     "parakeet_tdt": ("ParakeetForTDT", {}),
     "pe_audio": ("PeAudioModel", {}),
     "pi0": ("PI0ForConditionalGeneration", {}),
@@ -79,6 +84,7 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "vilt": ("ViltModel", {}),
     "vision-encoder-decoder": ("VisionEncoderDecoderModel", {"encoder": DONUT, "decoder": MBART}),
     "visual_bert": ("VisualBertForPreTraining", {}),
+    "wavlm": ("WavLMModel", {}),
     "wav2vec2-bert": ("Wav2Vec2BertModel", {}),
     "xclip": ("XCLIPModel", {}),
 }
@@ -99,6 +105,9 @@ VARIED: dict[str, tuple[str, dict[str, Any]]] = {
     "rotary conformer": ("wav2vec2-bert", {"position_embeddings_type": "rotary"}),
     "dense muse": ("muse_spark", {"text_config": {"num_hidden_layers": 2, "mlp_layer_types": ["dense", "sparse"]}}),
     "code as wide as rows": ("csm", {"codec_config": {"vector_quantization_hidden_dimension": 512}}),
+    "dino with a gate": ("dinov3_vit", {"use_gated_mlp": True, "num_register_tokens": 4, "key_bias": True}),
+    "beit with tables": ("beit", {"use_relative_position_bias": True, "use_mask_token": True}),
+    "beit with one table": ("beit", {"use_shared_relative_position_bias": True, "use_mean_pooling": False}),
     "coarse pages": ("granite_docling", {"vision_config": {"use_fine_route": False, "scale_factor": 2}}),
 }
 MOLMO = {"model_type": "molmo", "hidden_size": 3584, "intermediate_size": 37888, "embedding_size": 152064}
@@ -203,6 +212,7 @@ def test_sound_becomes_as_many_rows_as_the_codec_makes(tmp_path: Path) -> None:
 def test_frames_that_a_model_gives_are_its_speech_tokens(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "musicgen"}))
     text = "name: x\nmodel: {hf_config: config.json}\ndata: {text_tokens: 12, speech_tokens: 50}\nbatch: {global: 8}\n"
+    text += "precision: bf16\n"
     text += "cluster: {device: h100-sxm, nodes: 1, devices_per_node: 8}\n"
     (tmp_path / "s.yaml").write_text(text)
     scenario = load_scenario(tmp_path / "s.yaml")
@@ -240,7 +250,7 @@ REFUSED_KEYS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"model_type": "swin", "num_heads": [3, 6, 12]},
-        "depths: expected 3 whole numbers from 1 to 1,000,000, found [2, 2, 6, 2]",
+        "depths: expected 3 whole numbers from 1 to 2,000, found [2, 2, 6, 2]",
     ),
     (
         {"model_type": "mistral_large4", "text_config": {"indexer_types": ["shared"]}},

@@ -119,6 +119,13 @@ class Fields:
             raise self.error(names[0], f"expected {many} whole numbers from 1 to {most:,}, found {value!r:.60}")
         return tuple(value)
 
+    def stages(self, name: str, *, count: int | None = None, most: int = MAX_LAYERS) -> tuple[int, ...]:
+        """Numbers of up to 16 stages, each of which may be twice as wide as the one before."""
+        found = self.numbers(name, count=count, most=most)
+        if len(found) > 16:
+            raise self.error(name, f"expected at most 16 stages, found {len(found)}")
+        return found
+
     def words(self, name: str, count: int) -> list[str] | None:
         """One word for each of `count` layers, or None where the key is null or nowhere."""
         value = self.get(name)

@@ -23,7 +23,7 @@ def snake(width: int) -> Steps:
 
 def dac_encoder(fields: Fields) -> tuple[Steps, int]:
     """Steps from samples to rows, and samples of a row."""
-    width, strides = fields.count("encoder_hidden_size"), fields.numbers("downsampling_ratios", most=10_000)
+    width, strides = fields.count("encoder_hidden_size"), fields.stages("downsampling_ratios", most=10_000)
     steps: Steps = (Convolve(width=width, taps=7),)
     for stride in strides:
         unit = residual(*snake(width), Convolve(width=width, taps=7), *snake(width), Dense(width=width))
@@ -38,7 +38,7 @@ class Seanet:
 
     def __init__(self, fields: Fields) -> None:
         ratios = fields.get("upsampling_ratios")
-        self.ratios = (8, 6, 5, 4) if ratios is None else fields.numbers("upsampling_ratios", most=10_000)
+        self.ratios = (8, 6, 5, 4) if ratios is None else fields.stages("upsampling_ratios", most=10_000)
         self.width, self.hidden = fields.count("num_filters"), fields.count("hidden_size")
         self.taps = fields.count("kernel_size"), fields.count("residual_kernel_size"), fields.count("last_kernel_size")
         self.blocks, self.less = fields.count("num_residual_layers", most=100), fields.count("compress", most=10_000)
@@ -159,7 +159,7 @@ def tokenizer_decoder(fields: Fields) -> int:
 
 
 def _sizes(fields: Fields) -> tuple[list[int], int, tuple[int, ...], tuple[int, ...], int]:
-    strides = fields.numbers("downsampling_ratios", most=10_000)
+    strides = fields.stages("downsampling_ratios", most=10_000)
     depths = fields.numbers("depths", count=len(strides) + 1, most=1_000)
     fields.refuse_unless("channels", 1, why="sounds of several channels are not read")
     width = fields.count("num_filters")

@@ -18,7 +18,7 @@ Stage = tuple[int, Steps, list[Steps]]  # width, steps that change the resolutio
 
 def resnet(fields: Fields, *, frozen: bool = False, name: str = "vision") -> tuple[ModelModule, ...]:
     """`frozen`: batch norms have no weights to train (DETR and its kin)."""
-    widths, depths = fields.numbers("hidden_sizes"), fields.numbers("depths", count=len(fields.numbers("hidden_sizes")))
+    widths, depths = fields.numbers("hidden_sizes"), fields.stages("depths", count=len(fields.numbers("hidden_sizes")))
     base, channels = fields.count("embedding_size"), fields.count("num_channels", most=1_000)
     deep = fields.word("layer_type", ("basic", "bottleneck")) == "bottleneck"
     first = fields.flag("downsample_in_first_stage")
@@ -59,6 +59,10 @@ def efficientnet(fields: Fields) -> tuple[ModelModule, ...]:
     outputs, kernels = fields.numbers("out_channels", count=count), fields.numbers("kernel_sizes", count=count)
     strides, ratios = fields.numbers("strides", count=count), fields.numbers("expand_ratios", count=count)
     repeats = fields.numbers("num_block_repeats", count=count, most=100)
+    if sum(repeats) * fields.ratio("depth_coefficient") > 2_000:
+        raise fields.error(
+            "num_block_repeats", f"expected at most 2,000 blocks, found {sum(repeats)} times depth_coefficient"
+        )
     depth, squeezed = fields.ratio("depth_coefficient"), fields.ratio("squeeze_expansion_ratio")
     base = _filters(fields, 32)
     stem: Steps = (conv(base, 3, stride=2, bias=False), Normed(), Active(function="silu"))

@@ -13,6 +13,7 @@ from mmplan.scenario.formats.hf import (
     sam_family,
     swin,
     transcribers,
+    waves,
 )
 from mmplan.scenario.formats.hf.ears import EARS, whisper
 from mmplan.scenario.formats.hf.towers import TOWERS
@@ -66,15 +67,18 @@ def _alone(build: Callable[[Fields], ModelModule]) -> Callable[[Fields, str], Mo
 # Towers with a model class of their own; the others stand inside the configs of their families alone.
 _ALONE = (
     "audioflamingo3_encoder",
+    "beit",
     "clip_vision_model",
     "cosmos3_edge_vision",
     "dinov2",
     "dinov2_with_registers",
+    "dinov3_vit",
     "glmasr_encoder",
     "idefics3_vision",
     "intern_vit_6b",
     "internvl_vision",
     "kimi_k25_vision",
+    "mlcd_vision_model",
     "pixtral",
     "qianfan_ocr_vision",
     "qwen2_audio_encoder",
@@ -135,6 +139,10 @@ ENCODERS: Mapping[str, Callable[[Fields, str], Model]] = {
     "vilt": fusion.vilt,
     "xclip": odd_pairs.xclip,
     "vision-text-dual-encoder": pairs.dual_encoder,
+    "hubert": waves.alone,
+    "omniasr_ctc": waves.alone,
+    "wav2vec2": waves.alone,
+    "wavlm": waves.alone,
     "wav2vec2-bert": transcribers.wav2vec_bert,
     "whisper": whisper_model,
 }

@@ -68,7 +68,7 @@ def bart_encoder(text: Fields) -> ModelModule:
 def davit(fields: Fields) -> tuple[ModelModule, ...]:
     """Of each depth a block that attends in windows and one over channels, whose products are those of windows as long
     as a group is wide; depthwise convolutions in front of each branch."""
-    depths, widths = fields.numbers("depths", count=4), fields.numbers("embed_dim", count=4)
+    depths, widths = fields.stages("depths", count=4), fields.numbers("embed_dim", count=4)
     heads, groups = fields.numbers("num_heads", count=4), fields.numbers("num_groups", count=4)
     sides, strides = fields.numbers("patch_size", count=4), fields.numbers("patch_stride", count=4)
     first = fields.get("patch_prenorm")

@@ -46,7 +46,7 @@ def _handed(eye: Fields) -> tuple[int, ...]:
     listed, names = eye.get("out_indices"), eye.get("out_features")
     if isinstance(names, list):
         listed = [int(str(one).removeprefix("stage")) for one in names if str(one).removeprefix("stage").isdigit()]
-    count = len(eye.numbers("depths"))
+    count = len(eye.stages("depths"))
     if listed is None:  # a file that describes the tower and says nothing means the last stage
         listed = [count] if eye.values else [2, 3, 4]
     good = isinstance(listed, list) and listed and all(isinstance(one, int) and 1 <= one <= count for one in listed)

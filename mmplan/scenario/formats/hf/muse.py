@@ -60,7 +60,7 @@ def vision(fields: Fields) -> ModelModule:
 def ear(fields: Fields) -> ModelModule:
     """Linears over neighbouring rows, each followed by convolutions and MLPs."""
     sizes, widths = fields.numbers("patch_sizes", most=10_000), fields.numbers("hidden_sizes")
-    depths, taps = fields.numbers("depths", count=len(widths), most=1_000), fields.count("conv_kernel_size")
+    depths, taps = fields.stages("depths", count=len(widths), most=1_000), fields.count("conv_kernel_size")
     times = fields.ratio("mlp_ratio")
     steps: Steps = ()
     for size, width, depth in zip(sizes, widths, depths, strict=True):

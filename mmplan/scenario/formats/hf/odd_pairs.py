@@ -32,7 +32,7 @@ def groupvit(config: Fields, name: str) -> Model:
     """Learned rows attend to patches, and further ones to those (arXiv 2202.11094). While patches, or the learned rows
     of the stage before, pass their blocks, the next ones beside them are not counted."""
     fields, text = config.part("vision_config"), text_tower(config.part("text_config"), causal=True)
-    depths = fields.numbers("depths")
+    depths = fields.stages("depths")
     tokens, groups = (_whole(fields, key, len(depths)) for key in ("num_group_tokens", "num_output_groups"))
     ratios = fields.get("assign_mlp_ratio")
     good = isinstance(ratios, list) and len(ratios) == 2 and all(isinstance(one, int | float) for one in ratios)

@@ -43,7 +43,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("granite_speech5_ctc", "lasr_ctc", "moonshine_streaming", "nemotron3_5_asr", "nemotron3_diarization"),
-            *("nemotron_asr_streaming", "omniasr_ctc"),
+            *("nemotron_asr_streaming"),
         ),
         _WRITES,
     ),

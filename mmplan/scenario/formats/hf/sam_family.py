@@ -158,7 +158,8 @@ def hiera(fields: Fields) -> tuple[ModelModule, ...]:
         "window_size_per_stage": (8, 4, 14, 7),
     }
     depths, widths, heads, windows = (
-        value if fields.get(key) is None else fields.numbers(key) for key, value in usual.items()
+        value if fields.get(key) is None else fields.stages(key, most=1_000_000 if "dim" in key else 2_000)
+        for key, value in usual.items()
     )
     if not len(depths) == len(widths) == len(heads) == len(windows):
         raise fields.error("blocks_per_stage", f"expected as many as widths, heads and windows, found {len(depths)}")

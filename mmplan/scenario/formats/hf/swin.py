@@ -49,7 +49,7 @@ def stages(
     norms_of: tuple[int, ...] = (),
 ) -> tuple[ModelModule, ...]:
     """Blocks that attend in windows; in front of each further stage 2 x 2 rows become one of twice the width."""
-    depths, window = fields.numbers("depths", count=len(heads)), fields.count("window_size", most=10_000)
+    depths, window = fields.stages("depths", count=len(heads)), fields.count("window_size", most=10_000)
     modules: list[ModelModule] = []
     for index, (depth, count) in enumerate(zip(depths, heads, strict=True)):
         shape = Transformer(

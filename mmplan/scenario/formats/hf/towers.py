@@ -160,8 +160,53 @@ def aimv2(tower: Fields) -> ModelModule:
     return vision_module(shape, vision, width + head)
 
 
+def beit(tower: Fields) -> ModelModule:
+    """BEiT (arXiv 2106.08254): no bias on keys, scaled branches, tables of relative positions in each block or one."""
+    shape = vit(tower, key_bias=False, layer_scale=bool(tower.get("layer_scale_init_value")), final_norm=False)
+    vision = replace(fixed(tower, class_token=True), keep_class_token=True)
+    assert vision.image_size is not None
+    table = ((2 * (vision.image_size // vision.patch) - 1) ** 2 + 3) * shape.heads
+    stored = 2 * shape.hidden + (shape.hidden if tower.flag("use_mask_token") else 0)
+    stored += shape.layers * table if tower.flag("use_relative_position_bias") else 0
+    stored += table if tower.flag("use_shared_relative_position_bias") else 0
+    if not tower.flag("use_absolute_position_embeddings"):
+        vision = replace(vision, learned_positions=False)
+    return vision_module(shape, vision, stored)
+
+
+def dinov3(tower: Fields) -> ModelModule:
+    """DINOv3 (arXiv 2508.10104): rotary positions, registers, scaled branches."""
+    flags = {key: tower.flag(key) for key in ("query_bias", "key_bias", "value_bias")}
+    if flags["query_bias"] != flags["value_bias"]:
+        raise tower.error("query_bias", "a bias on queries and none on values, or the other way, is not read")
+    gated = tower.flag("use_gated_mlp")
+    shape = vit(
+        tower,
+        qkv_bias=flags["query_bias"],
+        key_bias=flags["key_bias"],
+        out_bias=tower.flag("proj_bias"),
+        mlp_bias=tower.flag("mlp_bias"),
+        gated_mlp=gated,
+        layer_scale=True,
+    )
+    vision = replace(fixed(tower, class_token=True), keep_class_token=True, learned_positions=False)
+    rows = 1 + (tower.optional("num_register_tokens", least=0) or 0)
+    return vision_module(shape, vision, rows * shape.hidden)
+
+
+def mlcd(tower: Fields) -> ModelModule:
+    """MLCD (arXiv 2407.17331): CLIP's blocks with rotary positions."""
+    tower.refuse_unless("num_key_value_groups", 1, None, why="fewer key-value heads")
+    shape = vit(tower, norm_first_extra=True)
+    vision = replace(fixed(tower, bias=False, class_token=True), learned_positions=False)
+    return vision_module(shape, vision, shape.head_dim // 2)
+
+
 TOWERS: Mapping[str, Tower] = {
     "aimv2_vision_model": aimv2,
+    "beit": beit,
+    "dinov3_vit": dinov3,
+    "mlcd_vision_model": mlcd,
     "altclip_vision_model": clip,
     "chinese_clip_vision_model": clip,
     "clipseg_vision_model": clip,

@@ -10,13 +10,16 @@ from mmplan.scenario.formats.hf.ears import SAMPLES_PER_S, audio_module, ear_of,
 from mmplan.scenario.formats.hf.text import text_module
 from mmplan.scenario.formats.hf.vit import BIASES, POST
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import chain, divided, edge, projector_module
+from mmplan.scenario.formats.hf_modules import apart, chain, divided, edge, projector_module
 from mmplan.scenario.scenario import AudioInput, Model, ModelModule, Transformer
 from mmplan.scenario.steps import Active, Convolve, Dense, Form, Normed, Steps, residual
 
 
 def wav2vec(ear: Fields) -> ModelModule:
-    """Seven convolutions over samples, a linear, a convolution over positions, blocks with norms on either side."""
+    """Seven convolutions over samples, a linear, a convolution over positions, blocks with norms on either side. HuBERT
+    has the same, WavLM relative positions besides, which are kept."""
+    ear.refuse_unless("feat_proj_layer_norm", True, None, why="a linear without its norm")
+    ear.refuse_unless("conv_pos_batch_norm", False, None, why="a norm in place of the scale of the positions")
     width, heads = ear.count("hidden_size"), ear.count("num_attention_heads")
     channels, kernels = ear.numbers("conv_dim"), ear.numbers("conv_kernel")
     strides = ear.numbers("conv_stride")
@@ -51,19 +54,25 @@ def wav2vec(ear: Fields) -> ModelModule:
     if not kin:  # the scale of the positions' convolution, what stands for masked frames
         masked = bool(ear.get("mask_time_prob") or 0) or ear.get("mask_time_prob") is None
         stored = taps + (width if masked else 0)
+    if ear.kind == "wavlm":  # gates of relative positions in each block, their table in the first
+        stored += shape.layers * (heads + 8 * shape.head_dim + 8) + ear.count("num_buckets") * heads
     front += () if stable else (Normed(),)
     audio = AudioInput(mel_bins=1, frames_per_s=SAMPLES_PER_S, pad_s=None, stride=prod(strides))
     return replace(audio_module(shape, audio, stored), form=Form(front=front, raw_width=1))
+
+
+def alone(config: Fields, name: str) -> Model:
+    """One of them by itself, or the tower of OmniASR without a language model."""
+    config.refuse_unless("add_adapter", False, None, why="convolutions behind the encoder")
+    return apart(name, (wav2vec(config.part("audio_config") if config.kind == "omniasr_ctc" else config),))
 
 
 def speech_encoder_decoder(config: Fields, name: str) -> Model:
     """wav2vec 2.0 and any decoder that is known alone; a linear between them where their widths differ."""
     ear, text = config.part("encoder"), config.part("decoder")
     if ear.kind not in ("wav2vec2", "hubert", "wavlm"):
-        raise ear.error("model_type", f"expected 'wav2vec2', found '{ear.kind:.60}'")
+        raise ear.error("model_type", f"expected 'wav2vec2', 'hubert' or 'wavlm', found '{ear.kind:.60}'")
     ear.refuse_unless("add_adapter", False, None, why="convolutions behind the encoder")
-    if ear.kind != "wav2vec2":
-        raise ear.error("model_type", f"'{ear.kind}' has tables of relative positions, which are not read")
     if text.kind not in DECODERS:
         known = ", ".join(f"'{kind}'" for kind in sorted(DECODERS))
         raise text.error("model_type", f"the decoder '{text.kind:.60}' is not read; known: {known}")
