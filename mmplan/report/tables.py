@@ -166,15 +166,18 @@ def optimize_tables(
 
 
 def _unsearched(scenario: Scenario) -> list[str]:
-    """Axes of the search that have to be asked for, because their proofs may take long or stay open."""
+    """Axes of the search that have to be asked for: their proofs may take long or stay open, or they change numbers."""
     rules = scenario.constraints
     chunks = (
         "" if rules.vp or "interleaved" in rules.schedule else "several chunks per rank (constraints.vp: [1, 2, 4])"
     )
     encoders = any(module.kind != "language_model" for module in scenario.model.modules)
     meshes = "encoders on ranks of their own (constraints.modules: any)" if encoders and rules.modules == () else ""
-    told = " and ".join(filter(None, (chunks, meshes)))
-    return [f"not searched unless asked: {told}"] if told else []
+    able = all(pool.device.fp8_flops_per_s is not None for pool in scenario.cluster.pools)
+    plain = able and scenario.technique.fp8 == "none" and rules.fp8 == ("none",)
+    fp8 = "products in FP8 (constraints.fp8: [none, block])" if plain else ""
+    told = [axis for axis in (chunks, meshes, fp8) if axis]
+    return [f"not searched unless asked: {'; '.join(told)}"] if told else []
 
 
 def runner_up_table(result: OptimizeResult) -> Table:
