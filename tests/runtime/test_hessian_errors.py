@@ -115,7 +115,12 @@ class Extra(nn.Module):
     def forward(self, x):
         return torch.log(x - 1000.0)
 """
-
+# Its gradient at zero is taken for zero, the second derivative is not.
+NORM_OF_ZERO = """
+class Extra(nn.Module):
+    def forward(self, x):
+        return F.silu(x) + (x - x.detach()).norm()
+"""
 
 OTHER = """
 import torch
@@ -184,6 +189,11 @@ def test_a_loss_that_is_no_number_is_traced_to_a_module(tmp_path: Path) -> None:
         InputError, match=r"the loss of batch 0 .* is nan; first seen in the output of .*blocks\.0\.act'"
     ):
         measured(asked(tmp_path, NOT_A_NUMBER))
+
+
+def test_a_second_derivative_that_is_no_number_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"the loss of batch 0 \(text\) has no finite second derivative by .*'llm\.0'"):
+        measured(asked(tmp_path, NORM_OF_ZERO))
 
 
 def test_data_that_ends_too_early_is_told_with_the_numbers(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ Problem, section 6.9), because without that found eigenvalues come again and aga
 gap to the next eigenvalue.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,6 +56,9 @@ def lanczos(product: Product, start: Tensor, *, iterations: int, tolerance: floa
     Args:
         start: [n], not zero; best random, because what it is orthogonal to is never found.
         iterations: at most; at least 1.
+
+    Raises:
+        ArithmeticError: a product is not finite.
     """
     vector = start / start.norm()
     basis: list[Tensor] = []
@@ -68,6 +72,8 @@ def lanczos(product: Product, start: Tensor, *, iterations: int, tolerance: floa
             for known in basis:
                 image = image - (image @ known) * known
         rest = float(image.norm())
+        if not math.isfinite(diagonal[-1] + rest):
+            raise ArithmeticError("a product is no number")
         values, last, weights = _ritz(diagonal, beside)
         scale = max(abs(values[0]), abs(values[-1]))
         if rest <= BREAKDOWN * scale or len(basis) == len(start):  # the space is closed: what it has is exact

@@ -160,6 +160,11 @@ def curvature_of(
         raise InputError(
             f"out of memory at '{key.layer}': give --recompute, a smaller --microbatch or fewer --iterations"
         ) from error
+    except ArithmeticError as error:
+        raise InputError(
+            f"the loss of batch {key.batch} ({key.modality}) has no finite second derivative by the parameters of "
+            f"'{key.layer}', while it is finite itself: look for the root, the norm or the power of a zero"
+        ) from error
     except MmplanError:
         raise
     except RuntimeError as error:
