@@ -46,7 +46,9 @@ def read_hf_config(path: Path) -> Model:
     model = read_config(path).model
     if not any(module.kind == "language_model" for module in model.modules):
         reason = "nothing gives a loss: list its modules in a scenario with a language model behind them"
-        if len(model.modules) > 1:
+        names, sides = {one.name for one in model.modules}, {one.modality for one in model.modules}
+        met = any(edge.kind != "input" for edge in model.edges) or names & {"decoder", "detr_decoder"}
+        if "text" in sides and len(sides) > 1 and (not met or "embedding" in names):
             reason = "its contrastive loss spans the whole global batch, so microbatches cannot be computed one by one"
         raise InputError(f"the model has no language model, {reason}", file=path)
     return model
