@@ -12,13 +12,13 @@ from mmplan.scenario.cluster import Cluster, Pool
 from mmplan.scenario.document import did_you_mean, listed
 from mmplan.scenario.formats.hf_config import bundled_configs, config_file, read_hf_config
 from mmplan.scenario.load import load_scenario
+from mmplan.scenario.recipe import Recipe
 from mmplan.scenario.scenario import (
     Constraints,
     Data,
     Distribution,
     Model,
     Optimizer,
-    Recipe,
     Sample,
     Scenario,
     Training,

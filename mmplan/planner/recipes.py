@@ -15,7 +15,8 @@ from mmplan.planner.explain import why_slower
 from mmplan.planner.plan import Plan
 from mmplan.planner.search import ROUNDING_GAP, optimize
 from mmplan.planner.stopping import TIME_LIMIT_S
-from mmplan.scenario.scenario import Recipe, Scenario
+from mmplan.scenario.recipe import Recipe
+from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_seconds
 
 RECIPE_GAP = 0.002  # with several chunks per rank: to prove the last of it takes minutes

@@ -8,7 +8,7 @@ from rich.table import Table
 from mmplan.planner.plan import Plan
 from mmplan.planner.recipes import PlannedRecipe
 from mmplan.report.tables import table
-from mmplan.scenario.scenario import Recipe
+from mmplan.scenario.recipe import Recipe
 
 DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "etp")
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed
-from mmplan.scenario.scenario import Model, Recipe
+from mmplan.scenario.recipe import Recipe
+from mmplan.scenario.scenario import Model
 from mmplan.scenario.schema import RecipeSpec
 
 

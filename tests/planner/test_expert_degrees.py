@@ -15,7 +15,8 @@ from mmplan.planner.recipes import plan_recipe
 from mmplan.planner.repeated import Limits
 from mmplan.planner.search import optimize
 from mmplan.planner.why_not import why_not
-from mmplan.scenario.scenario import Constraints, Recipe, Scenario
+from mmplan.scenario.recipe import Recipe
+from mmplan.scenario.scenario import Constraints, Scenario
 
 RULES = Constraints(tp=(2,), pp=(1, 2), cp=(1,), microbatch=(1,), sharding=("none",), memory_headroom=0.0)
 

@@ -14,7 +14,8 @@ from mmplan.planner.recipes import pinned, plan_recipe, plan_recipes, step_time
 from mmplan.planner.search import optimize
 from mmplan.report.simulation import simulate_plan
 from mmplan.scenario.load import load_scenario
-from mmplan.scenario.scenario import Constraints, Recipe, Scenario
+from mmplan.scenario.recipe import Recipe
+from mmplan.scenario.scenario import Constraints, Scenario
 
 ROOT = Path(__file__).parents[2]
 TINY = load_scenario(ROOT / "scenarios" / "tiny.yaml")

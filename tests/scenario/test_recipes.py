@@ -7,7 +7,8 @@ import pytest
 from mmplan.errors import InputError
 from mmplan.planner.plan import scenario_hash
 from mmplan.scenario.load import load_scenario
-from mmplan.scenario.scenario import Recipe, Scenario
+from mmplan.scenario.recipe import Recipe
+from mmplan.scenario.scenario import Scenario
 
 ROOT = Path(__file__).parents[2]
 TINY = (ROOT / "scenarios" / "tiny.yaml").read_text()
