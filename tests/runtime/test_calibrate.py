@@ -280,7 +280,7 @@ def test_a_held_out_run_without_a_calibration_and_one_of_another_plan_are_refuse
     save_run(replace(run, plan_hash="other"), tmp_path / "other.json")
     plan, own, other = (str(tmp_path / name) for name in ("plan.json", "run.json", "other.json"))
     result = CliRunner().invoke(app, ["validate", plan, own, "--held-out", plan, own])
-    assert "give --calibrate too" in str(result.exception)
+    assert "--held-out has no effect without --calibrate" in str(result.exception)
     calibrate_to = ["--calibrate", "-o", str(tmp_path / "p.yaml")]
     result = CliRunner().invoke(app, ["validate", plan, own, *calibrate_to, "--held-out", plan, other])
     assert "run other.json is of plan other, the plan given with it is" in str(result.exception)
