@@ -80,7 +80,10 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
 
 def is_whole(plan: Plan, stage: int) -> bool:
     """Whether the backwards of the stage are not split: it recomputes, or sums gradients behind each of them."""
-    shared = plan.sharding in ("gradients", "parameters") and plan.layout(stage).replicas > 1
+    layout = plan.layout(stage)
+    modules = {layer.rpartition(".")[0] for layer in plan.stages[stage].layers}
+    holders = layout.replicas * (1 if modules.isdisjoint(layout.spread) else layout.tp)
+    shared = plan.sharding in ("gradients", "parameters") and holders > 1
     return shared or plan.stages[stage].recompute != "none"
 
 
