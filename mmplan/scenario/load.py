@@ -184,13 +184,13 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
 
 
 def _fp8(spec: ConstraintsSpec, cluster: Cluster, document: Document) -> tuple[Fp8, ...]:
-    """What the devices can do of it."""
+    """What the devices can do of it; where some cannot, none."""
     without = [pool.device.name for pool in cluster.pools if pool.device.fp8_flops_per_s is None]
-    if without and set(spec.fp8) != {"none"}:
+    if without and "none" not in spec.fp8:
         raise document.error(
             ("constraints", "fp8"), f"{without[0]} has no FP8 units, and {listed(spec.fp8)} is allowed"
         )
-    return tuple(spec.fp8)
+    return ("none",) if without else tuple(spec.fp8)
 
 
 def _own_ranks(spec: ConstraintsSpec, model: Model, document: Document) -> tuple[OwnRanks, ...] | None:
