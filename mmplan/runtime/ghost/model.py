@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmplan.runtime.ghost.recording import Batch, Recording, Source, loss_of
 from mmplan.runtime.ghost.weightless import set_parameter
+from mmplan.runtime.weight_store import WeightStore, postpone_linears
 
 
 class _BehindTheLastUnit(Exception):
@@ -88,8 +89,17 @@ class GhostModel:
         self._inside = False
         self._left = 0
         self._numbers: dict[str, int] = {}
+        self._units = dict(units)
+        self._forwards = {name: unit.forward for name, unit in units.items()}  # the model's own
         for name, unit in units.items():
-            unit.forward = self._ghostly(name, unit.forward)
+            unit.forward = self._ghostly(name)
+
+    def postpone(self, name: str, store: WeightStore) -> None:
+        """Let the linear layers of a unit, or the unit where it is one, postpone their weight gradients."""
+        unit = self._units[name]
+        ghostly, unit.forward = unit.forward, self._forwards[name]
+        postpone_linears(unit, store)
+        self._forwards[name], unit.forward = unit.forward, ghostly
 
     def run(self, work: Pass, batch: Batch, on_output: Callable[[str, Tensor], None] | None = None) -> None:
         """The forward of one stage on one microbatch; fills `work` in. `on_output` sees what its units compute."""
@@ -105,9 +115,9 @@ class GhostModel:
         finally:
             self._current = None
 
-    def _ghostly(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _ghostly(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            work = self._current
+            work, forward = self._current, self._forwards[name]
             if work is None or self._inside:
                 return forward(*args, **kwargs)
             number = self._numbers.get(name, 0)

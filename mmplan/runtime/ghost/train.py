@@ -37,7 +37,7 @@ from mmplan.runtime.places import Place, place_of
 from mmplan.runtime.stage import Stage
 from mmplan.runtime.state import stage_state
 from mmplan.runtime.train import Prepared
-from mmplan.runtime.weight_store import WeightStore, postpone_linears
+from mmplan.runtime.weight_store import WeightStore
 from mmplan.scenario.scenario import DTYPE_BYTES
 
 # Looked at before a run: every module of the model has to be used in some of them.
@@ -188,7 +188,7 @@ def _stages(
         store = WeightStore()
         if any("I" in order for order in plan.orders):
             for name in own:
-                postpone_linears(units[name], store)
+                model.postpone(name, store)
         state = stage_state(_held(laid, index), scenario.optimizer, plan.sharding, replicas)
         layout = plan.layout(index)
         recomputed = frozenset(
