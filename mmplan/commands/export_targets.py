@@ -33,7 +33,7 @@ TARGETS: dict[str, Callable[[Plan], Exported]] = {
     "slurm": export_slurm,
     "kubernetes": export_kubernetes,
 }
-MESHED = ("megatron-mimo",)  # targets where modules can have ranks of their own
+MESHED = ("megatron-mimo", "slurm", "kubernetes")  # targets where modules can have ranks of their own
 
 
 def exported(plan: Plan, target: str) -> Exported:

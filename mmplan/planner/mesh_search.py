@@ -70,6 +70,14 @@ def why_no_meshes(space: Space, frontiers: Sequence[MeshFrontier]) -> str:
     if not frontiers:
         why = "a no-split zone or an edge joins them to others"
         return f"constraints.modules: {pins} cannot have ranks of their own, {why}"
+    rules = scenario.constraints
+    if rules.vp and 1 not in rules.vp:
+        return f"constraints.vp allows no single chunk per rank, and constraints.modules ({pins}) goes with one alone"
+    if rules.pp and max(rules.pp) < 2:
+        return (
+            f"constraints.pp counts the stages of all meshes, and allows 1: {pins} on ranks of their own and the other "
+            "modules have at least one each"
+        )
     if not any(frontier.tally.met for frontier in frontiers):
         return (
             f"constraints.modules: no degrees of {pins} fit beside those of the other modules: together they have "

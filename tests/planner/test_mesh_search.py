@@ -116,6 +116,14 @@ def test_ranks_that_cannot_be_had_are_refused_with_the_reason() -> None:
     joined = replace(job, constraints=replace(job.constraints, no_split=("projector.0",)))
     with pytest.raises(InfeasibleError, match="a no-split zone or an edge joins them to others"):
         optimize(pinned(joined, OwnRanks(module="vision")), gap=0.0)
+    for rules, message in (
+        ({"pp": (1,)}, "constraints.pp counts the stages of all meshes, and allows 1: vision"),
+        ({"vp": (2,), "pp": (2,)}, "constraints.vp allows no single chunk per rank"),
+    ):
+        alone = pinned(job, OwnRanks(module="vision"))
+        alone = replace(alone, constraints=replace(alone.constraints, **rules))  # type: ignore[arg-type]
+        with pytest.raises(InfeasibleError, match=message):
+            optimize(alone, gap=0.0)
 
 
 def test_modules_of_constraints_are_read_and_checked(tmp_path: Path) -> None:

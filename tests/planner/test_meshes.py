@@ -252,5 +252,7 @@ def test_a_rank_of_another_mesh_sends_each_shard_its_part() -> None:
 def test_other_frameworks_are_told_what_they_cannot_run() -> None:
     with pytest.raises(CheckError, match="on one mesh, the plan has vision and vision_projector on tp=1"):
         exported(made(WIDE), "torch-pipelining")
+    for launcher in ("slurm", "kubernetes"):
+        assert any("16 processes" in text for text in exported(made(WIDE), launcher).files.values())
     with pytest.raises(InputError, match="on ranks of their own, which megatron-pp does not run"):
         check_hangs(made(WIDE), "megatron-pp")
