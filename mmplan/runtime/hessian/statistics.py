@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from mmplan.runtime.student_t import t_quantile
+
 CONFIDENCE = 0.95
-_Z = 1.959963984540054  # of the standard normal distribution, two-sided 95 %
 
 
 Interval = tuple[float, float | None, float | None]  # a mean and the ends of its interval
@@ -17,27 +18,8 @@ def mean_interval(values: Sequence[float]) -> Interval:
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, None, None
-    half = student_t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = t_quantile((1 + CONFIDENCE) / 2, len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return mean, mean - half, mean + half
-
-
-def student_t(freedom: int) -> float:
-    """The two-sided 95 % quantile of Student's t.
-
-    Exact for 1 and 2 degrees of freedom, else the expansion 26.7.5 of Abramowitz and Stegun, right to 0.12 % from 3 on.
-    """
-    if freedom == 1:
-        return math.tan(math.pi * CONFIDENCE / 2)
-    if freedom == 2:
-        return CONFIDENCE * math.sqrt(2 / (1 - CONFIDENCE**2))
-    z = _Z
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum((term / float(freedom**power) for power, term in enumerate(terms, start=1)), 0.0)
 
 
 def rank_correlation(first: Mapping[str, float], second: Mapping[str, float]) -> float | None:

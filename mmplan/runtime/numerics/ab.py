@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from mmplan.runtime.student_t import t_quantile
+
 # seed -> steps until the target was reached; None: not within the steps allowed
 Variant = Callable[[int], int | None]
 
@@ -82,28 +84,3 @@ def paired(steps: Sequence[tuple[int | None, int | None]], *, confidence: float 
     if len(differences) > 1:
         half = t_quantile((1 + confidence) / 2, len(differences) - 1) * stdev(differences) / len(differences) ** 0.5
     return Comparison(steps=tuple(steps), confidence=confidence, difference=mean, low=mean - half, high=mean + half)
-
-
-def t_quantile(probability: float, degrees: int) -> float:
-    """Of Student's t, by bisection on its distribution function; probability above 0.5."""
-    low, high = 0.0, 1.0
-    while _t_below(high, degrees) < probability:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _t_below(middle, degrees) < probability else (low, middle)
-    return (low + high) / 2
-
-
-def _t_below(t: float, degrees: int) -> float:
-    """P(T <= t) by the finite sums of Abramowitz and Stegun, 26.7.3 and 26.7.4."""
-    angle = math.atan(t / degrees**0.5)
-    cos2, term, total = math.cos(angle) ** 2, 1.0, 1.0
-    for k in range(2 + degrees % 2, degrees - 1, 2):
-        term *= cos2 * (k - 1) / k
-        total += term
-    if degrees % 2 == 0:
-        inside = math.sin(angle) * total
-    else:
-        inside = 2 / math.pi * (angle + (math.sin(angle) * math.cos(angle) * total if degrees > 1 else 0.0))
-    return (1 + inside) / 2

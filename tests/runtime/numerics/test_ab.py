@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from mmplan.runtime.numerics.ab import compare, paired, t_quantile
+from mmplan.runtime.numerics.ab import compare, paired
+from mmplan.runtime.student_t import t_quantile
 
 
 @pytest.mark.parametrize(
