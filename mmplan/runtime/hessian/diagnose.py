@@ -145,7 +145,7 @@ def _own_functions(module: nn.Module, calls: _Calls) -> str:
     """The name of a `torch.autograd.Function` in the module's graph."""
     try:
         _, squares = _squares(module, *calls[module])
-    except Exception:
+    except Exception:  # a user's module may refuse to run alone in any way: then it is not the one that is named
         return ""
     for node in _nodes([squares]):
         if any(base.__name__ == "BackwardCFunction" for base in type(node).__mro__):  # a Function of Python's
