@@ -74,6 +74,7 @@ def terminal_closed() -> None:
 )
 def test_an_ended_launcher_leaves_no_process_behind(end: Callable[[], None], error: type[BaseException]) -> None:
     seen: list[int] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests themselves run under nohup
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
 
     def stop(step: int, seconds: float, losses: Mapping[str, float]) -> None:
@@ -83,6 +84,7 @@ def test_an_ended_launcher_leaves_no_process_behind(end: Callable[[], None], err
     with pytest.raises(error):
         execute(two_stage_plan(), steps=1000, local=2, rehearse=True, unit_s=0.01, on_step=stop)
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == handlers
+    signal.signal(signal.SIGHUP, before)
     assert len(seen) == 3  # torchrun and its two workers
     deadline = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid in seen) and time.monotonic() < deadline:
