@@ -87,7 +87,8 @@ def test_a_rank_of_another_torchrun_hears_that_one_was_killed(tmp_path: Path) ->
             host.kill()
     assert all(host.returncode for host in hosts)
     (line,) = [line for line in said[0].splitlines() if line.startswith("error: ")]
-    assert re.search(r"\) waits in step 1, B\(([12])\) of stage 0 for B\(\1\) of stage 1 from rank 1, for ", line)
+    # the first gradient may have been on its way when its sender was killed
+    assert re.search(r"\) waits in step 1, B\(([012])\) of stage 0 for B\(\1\) of stage 1 from rank 1, for ", line)
     assert ") is gone: it ended without a word in step 1, F(2) of stage 1" in line
 
 
