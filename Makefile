@@ -68,7 +68,7 @@ $(INTEROP)/.installed: pyproject.toml constraints.txt interop.txt interop-alone.
 	@touch $@
 
 test-interop: interop
-	$(INTEROP)/bin/python -m pytest -m interop --interop -rs
+	$(INTEROP)/bin/python -m pytest tests/interop -m interop --interop -rs
 
 # Where there is a GPU, with the torch of PYTHON (`make gpu-check PYTHON=/opt/torch/bin/python3`): its packages are seen
 # from an environment that adds what mmplan lacks, without the versions pinned here; where it has no torch, the newest
