@@ -6,6 +6,7 @@ document with `--json FILE` (`-` for stdout, and nothing else there).
 Exit codes: 0 done, 1 a threshold or check missed, 2 bad input, 3 proved infeasible, 4 no plan within the limit.
 """
 
+import gc
 import os
 import sys
 
@@ -23,6 +24,9 @@ from mmplan.commands.runs import backtest, calibrate, execute, validate
 from mmplan.commands.sensitivity import sensitivity
 from mmplan.errors import CheckError, EndedError, InfeasibleError, MmplanError, NoPlanFoundError, RunError
 from mmplan.runtime.torchrun import under_torchrun
+
+# New objects between two looks for garbage, 700 by default: a search makes millions that live until its end.
+COLLECT_EVERY = 100_000
 
 app = typer.Typer(
     name="mmplan",
@@ -59,6 +63,8 @@ for command in COMMANDS:  # in the order of --help
 
 def main() -> None:
     """Run a command and turn errors that a user can cause into one sentence and an exit code."""
+    if not under_torchrun():  # tensors of a training step must not wait
+        gc.set_threshold(COLLECT_EVERY)
     try:
         app()
     except SystemExit as stop:

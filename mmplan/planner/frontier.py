@@ -14,7 +14,7 @@ from mmplan.planner.pricing import Prices
 from mmplan.planner.upsets import BoolArray, IntArray
 
 # Configurations sharpened at once: few at first, as the first ones often decide.
-FIRST_BLOCK, LARGEST_BLOCK = 64, 2048
+FIRST_BLOCK, LARGEST_BLOCK = 64, 512
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
