@@ -59,7 +59,6 @@ def optimize(
     from mmplan.report.alternatives import alternatives_tables, alternatives_values
     from mmplan.report.console import emit
     from mmplan.report.documents import optimize_document
-    from mmplan.report.plan_page import plan_page
     from mmplan.report.progress import search_progress
     from mmplan.report.simulation import simulate_plan
     from mmplan.report.summary import summarise
@@ -83,6 +82,8 @@ def optimize(
     document = {**optimize_document(result, summary, interval), **alternatives_values(told, prices)}
     tables = [*optimize_tables(result, summary, interval, target, explain), *alternatives_tables(told, prices)]
     if html is not None:
+        from mmplan.report.plan_page import plan_page  # pictures take a fifth of a second to import
+
         plan_page(result.plan, prediction, tables, prices, html)
     emit(json_file, document, *tables)
 

@@ -64,8 +64,12 @@ class Scale:
     def values_on(self, ranks: IntArray, step_ns: IntArray) -> IntArray:
         """On so many ranks each."""
         allowed = step_ns <= self.most_ns
-        short_ns = np.where(allowed, step_ns, 0)
-        found: IntArray = np.where(allowed, (ranks if self.weighted else 1) * short_ns + ranks * self.per_rank, NEVER)
+        found: IntArray = np.where(allowed, step_ns, 0)
+        if self.weighted:
+            found *= ranks
+        if self.per_rank:
+            found += ranks * self.per_rank
+        found[~allowed] = NEVER
         return found
 
     def step_below(self, index: int, value: int) -> int:
