@@ -59,8 +59,8 @@ class _Model:
     recomputation and `unrecomputed_bytes` at the quickest, `saving_s_per_byte` at least for the difference. [base,
     size, stages - 1]: `busiest_s`. [base, size, pool] `pace`: by how much longer than the quickest pool each one works
     at least. [level, base, size] `levels_s`, `levels_bytes`: work and kept bytes at least where all layers recompute at
-    one level. [base, 9] `counts`: trained parameters of a rank, these with tied ones, and frozen ones, each dense,
-    spread and of experts."""
+    one level. [base, 12] `counts`: trained parameters of a rank, these with tied ones, frozen ones, and all in layers that
+    have a backward, each dense, spread and of experts."""
 
     sizes: IntArray
     path_s: Floats
@@ -90,11 +90,11 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
         base, size, pp = configurations.base[rows], size_of[rows], configurations.pp[rows]
         m, vp = configurations.microbatches[rows], configurations.vp[rows]
         pieces, one = pp * vp, vp == 1
-        finish_s, state_bytes, gather_s, scatter_s = ends[which[rows]].T
+        finish_s, state_bytes, moved_s = ends[which[rows]].T
         once_s = model.path_s[base, size] * one + (pieces - 1) * model.lag_s[base, size] + finish_s / pp
         busiest_s = model.busiest_s[base, size, pieces - 1]
         # sums of max(a, b) are at least the max of sums, so layer by layer no less is exposed
-        beside_s, moved_s = model.total_s[base, size], 2 * gather_s + scatter_s
+        beside_s = model.total_s[base, size]
         exposed_s = np.maximum(moved_s - beside_s, 0) + prices.costs.serial_share * np.minimum(moved_s, beside_s)
         busiest_s = np.maximum(busiest_s, (beside_s + exposed_s) / pieces)
         if model.in_a_row:
@@ -152,7 +152,8 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
         dense = (0, held.dense) if spread else (held.dense, 0)
         frozen = (0, held.dense_frozen) if spread else (held.dense_frozen, 0)
         reduced = (trained.dense, trained.spread, trained.experts)
-        return [*reduced, *dense, held.expert, *frozen, held.expert_frozen]
+        back = (dense[0] + frozen[0], dense[1] + frozen[1], held.expert + held.expert_frozen)
+        return [*reduced, *dense, held.expert, *frozen, held.expert_frozen, *(back if layer.has_backward else (0, 0, 0))]
 
     bases = configurations.bases
     used = np.zeros((len(bases), len(sizes)), dtype=np.bool_)
@@ -170,7 +171,7 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     selective = "selective" in levels
     further = drops[:1] & False if selective else drops & ~drops[0]
     rates = np.where(saved > 0, forward_s / np.where(saved > 0, saved, 1.0), np.inf).min(axis=2)
-    held = tabulated(kinds, prices.alike, bases, used[:, :1] | True, 9, counts)[:, 0] @ member.sum(axis=0)
+    held = tabulated(kinds, prices.alike, bases, used[:, :1] | True, 12, counts)[:, 0] @ member.sum(axis=0)
     return _Model(
         sizes=sizes,
         path_s=_paths(groups, group_s),
@@ -315,8 +316,8 @@ def _lags(prices: Prices, groups: GroupGraph, configurations: Configurations, si
 
 
 def _ends(prices: Prices, configurations: Configurations, model: _Model) -> tuple[Floats, IntArray]:
-    """If one stage held the model: seconds at the end of a step, bytes of states, seconds of a gather of weights and of
-    a scatter of gradients; and which row of them is whose."""
+    """If one stage held the model: seconds at the end of a step, bytes of states, seconds per microbatch of gathers of
+    weights and scatters of gradients; and which row of them is whose."""
     replicas = np.array(divisors(prices.scenario.global_batch))
     codes = configurations.base.astype(np.int64) * len(SHARDINGS) + configurations.sharding
     codes = codes * len(replicas) + np.searchsorted(replicas, configurations.dp)
@@ -324,19 +325,20 @@ def _ends(prices: Prices, configurations: Configurations, model: _Model) -> tupl
     there[codes] = True  # sorting millions of codes takes a second
     distinct, which = np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
     known: dict[Hashable, tuple[float, float]] = {}
-    table = np.empty((len(distinct), 4))
+    table = np.empty((len(distinct), 3))
     for row, code in enumerate(distinct.tolist()):
         rest, divisor = divmod(code, len(replicas))
         index, sharding = divmod(rest, len(SHARDINGS))
         layout = replace(configurations.bases[index], dp=int(replicas[divisor]), sharding=SHARDINGS[sharding])
         counts = model.counts[index].tolist()
-        held = Trained(*(int(trained + frozen) for trained, frozen in zip(counts[3:6], counts[6:], strict=True)))
-        trained = Trained(*map(int, counts[:3]))
-        moved = [prices.costs.sharding_s(held, trained, way) for way in _in_pools(prices, layout)]
+        held = Trained(*(int(trained + frozen) for trained, frozen in zip(counts[3:6], counts[6:9], strict=True)))
+        trained, again = Trained(*map(int, counts[:3])), Trained(*map(int, counts[9:]))
+        costs, ways = prices.costs, _in_pools(prices, layout)
+        forward_s = min(costs.sharding_s(held, Trained(), way)[0] for way in ways)
         table[row] = (
             _finish_s(prices, layout, counts[:3], known),
-            _state_bytes(prices, layout, counts[3:]),
-            *(min(seconds) for seconds in zip(*moved, strict=True)),
+            _state_bytes(prices, layout, counts[3:9]),
+            forward_s + min(sum(costs.sharding_s(again, trained, way)) for way in ways),
         )
     return table, which
 
