@@ -6,7 +6,7 @@ layers on every replica, also where a microbatch has nothing for a layer: gradie
 layer, and in stage 3 its weights are gathered before, and given back behind, each forward and backward.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import torch
 import torch.distributed as dist
@@ -77,6 +77,9 @@ class OptimizerShards:
         for buffer in self._weights:
             buffer.gather(buffer.share(self._replicas), self._replicas)
 
+    def weights(self) -> Iterator[Parameter]:
+        yield from self._parameters
+
 
 class LayerShards:
     """ZeRO-2, and with `weights` ZeRO-3. See `StageState`. A matrix that two layers share belongs to the first."""
@@ -144,6 +147,12 @@ class LayerShards:
         self._optimizer.publish()
         for unit in self._units:
             unit.refresh()
+
+    def weights(self) -> Iterator[Parameter]:
+        for unit in self._units:
+            unit.open(backward=False)
+            yield from unit.parameters
+            unit.close(backward=False)
 
 
 class _Unit:

@@ -1,6 +1,6 @@
 """Weights, gradients and optimizer state of a stage, as its replicas, the ranks with the same weights, keep them."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Protocol
 
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from mmplan.scenario.technique import Sharding
 
 class StageState(Protocol):
     """All methods but `accumulate`, `addresses`, `memory_bytes` and `held` are collective over the replicas where state
-    is sharded.
+    is sharded; so is going through `weights`.
 
     Attributes:
         moved_bytes: handed to collectives among the replicas so far.
@@ -58,6 +58,9 @@ class StageState(Protocol):
 
     def refresh(self) -> None:
         """What was written into the held tensors reaches the weights that layers compute with."""
+
+    def weights(self) -> Iterator[Parameter]:
+        """All parameters, each whole while it is at hand."""
 
 
 def stage_state(
@@ -123,6 +126,10 @@ class JointState:
         for part in self._parts:
             part.refresh()
 
+    def weights(self) -> Iterator[Parameter]:
+        for part in self._parts:
+            yield from part.weights()
+
 
 class WholeState:
     """Every replica has all of it, and gradients are all-reduced at the end of a step, or compressed ones gathered.
@@ -183,3 +190,6 @@ class WholeState:
 
     def refresh(self) -> None:
         self._optimizer.publish()
+
+    def weights(self) -> Iterator[Parameter]:
+        yield from self._parameters

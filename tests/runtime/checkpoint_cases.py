@@ -173,14 +173,19 @@ class _Runs:
         return runs
 
     def moved_job(self, plans: list[Plan]) -> list[Measurement | None]:
-        """The fourth step of a job under its own plan and under another one, whose weights are saved; then they are
-        saved once more, without a step."""
+        """The fourth step of a job under its own plan and under two other ones, and its weights saved by each; by the
+        second once more, without a step."""
         runs = []
-        for part, plan in zip(("unbroken", "resumed"), plans, strict=True):
+        if self._rank == 0:
+            ready = self._folder / "job llava, unbroken"
+            shutil.copytree(ready, self._folder / "job llava, ZeRO-3", dirs_exist_ok=True)  # others may be here already
+        for part, plan in zip(("unbroken", "resumed", "ZeRO-3"), plans, strict=True):
             folder = self._folder / f"job llava, {part}"
             going_on = Checkpoints(folder=folder, resume=folder)
             runs.append(self._run(plan, 4, going_on, JOBS["llava"], self._folder / f"{part} weights"))
-        assert self._run(plan, 4, going_on, JOBS["llava"], self._folder / "same weights") is None
+        resumed = self._folder / "job llava, resumed"
+        going_on = Checkpoints(folder=resumed, resume=resumed)
+        assert self._run(plans[1], 4, going_on, JOBS["llava"], self._folder / "same weights") is None
         return runs
 
     def _run(

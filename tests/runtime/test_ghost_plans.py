@@ -16,10 +16,9 @@ from mmplan.cost_models.counts import parameters
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.errors import InputError
 from mmplan.runtime.ghost.alignment import align, used_pieces
-from mmplan.runtime.ghost.model import parameter_names
 from mmplan.runtime.ghost.recording import Recorder
 from mmplan.runtime.ghost.traffic import Owners, recorded_graph
-from mmplan.runtime.ghost.units import find_units
+from mmplan.runtime.ghost.units import find_units, parameter_names
 from mmplan.runtime.ghost.weightless import build_weightless
 from mmplan.scenario.formats.hf_config import read_hf_config
 

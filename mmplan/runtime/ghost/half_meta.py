@@ -98,7 +98,10 @@ def _positions(indices: Any) -> list[Any]:
 
 
 def _is_shape_only(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.device.type == "meta"
+    """Also weights that are shared out among replicas and not open now (`slots.py`)."""
+    return isinstance(value, Tensor) and (
+        value.device.type == "meta" or (value.numel() > 0 and value.untyped_storage().nbytes() == 0)
+    )
 
 
 def _to_meta(value: Any) -> Any:

@@ -7,6 +7,7 @@ used. The forward ends behind the stage's last unit.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from mmplan.runtime.ghost.recording import Batch, Recording, Source, loss_of
+from mmplan.runtime.ghost.turns import Turns
+from mmplan.runtime.ghost.units import parameter_names
 from mmplan.runtime.ghost.weightless import set_parameter
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
 
@@ -34,6 +37,7 @@ class Pass:
         received: what stands in for outputs of other stages' units.
         sent: outputs of the stage's units that are wanted.
         computes_loss: the forward goes to its end.
+        turns: of the stage's units.
 
     Attributes:
         outputs: those.
@@ -46,6 +50,7 @@ class Pass:
     received: Mapping[Source, Tensor]
     sent: frozenset[Source]
     computes_loss: bool
+    turns: Turns | None = None
     outputs: dict[Source, Tensor] = field(default_factory=dict)
     loss: Tensor | None = None
 
@@ -117,9 +122,9 @@ class GhostModel:
 
     def _ghostly(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            work, forward = self._current, self._forwards[name]
+            work = self._current
             if work is None or self._inside:
-                return forward(*args, **kwargs)
+                return self._forwards[name](*args, **kwargs)
             number = self._numbers.get(name, 0)
             self._numbers[name] = number + 1
             if name not in work.own:
@@ -127,10 +132,7 @@ class GhostModel:
             else:
                 self._inside = True
                 try:
-                    if name in work.recomputed:
-                        result = checkpoint(forward, *args, use_reentrant=False, **kwargs)
-                    else:
-                        result = forward(*args, **kwargs)
+                    result = self._work(work, name, args, kwargs)
                 finally:
                     self._inside = False
                 for slot, leaf in enumerate(tree_leaves(result)):
@@ -144,6 +146,15 @@ class GhostModel:
             return result
 
         return call
+
+    def _work(self, work: Pass, name: str, args: Any, kwargs: Any) -> Any:
+        """The forward of one of the stage's units."""
+        with nullcontext() if work.turns is None else work.turns.at_work(name):
+            if name in work.recomputed:
+                result = checkpoint(self._forwards[name], *args, use_reentrant=False, **kwargs)
+            else:
+                result = self._forwards[name](*args, **kwargs)
+        return result if work.turns is None else work.turns.marked(name, result, (args, kwargs))
 
     def _ghost(self, work: Pass, name: str, number: int) -> Any:
         """What stands in for another stage's unit."""
@@ -160,14 +171,6 @@ def nothing_like(like: Tensor, device: torch.device) -> Tensor:
     floats = like.is_floating_point() or like.is_complex()
     value = torch.nan if floats else 0 if like.dtype == torch.bool else torch.iinfo(like.dtype).min
     return torch.full((), value, dtype=like.dtype, device=device).expand(like.shape)
-
-
-def parameter_names(model: nn.Module, piece: str) -> tuple[str, ...]:
-    """Of a unit, or the parameter itself."""
-    owner, _, own = piece.rpartition(".")
-    if own in dict(model.get_submodule(owner).named_parameters(recurse=False)):
-        return (piece,)
-    return tuple(f"{piece}.{name}" for name, _ in model.get_submodule(piece).named_parameters())
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:

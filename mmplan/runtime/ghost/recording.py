@@ -60,10 +60,11 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
-    """All calls in their order, and what the loss is made of."""
+    """All calls in their order, and what the loss is made of; `glue`: parameters that are read outside of units."""
 
     calls: tuple[Call, ...]
     loss: Call
+    glue: frozenset[str]
     outputs: Mapping[tuple[str, int], Output] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +121,9 @@ class Recorder:
         reads, parameters = flow.sources(loss)
         leaf = Output(leaves=(), spec=tree_flatten(())[1])
         return Recording(
-            calls=tuple(calls), loss=Call(unit="", number=0, reads=reads, parameters=parameters, output=leaf)
+            calls=tuple(calls),
+            loss=Call(unit="", number=0, reads=reads, parameters=parameters, output=leaf),
+            glue=frozenset(flow.read),
         )
 
     def _run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any, flow: "_Flow") -> tuple[Any, "_Ran"]:
@@ -193,6 +196,7 @@ class _Flow(TorchFunctionMode):
         super().__init__()
         self.inside = False
         self.touched: set[int] = set()  # by the unit that runs
+        self.read: set[str] = set()  # parameters, by glue
         self._parameters = parameters
         self._of: dict[int, tuple[frozenset[Source], frozenset[str]]] = {}
         self._alive: list[Any] = []  # an id is a tensor's own only while it lives
@@ -231,6 +235,8 @@ class _Flow(TorchFunctionMode):
                 self.touched |= {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
             return func(*args, **kwargs)
         reads, parameters = self.sources((args, kwargs))
+        if name not in _LOOKS:
+            self.read |= parameters & {self._parameters.get(id(leaf)) for leaf in tree_leaves((args, kwargs))}
         if reads and name in _READS:
             raise InputError(_told_read(name, reads))
         result = func(*args, **kwargs)

@@ -27,7 +27,8 @@ def save_weights(folder: Path, model: nn.Module, stages: Sequence[WeightedStage]
         InputError: it cannot be written.
     """
     rank, partial = dist.get_rank(), folder.with_name(f".{folder.name}.partial")
-    own = _converted(model, _weights(model, stages)) if replica == 0 else {}
+    whole = _weights(model, stages, writes=replica == 0)
+    own = _converted(model, whole) if whole else {}
     held: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(held, {name: tensor.nbytes for name, tensor in own.items()})
     writers = [other for other, names in enumerate(held) if names]
@@ -66,19 +67,22 @@ def _describe(folder: Path, model: nn.Module, held: Mapping[int, Mapping[str, in
             part.save_pretrained(folder)
 
 
-def _weights(model: nn.Module, stages: Sequence[WeightedStage]) -> dict[str, Tensor]:
-    """What the stages hold by the names that are saved: of tied parameters the library saves the one it ties to."""
+def _weights(model: nn.Module, stages: Sequence[WeightedStage], *, writes: bool) -> dict[str, Tensor]:
+    """Copies of what the stages hold by the names that are saved, none where a rank does not write: of tied parameters
+    the library saves the one it ties to. Collective where replicas share weights out."""
     names: dict[int, list[str]] = {}
     tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     found: dict[str, Tensor] = {}
     for stage in stages:
-        for parameter in stage.places:
+        for parameter in stage.state.weights():
             known = names[id(parameter)]
-            found[next((one for one in known if one not in tied), known[0])] = parameter.detach()
-        found |= {buffer.name: buffer.tensor for buffer in stage.buffers if buffer.writes}
-    return {name: tensor.cpu().contiguous() for name, tensor in found.items()}
+            if writes:
+                name = next((one for one in known if one not in tied), known[0])
+                found[name] = parameter.detach().to("cpu", copy=True).contiguous()
+        found |= {buffer.name: buffer.tensor.cpu().contiguous() for buffer in stage.buffers if writes and buffer.writes}
+    return found
 
 
 def _converted(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.ghost.model import GhostModel, Pass
 from mmplan.runtime.ghost.recording import Batch, Recording, Source
 from mmplan.runtime.ghost.traffic import Owners, payload
+from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.held import Buffer, Place
 from mmplan.runtime.state import StageState
 from mmplan.runtime.weight_store import WeightStore
@@ -47,6 +48,7 @@ class GhostStage(WeightedStage):
         state: weights, gradients and optimizer of the stage's pieces.
         places: their parameters by the names of the model.
         buffers: of the whole model.
+        turns: when which units have whole weights.
     """
 
     def __init__(
@@ -62,9 +64,11 @@ class GhostStage(WeightedStage):
         places: Mapping[Parameter, Place],
         buffers: Sequence[Buffer],
         store: WeightStore,
+        turns: Turns,
         count_kept: bool,
     ) -> None:
         super().__init__(stage, state, store, places, count_kept=count_kept, buffers=buffers)
+        self._turns = turns
         self._layers = frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
         self._model = model
@@ -93,10 +97,12 @@ class GhostStage(WeightedStage):
             received={source: leaf.clone() if leaf.requires_grad else leaf for source, leaf in leaves.items()},
             sent=frozenset(source for sources in sent.values() for source in sources),
             computes_loss=self._owners.loss_layer in self._layers,
+            turns=self._turns,
         )
         kept: dict[int, int] = {}
         tensors = [value for value in example.batch.values() if isinstance(value, Tensor)]
-        with self.counting(kept, [tensor.untyped_storage().data_ptr() for tensor in tensors]):
+        given = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        with self._turns.forward(lambda: self.counting(kept, given)):
             self._model.run(work, example.batch, lambda unit, output: self.outputs.add(microbatch, unit, output))
         if work.loss is not None:
             work.loss = work.loss * example.share
@@ -116,8 +122,9 @@ class GhostStage(WeightedStage):
                 wanted = [source for source in sources if work.outputs[source].requires_grad]
                 roots += [work.outputs[source] for source in wanted]
                 gradients += [parts[source] for source in wanted]
-        if any(root.requires_grad for root in roots):
-            torch.autograd.backward(roots, gradients)
+        with self._turns.backward():
+            if any(root.requires_grad for root in roots):
+                torch.autograd.backward(roots, gradients)
         return {cut.gradient: self._returned(recording, cut, done.leaves) for cut in self._incoming if cut.carries_grad}
 
     def reads(self, *, gradients: bool) -> tuple[str, ...]:

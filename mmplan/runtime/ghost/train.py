@@ -23,12 +23,14 @@ from mmplan.planner.shared_bytes import SharedBytes
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.job import Job
-from mmplan.runtime.ghost.model import GhostModel, parameter_names, saved_buffers
+from mmplan.runtime.ghost.model import GhostModel, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
+from mmplan.runtime.ghost.slots import Slots, find_slots, slot_bytes
 from mmplan.runtime.ghost.stage import Example, GhostStage
 from mmplan.runtime.ghost.traffic import Owners, payload, payload_bytes, recorded_graph
-from mmplan.runtime.ghost.units import find_units
+from mmplan.runtime.ghost.turns import Turns
+from mmplan.runtime.ghost.units import find_units, parameter_names
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
 from mmplan.runtime.held import Buffer, whole_place
 from mmplan.runtime.held import Place as ParameterPlace
@@ -46,13 +48,15 @@ FIRST_BATCHES = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Laid:
-    """A real model laid over a plan. `pieces`: of each stage, whose parameters it holds."""
+    """A real model laid over a plan. `pieces`: of each stage, whose parameters it holds; `slots`: of each stage, where
+    these are shared out layer by layer."""
 
     model: nn.Module
     recorder: Recorder
     owners: Owners
     pieces: tuple[tuple[str, ...], ...]
     trained: frozenset[str]  # parameters
+    slots: tuple[Slots, ...]
 
 
 def prepare_job(
@@ -144,7 +148,12 @@ def _laid(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch])
         if model.get_parameter(name).requires_grad
     )
     _refuse_shared(model, pieces)
-    laid = _Laid(model=model, recorder=recorder, owners=owners, pieces=pieces, trained=trained)
+    returning = {piece for piece, layer in layer_of.items() if graph.layer(layer).has_backward}
+    slots = tuple(
+        find_slots(model, own, recordings, computed=owners.used, returning=returning)
+        for own in (pieces if plan.sharding in ("gradients", "parameters") and plan.dp > 1 else ())
+    )
+    laid = _Laid(model=model, recorder=recorder, owners=owners, pieces=pieces, trained=trained, slots=slots)
     return laid, recordings
 
 
@@ -189,7 +198,9 @@ def _stages(
         if any("I" in order for order in plan.orders):
             for name in own:
                 model.postpone(name, store)
-        state = stage_state(_held(laid, index), scenario.optimizer, plan.sharding, replicas)
+        slots = laid.slots[index] if laid.slots else None
+        held = _held(laid, index) if slots is None else slots.parameters(laid.model)
+        state = stage_state(held, scenario.optimizer, plan.sharding, replicas)
         layout = plan.layout(index)
         recomputed = frozenset(
             name for name in own if layout.recomputed(graph.layer(laid.owners.layer_of[name])) == "full"
@@ -208,6 +219,7 @@ def _stages(
                 for name, tensor in kept.items()
             ],
             store=store,
+            turns=Turns(state, slots),
             count_kept=device.type == "cpu",
         )
     return stages
@@ -284,12 +296,25 @@ def _program(
 
 
 def _shared_bytes(plan: Plan, laid: _Laid) -> tuple[SharedBytes, ...]:
-    """What replicas hand to collectives by stage: gradients, and with ZeRO-1 weights, in equal shares."""
+    """What replicas hand to collectives by stage: gradients, and with ZeRO weights, in equal shares."""
     if plan.dp == 1:
         return (SharedBytes(),) * len(plan.stages)
     gradient, weight = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype], DTYPE_BYTES[plan.scenario.precision]
     found = []
-    for pieces in laid.pieces:
+    for index, pieces in enumerate(laid.pieces):
+        if laid.slots:
+            found.append(
+                slot_bytes(
+                    laid.model,
+                    laid.slots[index],
+                    laid.trained,
+                    plan.sharding,
+                    replicas=plan.dp,
+                    weight_bytes=weight,
+                    gradient_bytes=gradient,
+                )
+            )
+            continue
         names = {name for piece in pieces for name in parameter_names(laid.model, piece)} & laid.trained
         count = sum(p.numel() for p in {laid.model.get_parameter(name) for name in names})
         if plan.sharding == "none":
@@ -320,11 +345,6 @@ def _refuse(plan: Plan) -> None:
         raise InputError(
             f"the plan has {' and '.join(plan.meshes[0].modules)} on ranks of their own, and a model of your own is "
             "executed with one mesh for all: take `constraints.modules` out of the scenario and optimize again"
-        )
-    if plan.sharding not in ("none", "optimizer"):
-        raise InputError(
-            f"the plan has sharding={plan.sharding}, and a model of your own is executed with none or optimizer: set "
-            "`constraints.sharding: [none, optimizer]` in the scenario and optimize again"
         )
     for module in plan.scenario.model.modules:
         if module.training.mode == "lora":

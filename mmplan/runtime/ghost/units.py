@@ -18,6 +18,14 @@ def find_units(model: nn.Module) -> dict[str, nn.Module]:
     return dict(found.values())
 
 
+def parameter_names(model: nn.Module, piece: str) -> tuple[str, ...]:
+    """Of a unit, or the parameter itself."""
+    owner, _, own = piece.rpartition(".")
+    if own in dict(model.get_submodule(owner).named_parameters(recurse=False)):
+        return (piece,)
+    return tuple(f"{piece}.{name}" for name, _ in model.get_submodule(piece).named_parameters())
+
+
 def _walk(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     if isinstance(module, nn.ModuleList):
         yield from ((f"{name}.{key}", member) for key, member in module.named_children() if _has_parameters(member))

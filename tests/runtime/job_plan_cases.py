@@ -1,0 +1,172 @@
+"""Plans of real models whose gradients are compared with one process, and the code that its four processes run."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ghost_models import FAMILIES
+from llava_job import batches as llava_batches
+from tiny_plans import hand_plan, tiny_scenario
+from torch import Tensor
+
+from mmplan.cost_models.build import build_graph
+from mmplan.planner.plan import Plan
+from mmplan.runtime.clock import WallClock
+from mmplan.runtime.executor import run_step
+from mmplan.runtime.ghost.job import Job, count_labels
+from mmplan.runtime.ghost.recording import loss_of
+from mmplan.runtime.ghost.train import prepare_job
+from mmplan.runtime.ghost.weightless import initial_value
+from mmplan.runtime.groups import replica_group
+from mmplan.scenario.formats.hf_config import read_hf_config
+from mmplan.scenario.scenario import Optimizer, Scenario, Training
+
+PROCESSES, PLANS = 4, "plans.pt"
+STEP_LENGTH = 2.0**20
+CPU = torch.device("cpu")
+
+
+def job_of(family: str) -> Job:
+    """The family's tiny model; batches of unlike content, those of LLaVA with no, one or two images."""
+
+    def batches(size: int) -> Iterator[dict[str, Any]]:
+        for index in count():
+            torch.manual_seed(index)
+            yield FAMILIES[family]()[1]
+
+    def model() -> torch.nn.Module:
+        return FAMILIES[family]()[0]()
+
+    given = llava_batches if family == "llava" else batches
+    return Job(file=Path(__file__), model=model, batches=given, weight=count_labels)
+
+
+def scenario_of(family: str, folder: Path) -> Scenario:
+    """What a user writes for the config of the model."""
+    config = folder / f"{family}.json"
+    config.write_text(json.dumps(job_of(family).model().config.to_dict()))
+    optimizer = Optimizer(name="sgd", learning_rate=STEP_LENGTH)
+    return replace(tiny_scenario(), model=read_hf_config(config), global_batch=4, optimizer=optimizer)
+
+
+def cut(scenario: Scenario, *ends: str, dp: int = 1, **changes: Any) -> Plan:
+    """Stages that end with these layers, and the rest; `changes`: of the plan, `recompute` of its stages."""
+    layers = [layer.id for layer in build_graph(scenario).layers()]
+    places = [0, *(layers.index(end) + 1 for end in ends), len(layers)]
+    stages = [layers[first:end] for first, end in pairwise(places)]
+    plan = hand_plan(scenario, stages, dp=dp)
+    recompute = changes.pop("recompute", "none")
+    return replace(plan, stages=tuple(replace(stage, recompute=recompute) for stage in plan.stages), **changes)
+
+
+def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
+    """Name -> family and plan."""
+    llava, gemma, deep, mllama = (scenario_of(name, folder) for name in ("llava", "gemma3", "qwen3_vl", "mllama"))
+    return {
+        "LLaVA, ZeRO-3": ("llava", cut(llava, dp=4, sharding="parameters")),
+        "LLaVA in two stages, ZeRO-2": ("llava", cut(llava, "llm.0", dp=2, sharding="gradients")),
+        "LLaVA in two stages, ZeRO-3, recomputed": (
+            "llava",
+            cut(llava, "llm.0", dp=2, sharding="parameters", recompute="full"),
+        ),
+        "frozen tower, ZeRO-3": (
+            "llava",
+            cut(with_training(llava, "vision", "frozen"), "llm.0", dp=2, sharding="parameters"),
+        ),
+        "Gemma 3, tied, ZeRO-3": ("gemma3", cut(gemma, dp=2, sharding="parameters")),
+        "DeepStack, ZeRO-3": ("qwen3_vl", cut(deep, "llm.1", dp=2, sharding="parameters")),
+        "cross-attention, ZeRO-3": ("mllama", cut(mllama, "llm.1", dp=2, sharding="parameters")),
+    }
+
+
+def with_training(scenario: Scenario, module: str, mode: Any) -> Scenario:
+    modules = tuple(
+        replace(part, training=Training(mode=mode)) if part.name == module else part for part in scenario.model.modules
+    )
+    return replace(scenario, model=replace(scenario.model, modules=modules))
+
+
+def whole_job(family: str, plan: Plan) -> tuple[dict[str, Tensor], float]:
+    """Gradients and loss of the first step in one process, as the model's authors run it."""
+    job = job_of(family)
+    model = job.model()
+    for name, parameter in model.named_parameters():
+        parameter.data = initial_value(name, parameter, plan.scenario.seed, torch.float32)
+    stream = iter(job.batches(plan.microbatch_size))
+    first = [next(stream) for _ in range(plan.dp * plan.microbatches)]
+    weights, total = [job.weight(batch) for batch in first], 0.0
+    for batch, weight in zip(first, weights, strict=True):
+        loss = loss_of(model(**batch)) * (weight / sum(weights))
+        loss.backward()
+        total += float(loss.detach())
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A box of a parameter's gradient: the first element in the whole parameter, the values."""
+
+    name: str
+    offset: tuple[int, ...]
+    gradient: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRankResult:
+    parts: Sequence[Part]
+    loss: float
+    moved_bytes: dict[str, int]  # sent, shared, with the program's beside them
+    planned_bytes: dict[str, int]
+
+
+def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup) -> JobRankResult | None:
+    """One step of plain gradient descent, so long that rounding of the weights hides nothing."""
+    if rank >= plan.rank_count:
+        replica_group(plan, rank, "gloo", timedelta(seconds=30))
+        return None
+    replicas = replica_group(plan, rank, "gloo", timedelta(seconds=30))
+    prepared = prepare_job(plan, job_of(family), rank, CPU, replicas)
+    program, stages = prepared.step(0)
+    held = [(stage.places[one.parameter], one) for stage in prepared.stages for one in stage.state.held()]
+    before = [one.tensors["weight"].clone() for _, one in held]
+    clock = WallClock(control, one_host=True)
+    clock.start()
+    record = run_step(program, stages, device=CPU, clock=clock)
+    sends = [action for action in program.actions if action.kind == "SEND"]
+    shared = [action for action in program.actions if action.kind not in ("SEND", "RECV")]
+    return JobRankResult(
+        parts=[
+            Part(
+                name=place.name,
+                offset=tuple(a + b for a, b in zip(place.offset, one.box.offset, strict=True)),
+                gradient=(weight - one.tensors["weight"]) / STEP_LENGTH,
+            )
+            for (place, one), weight in zip(held, before, strict=True)
+        ],
+        loss=sum(loss for stage in prepared.stages for loss in stage.losses().values()),
+        moved_bytes={"sent": record.activation_bytes + record.gradient_bytes, "shared": record.reduce_bytes},
+        planned_bytes={"sent": sum(a.bytes for a in sends), "shared": sum(a.bytes for a in shared)},
+    )
+
+
+def run_job_cases(rank: int, folder: str) -> None:
+    """Body of one of the four processes; writes its results to `folder`."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", PROCESSES)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=60))
+    plans = torch.load(Path(folder) / PLANS, weights_only=False)
+    results = {}
+    for name, (family, plan) in plans.items():
+        control = dist.new_group(range(plan.rank_count))
+        results[name] = run_job_rank(family, plan, rank, control)
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()

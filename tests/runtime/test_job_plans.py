@@ -1,0 +1,79 @@
+"""Real models under plans on up to four processes against the whole model in one: loss, every gradient, bytes."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from case_processes import run_on_ranks
+from job_plan_cases import PLANS, PROCESSES, JobRankResult, job_plans, run_job_cases, whole_job
+
+from mmplan.planner.plan import Plan
+
+pytestmark = pytest.mark.distributed
+
+NAMES = (
+    "LLaVA, ZeRO-3",
+    "LLaVA in two stages, ZeRO-2",
+    "LLaVA in two stages, ZeRO-3, recomputed",
+    "frozen tower, ZeRO-3",
+    "Gemma 3, tied, ZeRO-3",
+    "DeepStack, ZeRO-3",
+    "cross-attention, ZeRO-3",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jobs")
+
+
+@pytest.fixture(scope="module")
+def plans(folder: Path) -> dict[str, tuple[str, Plan]]:
+    return job_plans(folder)
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path, plans: dict[str, tuple[str, Plan]]) -> dict[str, list[JobRankResult]]:
+    torch.save(plans, folder / PLANS)
+    ranks = run_on_ranks(run_job_cases, PROCESSES, folder)
+    return {name: [rank[name] for rank in ranks if rank[name] is not None] for name in plans}
+
+
+def test_every_plan_is_named(plans: dict[str, tuple[str, Plan]]) -> None:
+    assert tuple(plans) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_gradient_is_that_of_the_model_in_one_process(
+    name: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[JobRankResult]]
+) -> None:
+    """To 1e-5 of each gradient's largest element, in fp32; gradients that are zero but for rounding have the scale of
+    a thousandth of the model's largest. Every element is there as often as on any other plan: at least once."""
+    family, plan = plans[name]
+    expected, loss = whole_job(family, plan)
+    frozen = [module.name for module in plan.scenario.model.modules if module.training.mode == "frozen"]
+    expected = {key: value for key, value in expected.items() if not frozen or "vision_tower" not in key}
+    least = max(gradient.abs().max() for gradient in expected.values()) / 1000
+    seen: Counter[str] = Counter()
+    for rank in results[name]:
+        for part in rank.parts:
+            if part.name not in expected:
+                assert not part.gradient.any(), part.name
+                continue
+            gradient = expected[part.name]
+            at = tuple(slice(a, a + n) for a, n in zip(part.offset, part.gradient.shape, strict=True))
+            error = (part.gradient - gradient[at]).abs().max() / gradient.abs().max().clamp_min(least)
+            assert error < 1e-5, f"{part.name}: relative error {error:.1e}"
+            seen[part.name] += part.gradient.numel()
+    assert all(seen[key] >= gradient.numel() for key, gradient in expected.items())
+    assert sum(rank.loss for rank in results[name]) == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_exchange_the_bytes_of_their_programs(name: str, results: dict[str, list[JobRankResult]]) -> None:
+    for rank in results[name]:
+        assert rank.moved_bytes == rank.planned_bytes
