@@ -205,6 +205,37 @@ def test_ms_swift_and_llama_factory_count_their_steps(tmp_path: Path) -> None:
     assert step_of(read(tmp_path, lines, "trainer_log.jsonl"))["median_s"] == 3.0
 
 
+def test_a_clock_beside_iterations_gives_their_time_where_no_line_says_it(tmp_path: Path) -> None:
+    line = " [{}] iteration {:8d}/ 500 | consumed samples: 12 | global batch size: 128 | lm loss: 2.0E+00 |{}\n"
+    for clock in ("2024-03-30 20:{:02d}:{:02d}", "2024/03/30 20:{:02d}:{:02d}", "03/30/2024 20:{:02d}:{:02d}"):
+        at = [clock.format(n // 6, 10 * (n % 6)) for n in range(12)]
+        lines = [line.format(when, 5 * n, "") for n, when in enumerate(at, 1)]
+        reading = read(tmp_path, "".join(lines))
+        assert (step_of(reading)["median_s"], step_of(reading)["steps"]) == (2.0, 11), clock
+        assert "times of steps are of the clock between lines" in told(reading)
+    timed = " elapsed time per iteration (ms): 1500.0 |"
+    cut = "".join(line.format(when, 5 * n, timed if n != 4 else "") for n, when in enumerate(at, 1))
+    assert step_of(read(tmp_path, cut))["median_s"] == 1.5
+    assert "1 line of iterations are cut" in told(read(tmp_path, cut))
+
+
+def test_a_checkpoint_between_lines_of_a_coarse_clock_is_named(tmp_path: Path) -> None:
+    line = " [2024-03-30 20:{:02d}:{:02d}] iteration {:8d}/ 500 | global batch size: 128 | lm loss: 2.0E+00 |\n"
+    at = [4 * n + (50 if n > 9 else 0) for n in range(20)]
+    lines = [line.format(s // 60, s % 60, n) for n, s in enumerate(at, 1)]
+    lines.insert(10, "saving checkpoint at iteration 10 to /ckpt\n")
+    reading = read(tmp_path, "".join(lines))
+    assert step_of(reading)["median_s"] == 4.0
+    assert "behind a checkpoint" in told(reading)
+
+
+def test_ms_swift_without_a_speed_has_a_clock(tmp_path: Path) -> None:
+    line = "{{'loss': 1.2, 'epoch': 0.1, 'global_step/max_steps': '{}/100', 'elapsed_time': '{}'}}\n"
+    clocks = ("40s", "1m 20s", "2m 0s", "2m 40s", "3m 20s")
+    reading = read(tmp_path, "".join(line.format(10 * n, clock) for n, clock in enumerate(clocks, 1)))
+    assert step_of(reading)["median_s"] == 4.0
+
+
 def test_automodels_lines_have_a_clock_of_whole_seconds(tmp_path: Path) -> None:
     line = (
         "2025-08-01 10:{:02d}:{:02d} | INFO | root | step {} | epoch 0 | loss 2.4387 | grad_norm 5.0312 | "
@@ -215,7 +246,10 @@ def test_automodels_lines_have_a_clock_of_whole_seconds(tmp_path: Path) -> None:
     assert reading.fragment["memory"] == {"max_allocated_bytes": int(23.5 * 2**30)}
     assert reading.fragment["printed_tokens_per_s_per_gpu"] == 2263.88
     quick = "".join(line.format(0, 5 * n, n) for n in range(1, 12))
-    assert "step" not in read(tmp_path, quick).fragment  # 5 s of a clock of whole seconds are 5 s +- 20 %
+    assert step_of(read(tmp_path, quick))["median_s"] == 5.0
+    assert step_of(read(tmp_path, quick))["steps"] == 5  # two steps each: 5 s of a clock of whole seconds are +- 20 %
+    once = "".join(line.format(0, 3 * n, n) for n in range(1, 4))
+    assert "step" not in read(tmp_path, once).fragment
 
 
 def test_the_state_of_the_trainer_is_a_log_and_no_settings_of_deepspeed(tmp_path: Path) -> None:

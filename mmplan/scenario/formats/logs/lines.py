@@ -5,9 +5,10 @@ pipeline; memory of torchtitan and ms-swift too (their steps: `other_steps.py`).
 (`3: `, `[default3]:`) or a time, be glued together or cut.
 """
 
+import datetime
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mmplan.units import parse_bytes, seconds_of_milliseconds
 
@@ -15,6 +16,10 @@ MAX_FIELDS = 100
 KEPT = ("global batch size", "number of skipped iterations", "number of nan iterations", "lm loss")
 MOST_S = 1e7  # of one step: 115 days
 _LABEL = re.compile(r"^\s*(?:\[(?:default|rank|Rank )?(\d{1,6})\]:?|(\d{1,6}):)(?:\s|(?=\[|20\d\d-))")
+_CLOCK = re.compile(
+    r"\b(?:(?P<y>20\d\d)[-/](?P<m>[01]\d)[-/](?P<d>[0-3]\d)|(?P<us_m>[01]\d)/(?P<us_d>[0-3]\d)/(?P<us_y>20\d\d))[ T]"
+    r"(?P<time>[0-2]\d:[0-5]\d:[0-5]\d)(?:[.,](?P<part>\d{1,9}))?"
+)
 _ITERATION = re.compile(r"\biteration\s+(\d{1,12})\s*/\s*(\d{1,12})\s*\|")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?")
 _TIMING = re.compile(r"train_step_timing in s[:=]\s*([\d.]{1,20})")
@@ -75,6 +80,19 @@ class Memory:
     max_reserved_bytes: int = 0
 
 
+def clock_s(text: str) -> float | None:
+    """Seconds of the date and time that a line bears, since 1970."""
+    found = _CLOCK.search(text)
+    if found is None:
+        return None
+    year, month, day = (found[name] or found[f"us_{name}"] for name in "ymd")
+    try:
+        at = datetime.datetime.fromisoformat(f"{year}-{month}-{day}T{found['time']}+00:00")
+    except ValueError:
+        return None
+    return at.timestamp() + (float(f"0.{found['part']}") if found["part"] else 0.0)
+
+
 def iterations_in(text: str, line: int) -> Iterator[Iteration]:
     """The iterations that a line tells of; several where ranks wrote into one line."""
     if "iter" not in text and "train_step_timing" not in text:
@@ -83,7 +101,8 @@ def iterations_in(text: str, line: int) -> Iterator[Iteration]:
     label = label_of(text)
     for index, match in enumerate(starts[:MAX_FIELDS]):
         end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
-        yield _megatron(match, text[match.end() : end], line, label)
+        at_s = clock_s(text[: match.start()])
+        yield replace(_megatron(match, text[match.end() : end], line, label), at_s=at_s)
     if starts:
         return
     if (progress := _PROGRESS.search(text)) is not None:

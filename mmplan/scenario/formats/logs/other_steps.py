@@ -4,20 +4,18 @@ They say a rate, or stand beside the time of the clock: `with_seconds` makes sec
 `from_rates` of a rate and the batch. Lines of evaluations (`validate step:`) are none.
 """
 
-import datetime
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmplan.scenario.formats.logs.lines import MOST_S, Iteration, label_of
+from mmplan.scenario.formats.logs.lines import MOST_S, Iteration, clock_s, label_of
 
 TOKENS_PER_GPU = "tokens per second per gpu"
 SAMPLES = "samples per second"
 RATES = frozenset({TOKENS_PER_GPU, SAMPLES})
 LEAST_COARSE_S = 10.0  # between lines whose clock has whole seconds
-_CLOCK = re.compile(r"\b(20\d\d-[01]\d-[0-3]\d)[ T]([0-2]\d:[0-5]\d:[0-5]\d)(?:[.,](\d{1,9}))?")
 _TITAN = re.compile(r"(?<!validate )\bstep:\s*(\d{1,12})\s+loss:\s*([-+.\w]{1,30})\s")
 _TITAN_RATE = re.compile(r"\b(?:tps|wps):\s*([\d,]{1,20}(?:\.\d{1,9})?)(?=\s|$)")
 _TITAN_TFLOPS = re.compile(r"\btflops:\s*([\d,]{1,20}(?:\.\d{1,9})?)(?=\s|$)")
@@ -35,19 +33,10 @@ _SWIFT_SPEED = re.compile(
 )
 _FACTORY = re.compile(r"\"current_steps\":\s*(\d{1,12}),\s*\"total_steps\":\s*(\d{1,12})")
 _FACTORY_CLOCK = re.compile(r"\"elapsed_time\":\s*\"(?:(\d{1,4}) days?, )?(\d{1,4}):(\d\d):(\d\d)\"")
+_SWIFT_CLOCK = re.compile(
+    r"'elapsed_time':\s*'(?:(\d{1,4})d ?)?(?:(\d{1,2})h ?)?(?:(\d{1,2})m ?)?(\d{1,2})s'"
+)  # swift/trainers/callback.py
 _LOSS = re.compile(r"['\"]loss['\"]:\s*['\"]?([-+.\deE]{1,30}|nan|inf)['\"]?\s*[,}]")
-
-
-def clock_s(text: str) -> float | None:
-    """Seconds of the date and time that a line bears, since 1970."""
-    found = _CLOCK.search(text)
-    if found is None:
-        return None
-    try:
-        at = datetime.datetime.fromisoformat(f"{found[1]}T{found[2]}+00:00")
-    except ValueError:
-        return None
-    return at.timestamp() + (float(f"0.{found[3]}") if found[3] else 0.0)
 
 
 def other_steps_in(text: str, line: int) -> Iterator[Iteration]:
@@ -74,13 +63,24 @@ def other_steps_in(text: str, line: int) -> Iterator[Iteration]:
         rate = number_of(speed[2]) if speed is not None else None
         seconds = None if speed is None or rate is None else 1 / rate if speed[1] == "iter/s" else rate
         yield Iteration(
-            line=line, step=int(swift[1]), steps=int(swift[2]), seconds=_possible(seconds), fields=loss_in(text)
+            line=line,
+            step=int(swift[1]),
+            steps=int(swift[2]),
+            seconds=_possible(seconds),
+            fields=loss_in(text),
+            at_s=_elapsed_s(_SWIFT_CLOCK.search(text)),
         )
     elif "current_steps" in text and "eval_loss" not in text and (own := _FACTORY.search(text)) is not None:
-        clock = _FACTORY_CLOCK.search(text)
-        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups()) if clock else (0, 0, 0, 0)
-        at_s = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) if clock else None
+        at_s = _elapsed_s(_FACTORY_CLOCK.search(text))
         yield Iteration(line=line, step=int(own[1]), steps=int(own[2]), seconds=None, fields=loss_in(text), at_s=at_s)
+
+
+def _elapsed_s(clock: re.Match[str] | None) -> float | None:
+    """Days, hours, minutes and seconds since the start."""
+    if clock is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _titan(match: re.Match[str], text: str, line: int) -> Iterator[Iteration]:
@@ -137,24 +137,30 @@ def _possible(seconds: float | None) -> float | None:
 
 
 def with_seconds(iterations: Iterable[Iteration]) -> list[Iteration]:
-    """Iterations of one run, those without seconds with the mean of the clock since the line before."""
+    """Iterations of one run with the mean of the clock since an earlier line: the one before or, where the clock has
+    whole seconds, the last one that is long enough ago. Lines between have none."""
     made: list[Iteration] = []
     before: Iteration | None = None
     for iteration in iterations:
         found = iteration
-        if iteration.seconds is None and iteration.at_s is not None:
-            found = replace(iteration, seconds=_since(before, iteration))
-            before = iteration
+        if iteration.at_s is not None:
+            seconds = _since(before, iteration)
+            found = replace(iteration, seconds=seconds)
+            if before is None or seconds is not None or _goes_back(before, iteration):
+                before = iteration
         made.append(found)
     return made
+
+
+def _goes_back(before: Iteration, now: Iteration) -> bool:
+    return before.at_s is None or now.at_s is None or now.at_s < before.at_s or now.step <= before.step
 
 
 def _since(before: Iteration | None, now: Iteration) -> float | None:
     if before is None or before.at_s is None or now.at_s is None or now.step <= before.step:
         return None
     passed_s = now.at_s - before.at_s
-    whole_s = now.at_s.is_integer() and before.at_s.is_integer()
-    if passed_s <= 0 or (whole_s and passed_s < LEAST_COARSE_S):
+    if passed_s <= 0 or (before.at_s.is_integer() and now.at_s.is_integer() and passed_s < LEAST_COARSE_S):
         return None
     return _possible(passed_s / (now.step - before.step))
 

@@ -90,7 +90,8 @@ def runs_of(lines: Iterable[str], file: Path) -> list[Run]:
 
 def _finish(run: Run) -> None:
     """Seconds of steps whose lines do not say them."""
-    if any(iteration.at_s is not None for iteration in run.iterations):
+    said = any(iteration.seconds is not None for iteration in run.iterations)
+    if not said and any(iteration.at_s is not None for iteration in run.iterations):
         run.iterations = with_seconds(run.iterations)
         run.timed_by = "the clock between lines"
     if any(iteration.seconds is not None for iteration in run.iterations):

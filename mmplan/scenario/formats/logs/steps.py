@@ -2,6 +2,7 @@
 
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmplan.scenario.formats.logs.lines import Iteration
@@ -66,7 +67,7 @@ def typical_steps(run: Run) -> Steps | None:
         good, skipped = (steady or same), (skipped if steady else 0)
         warm_up = warm_up if steady else 0
     median = statistics.median(_s(iteration) for iteration in good)
-    outliers = tuple((i, run.events.get(i.step, "")) for i in good if _s(i) > OUTLIER * median)
+    outliers = tuple((i, _cause(run, timed, i)) for i in good if _s(i) > OUTLIER * median)
     kept = [iteration for iteration in good if _s(iteration) <= OUTLIER * median]
     return Steps(
         seconds=tuple(_s(iteration) for iteration in kept),
@@ -75,7 +76,9 @@ def typical_steps(run: Run) -> Steps | None:
         skipped=skipped,
         other_batch=len(timed) - len(same),
         outliers=outliers,
-        without_time=sum(i.seconds is None and i.at_s is None and not i.fields.keys() & RATES for i in run.iterations),
+        without_time=0
+        if run.timed_by
+        else sum(i.seconds is None and not i.fields.keys() & RATES for i in run.iterations),
         batch=None if batch is None else int(batch),
         doubt="; ".join(doubts),
     )
@@ -84,6 +87,12 @@ def typical_steps(run: Run) -> Steps | None:
 def _s(iteration: Iteration) -> float:
     assert iteration.seconds is not None
     return iteration.seconds
+
+
+def _cause(run: Run, timed: Sequence[Iteration], iteration: Iteration) -> str:
+    """What happened between the timed line before and this one; empty where nothing is known."""
+    before = max((other.step for other in timed if other.step < iteration.step), default=iteration.step - 1)
+    return next((what for step, what in run.events.items() if before < step <= iteration.step), "")
 
 
 def _warm_up(iterations: list[Iteration]) -> int:
