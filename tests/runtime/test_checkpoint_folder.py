@@ -39,7 +39,7 @@ from mmplan.runtime.checkpoint.listing import list_checkpoints
 from mmplan.runtime.checkpoint.manifest import SavedPiece, SavedTensor, manifest_json
 from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.checkpoint.pieces import Piece
-from mmplan.runtime.checkpoint.resume import load_state, newest_whole
+from mmplan.runtime.checkpoint.resume import find_start, load_state, newest_whole
 from mmplan.runtime.checkpoint.save import PartWriter
 from mmplan.runtime.held import whole_place
 from mmplan.runtime.measurement import SavedCheckpoint, StepMeasurement, require_last_checkpoint
@@ -268,6 +268,44 @@ def test_a_folder_is_refused_before_the_run_with_the_reason(
     message = r"need 4 x 19.2 MiB = 77 MiB \(--keep 3, and one being written\), 57.7 MiB are free"
     with pytest.raises(InputError, match=message):
         check(Checkpoints(folder=tmp_path / "new", every=1))
+
+
+@pytest.mark.parametrize("quick_bytes", [0, 10**9], ids=["sizes alone", "all bytes"])
+def test_a_folder_of_damaged_checkpoints_is_refused_before_the_run(
+    quick_bytes: int, run: Run, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(before_run, "QUICK_BYTES", quick_bytes)
+    run.save(1)
+    run.save(2)
+    options = RunOptions(steps=10, checkpoints=Checkpoints(folder=run.folder, resume=run.folder))
+    (run.folder / "step-00000001" / "manifest.json").unlink()
+    check_checkpoints(plan, options)
+    part = run.folder / "step-00000002" / FILES[0]
+    part.write_bytes(part.read_bytes()[:-1])
+    message = r"no checkpoint is whole: step-00000002: rank-0.* bytes, .* were written; step-00000001: .* is missing"
+    with pytest.raises(InputError, match=message):
+        check_checkpoints(plan, options)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_checkpoint_that_was_renamed_by_hand_is_told(run: Run, plan: Plan) -> None:
+    run.save(1)
+    run.save(2)
+    (run.folder / "step-00000002").rename(run.folder / "good")
+    notes: list[str] = []
+    options = RunOptions(steps=10, checkpoints=Checkpoints(resume=run.folder, required=True))
+    find_start(plan, options, notes.append)
+    assert notes[0] == f"{run.folder / 'good'} is passed over: it is not called step-00000002, as it was written"
+    assert notes[1].startswith("going on behind step 1")
+    kept, other = list_checkpoints(run.folder)
+    assert kept.damage is None
+    assert other.damage == "passed over: it is not called step-00000002, as it was written"
+    (run.folder / "step-00000001").rename(run.folder / "step-00000009")
+    with pytest.raises(InputError, match=r"no checkpoint is whole: step-00000009: renamed: manifest.json is of step 1"):
+        check_checkpoints(plan, options)
+    shutil.rmtree(run.folder / "step-00000009")
+    with pytest.raises(InputError, match=r"no checkpoint to go on from; 'good' is passed over: it is not called step-"):
+        check_checkpoints(plan, options)
 
 
 def test_another_training_is_named_by_the_first_thing_that_differs(run: Run, plan: Plan) -> None:

@@ -11,13 +11,23 @@ from mmplan.cost_models.shard import Shard
 from mmplan.errors import InputError
 from mmplan.files import make_folder
 from mmplan.planner.plan import Plan, load_plan
-from mmplan.runtime.checkpoint.folder import Damaged, committed, lock, read_manifest
+from mmplan.runtime.checkpoint.folder import (
+    Damaged,
+    committed,
+    lock,
+    passed_over,
+    read_manifest,
+    renamed,
+    require_sizes,
+    require_whole,
+)
 from mmplan.runtime.checkpoint.identity import difference
 from mmplan.runtime.checkpoint.manifest import PLAN, Manifest
 from mmplan.runtime.run_options import RunOptions
 from mmplan.scenario.scenario import DTYPE_BYTES
 from mmplan.units import format_bytes
 
+QUICK_BYTES = 10**9  # of one checkpoint, read before a run starts: about a second
 _MOMENTS = {"adamw": 2, "sgd": 0}
 
 
@@ -78,17 +88,23 @@ def require_same_training(path: Path, manifest: Manifest, plan: Plan, *, job: bo
 
 
 def _check_resume(folder: Path, plan: Plan, options: RunOptions) -> None:
-    """Of the newest checkpoint that can be read; whether it is whole the ranks find out together."""
-    there = committed(folder)
-    if not there and options.checkpoints.required:
-        raise InputError("there is no checkpoint to go on from", file=folder)
-    for path in there:
+    """Of the newest checkpoint that is whole as far as can be told soon; the ranks read the bytes of large ones."""
+    damaged: list[str] = []
+    for path in committed(folder):
         try:
             manifest = read_manifest(path)
-            require_same_training(path, manifest, plan, job=options.job is not None)
-            return
-        except Damaged:
+            quick = manifest.total_bytes <= QUICK_BYTES
+            (require_whole if quick else require_sizes)(path, manifest, manifest.files)
+        except Damaged as error:
+            damaged.append(f"{path.name}: {error}")
             continue
+        require_same_training(path, manifest, plan, job=options.job is not None)
+        return
+    if damaged:
+        raise InputError(f"no checkpoint is whole: {'; '.join(damaged)}", file=folder)
+    if options.checkpoints.required:
+        others = "".join(f"; '{path.name}' is passed over: {passed_over(path)}" for path in renamed(folder))
+        raise InputError(f"there is no checkpoint to go on from{others}", file=folder)
 
 
 def _require_room(folder: Path, plan: Plan, options: RunOptions, there: int) -> None:

@@ -36,6 +36,21 @@ def committed(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
+def renamed(folder: Path) -> list[Path]:
+    """Checkpoints that are not called as one: no run goes on from them."""
+    others = [path for path in _children(folder) if not path.name.startswith(".")]
+    return sorted(path for path in others if not _COMMITTED.fullmatch(path.name) and (path / MANIFEST).is_file())
+
+
+def passed_over(checkpoint: Path) -> str:
+    """Why no run goes on from a renamed checkpoint."""
+    try:
+        name = f"step-{read_manifest(checkpoint).step:08}"
+    except Damaged as error:
+        return f"it is not called step-... and damaged: {error}"
+    return f"it is not called {name}, as it was written"
+
+
 def partial_folder(folder: Path, step: int, attempt: str) -> Path:
     """Where an attempt writes a checkpoint; another attempt writes elsewhere."""
     return folder / f".step-{step:08}.{attempt}.partial"
@@ -118,16 +133,24 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise Damaged(str(error)) from error
     if digests.keys() != manifest.files.keys() | {MANIFEST}:
         raise Damaged(f"{CHECKSUMS} has {len(digests)} files, {MANIFEST} {len(manifest.files) + 1}")
+    if (named := _COMMITTED.fullmatch(checkpoint.name)) is not None and int(named[1]) != manifest.step:
+        raise Damaged(f"renamed: {MANIFEST} is of step {manifest.step:,}")
     return manifest
+
+
+def require_sizes(checkpoint: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Raise Damaged unless these files are there with the bytes that were written; none is read."""
+    for name in names:
+        size = _size(checkpoint, name)
+        if size != manifest.files[name]:
+            raise Damaged(f"{name} has {size:,} bytes, {manifest.files[name]:,} were written")
 
 
 def require_whole(checkpoint: Path, manifest: Manifest, names: Iterable[str]) -> None:
     """Raise Damaged unless these files are as they were written."""
     digests = _checksums(checkpoint)
     for name in names:
-        size = _size(checkpoint, name)
-        if size != manifest.files[name]:
-            raise Damaged(f"{name} has {size:,} bytes, {manifest.files[name]:,} were written")
+        require_sizes(checkpoint, manifest, [name])
         digest = hashlib.sha256()
         try:
             with (checkpoint / name).open("rb") as file:

@@ -1,11 +1,11 @@
 """What is in a folder of checkpoints, without a run. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan, load_plan
-from mmplan.runtime.checkpoint.folder import Damaged, committed, read_manifest, require_whole
+from mmplan.runtime.checkpoint.folder import Damaged, committed, passed_over, read_manifest, renamed, require_whole
 from mmplan.runtime.checkpoint.manifest import PLAN, Manifest
 
 
@@ -20,12 +20,13 @@ class Listed:
 
 
 def list_checkpoints(folder: Path) -> tuple[Listed, ...]:
-    """All checkpoints, the newest first; every byte is read.
+    """All checkpoints, the newest first, then renamed ones; every byte is read.
 
     Raises:
         InputError: there are none.
     """
-    found = tuple(_listed(path) for path in committed(folder))
+    others = [replace(_listed(path), damage=f"passed over: {passed_over(path)}") for path in renamed(folder)]
+    found = (*(_listed(path) for path in committed(folder)), *others)
     if not found:
         raise InputError("there are no checkpoints", file=folder)
     return found

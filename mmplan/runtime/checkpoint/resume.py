@@ -20,7 +20,7 @@ from mmplan.planner.plan import Plan
 from mmplan.runtime.checkpoint.before_run import require_same_training
 from mmplan.runtime.checkpoint.boxes import Box
 from mmplan.runtime.checkpoint.committing import STEP_LIST
-from mmplan.runtime.checkpoint.folder import Damaged, committed, read_manifest, require_whole
+from mmplan.runtime.checkpoint.folder import Damaged, committed, passed_over, read_manifest, renamed, require_whole
 from mmplan.runtime.checkpoint.manifest import STEPS, Manifest, part_name
 from mmplan.runtime.checkpoint.part import key_of, read_box
 from mmplan.runtime.checkpoint.pieces import Piece, pieces_of
@@ -78,6 +78,8 @@ def find_start(plan: Plan, options: RunOptions, note: OnNote) -> Start:
     folder = options.checkpoints.resume
     if folder is None:
         return Start()
+    for path in renamed(folder):
+        note(f"{path} is passed over: {passed_over(path)}")
     found = newest_whole(folder, None)
     if found is None:
         if options.checkpoints.required:
