@@ -13,7 +13,7 @@ from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import InfeasibleError
 from mmplan.planner.configuration import CHUNKS, MOST_FORWARDS, Configuration, divisors, why_empty
-from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.scenario import Scenario, Transformer
 from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.technique import SHARDINGS, Sharding
 
@@ -177,7 +177,8 @@ def _why_no_base(scenario: Scenario, shards: Sequence[int]) -> str:
     ):
         if wanted and not offered & set(wanted):
             some = ", ".join(map(str, sorted(offered)))
-            return f"constraints.{name} allows {', '.join(map(str, wanted))}, and this scenario can have {some}"
+            why = _why_no_context(scenario, wanted, rows) if name == "cp" else ""
+            return f"constraints.{name} allows {', '.join(map(str, wanted))}, and this scenario can have {some}{why}"
     return "constraints.spread names modules that no allowed tp can leave unsplit"
 
 
@@ -190,20 +191,40 @@ def _mean_rows(scenario: Scenario) -> float:
 def context_degrees(scenario: Scenario, tp: int, rows: float) -> list[int]:
     """Context parallel degrees: powers of two that leave each rank `LEAST_ROWS` of the mean sequence's `rows`."""
     rules, found = scenario.constraints, []
-    languages = [module for module in scenario.model.modules if module.kind == "language_model"]
-    linear = any(shape.delta for m in languages if m.transformer for shape in m.transformer.shapes())
-    linear = linear or any(m.form.scans for m in languages if m.form)
     cp = 1
     while cp == 1 or (cp <= MOST_CP and rows >= LEAST_ROWS * cp):
-        exchanged = scenario.technique.context_parallel == "all-to-all" and cp > 1
-        shapes = [shape for module in languages if module.transformer for shape in module.transformer.shapes()]
-        heads = [count for shape in shapes for _, count in heads_of(shape)]
-        if linear and cp > 1:  # its state passes from rank to rank, which nothing here prices
+        if cp > 1 and _has_state(scenario):  # it passes from rank to rank, which nothing here prices
             break
+        exchanged = scenario.technique.context_parallel == "all-to-all" and cp > 1
+        heads = [count for shape in _language_shapes(scenario) for _, count in heads_of(shape)]
         if (not rules.cp or cp in rules.cp) and not (exchanged and any(count % (tp * cp) for count in heads)):
             found.append(cp)
         cp *= 2
     return found
+
+
+def _why_no_context(scenario: Scenario, wanted: Sequence[int], rows: float) -> str:
+    """The arithmetic that leaves out the least degree that the constraints allow."""
+    cp = min((value for value in wanted if value & (value - 1) == 0), default=min(wanted))
+    if _has_state(scenario):
+        return ": the state of its linear attention passes from rank to rank, which nothing here prices"
+    if cp > MOST_CP or cp & (cp - 1):
+        return f": powers of two up to {MOST_CP}"
+    if rows < LEAST_ROWS * cp:
+        each = f"{rows:,.0f} tokens of a mean sequence / {cp} = {rows / cp:,.0f} rows on a rank"
+        return f": {each}, fewer than {LEAST_ROWS}, two tiles of matrix products"
+    return f": heads do not divide by tp x cp, and all-to-all exchanges whole heads over cp {cp}"
+
+
+def _language_shapes(scenario: Scenario) -> list[Transformer]:
+    languages = [module for module in scenario.model.modules if module.kind == "language_model"]
+    return [shape for module in languages if module.transformer for shape in module.transformer.shapes()]
+
+
+def _has_state(scenario: Scenario) -> bool:
+    languages = [module for module in scenario.model.modules if module.kind == "language_model"]
+    linear = any(shape.delta for m in languages if m.transformer for shape in m.transformer.shapes())
+    return linear or any(m.form.scans for m in languages if m.form)
 
 
 def expert_degrees(scenario: Scenario, tp: int) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from mmplan.cost_models.loads import sequence_lengths
 from mmplan.errors import InputError
 from mmplan.planner.degrees import SCHEDULE_KINDS, Degrees
-from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names
+from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_hint, device_names
 from mmplan.scenario.cluster import Cluster, Pool
 from mmplan.scenario.document import did_you_mean, listed
 from mmplan.scenario.formats.hf_config import bundled_configs, config_file, read_hf_config
@@ -205,10 +205,7 @@ def cluster_of(gpu: str, count: int, per_node: int = 8) -> Cluster:
         InputError: an unknown device, or devices that do not fill nodes.
     """
     if gpu not in device_names():
-        longer = [name for name in device_names() if name.startswith(gpu.lower())]
-        hint = f"; did you mean {listed(longer)}?" if longer else did_you_mean(gpu, device_names())
-        hint = hint or f"; known: {listed(device_names(), 40)}"
-        raise InputError(f"unknown GPU '{gpu}'{hint}")
+        raise InputError(f"unknown GPU '{gpu}'{device_hint(gpu)}")
     per_node = min(per_node, count)
     if count % per_node:
         raise InputError(f"{count} GPUs / {per_node} in a node = {count / per_node:g} nodes: no whole number")

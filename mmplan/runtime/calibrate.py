@@ -12,8 +12,7 @@ from mmplan.cost_models.calibration import fit_device, fit_link
 from mmplan.errors import InputError
 from mmplan.runtime.link_benchmark import measure_links
 from mmplan.runtime.microbenchmarks import OnProgress, extent, measure
-from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names
-from mmplan.scenario.document import did_you_mean, listed
+from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_hint, device_names
 from mmplan.scenario.driver_names import device_of_driver
 from mmplan.scenario.profile import Profile
 
@@ -51,8 +50,7 @@ def calibrate(
     name = torch.cuda.get_device_name(where) if kind == "cuda" else _processor()
     entry = catalogue_device(base or catalogue_name(kind, name)) if base is None or base in device_names() else None
     if entry is None:
-        hint = did_you_mean(str(base), device_names()) or f"; known: {listed(device_names(), 40)}"
-        raise InputError(f"--base: unknown device '{base}'{hint}")
+        raise InputError(f"--base: unknown device '{base}'{device_hint(str(base))}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,5 +1,7 @@
 """The bundled hardware catalogue: devices and links by name, from `hardware.yaml`."""
 
+import difflib
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -8,6 +10,7 @@ from typing import Any
 import yaml
 
 from mmplan.scenario.cluster import Device, Link
+from mmplan.scenario.document import did_you_mean, listed
 from mmplan.scenario.fitted import fitted_below, fitted_numbers
 from mmplan.scenario.origin import Origin, assumed_origin, fitted_origin, other_machine_origin
 from mmplan.units import parse_bytes, parse_bytes_per_s, parse_flops_per_s, parse_seconds
@@ -35,6 +38,19 @@ def _catalogue() -> dict[str, dict[str, dict[str, Any]]]:
 def device_names() -> tuple[str, ...]:
     """All devices of the catalogue."""
     return tuple(_catalogue()["devices"])
+
+
+def device_hint(name: str) -> str:
+    """`; did you mean 'h100-sxm'?` for a name that the catalogue has not: devices whose names begin as it does first,
+    for 'b200-sxm' is nearer to 'b200' than to 'h800-sxm'."""
+    word = name.lower()
+    chip = re.split(r"[^a-z0-9]", word.removeprefix("nvidia-").removeprefix("amd-"))[0]
+    alike = [known for known in device_names() if known.split("-")[0] == chip]
+    longer = [known for known in device_names() if chip and known.startswith(word)]
+    close = longer or difflib.get_close_matches(word, alike, n=1, cutoff=0.8) or alike
+    if close:
+        return f"; did you mean {listed(close)}?"
+    return did_you_mean(word, device_names()) or f"; known: {listed(device_names(), 40)}"
 
 
 def link_names() -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names, link_names
+from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_hint, device_names, link_names
 from mmplan.scenario.cluster import Cluster, Device, Link, Pool
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, shown
 from mmplan.scenario.origin import Origin, assumed_origin
@@ -94,7 +94,7 @@ def _profiled(
 def _device(at: KeyPath, spec: str | DeviceSpec, document: Document) -> tuple[Device, str | None, str | None]:
     if isinstance(spec, str):
         if spec not in device_names():
-            raise document.error((*at, "device"), f"unknown device {shown(spec)}{_hint(spec, device_names())}")
+            raise document.error((*at, "device"), f"unknown device {shown(spec)}{device_hint(spec)}")
         entry = catalogue_device(spec)
         return entry.device, entry.node_link, entry.network
     device = Device(

@@ -137,7 +137,9 @@ def test_a_zone_that_forbids_tensor_sharding_is_named(tiny: Scenario, best: Plan
 
 
 def test_degrees_that_the_search_space_lacks_are_excluded_by_its_own_sentence(tiny: Scenario, best: Plan) -> None:
-    assert ask(tiny, best, "cp=4").reason == "constraints.cp allows 4, and this scenario can have 1"
+    rows = "101 tokens of a mean sequence / 4 = 25 rows on a rank, fewer than 256, two tiles of matrix products"
+    assert ask(tiny, best, "cp=4").reason == f"constraints.cp allows 4, and this scenario can have 1: {rows}"
+    assert (ask(tiny, best, "cp=3").reason or "").endswith("can have 1: powers of two up to 64")
     assert ask(tiny, best, "ep=2").reason == "constraints.ep allows 2, and this scenario can have 1"
 
 

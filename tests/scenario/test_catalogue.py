@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_names, link_names
+from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_hint, device_names, link_names
 
 PROMISED = {
     "v100-sxm2-16",
@@ -65,3 +65,17 @@ def test_a_link_is_sourced_and_has_a_latency(name: str) -> None:
     assert link.source
     assert 0 < link.latency_s < 1e-3
     assert 0 < link.fraction <= 1
+
+
+def test_an_unknown_device_is_likened_by_its_chip_first() -> None:
+    for name, hint in (
+        ("b200-sxm", "'b200'"),
+        ("h100-sxm5", "'h100-sxm'"),
+        ("nvidia-h200-141gb", "'h200'"),
+        ("H100", "'h100-sxm', 'h100-pcie', 'h100-nvl'"),
+        ("a100-sxm", "'a100-sxm-40', 'a100-sxm-80'"),
+        ("l40", "'l40s'"),
+        ("gh20", "'gh200'"),
+    ):
+        assert device_hint(name) == f"; did you mean {hint}?"
+    assert device_hint("abacus").startswith("; known: 'v100-sxm2-16'")
