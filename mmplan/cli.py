@@ -22,7 +22,7 @@ from mmplan.commands.lists import hardware, schema
 from mmplan.commands.plans import check, compare, data, fit, optimize, simulate
 from mmplan.commands.runs import backtest, calibrate, execute, validate
 from mmplan.commands.sensitivity import sensitivity
-from mmplan.errors import CheckError, EndedError, InfeasibleError, MmplanError, NoPlanFoundError, RunError
+from mmplan.errors import CheckError, EndedError, MmplanError, RunError
 from mmplan.runtime.torchrun import under_torchrun
 
 # New objects between two looks for garbage, 700 by default: a search makes millions that live until its end.
@@ -75,7 +75,7 @@ def main() -> None:
         raise
     except MmplanError as error:
         failed = isinstance(error, CheckError | RunError)
-        status = {InfeasibleError: "infeasible", NoPlanFoundError: "no_plan"}.get(type(error), "bad_input")
+        status = {3: "infeasible", 4: "no_plan"}.get(error.exit_code, "bad_input")
         report_error("failed" if failed else status, str(error), document=not isinstance(error, EndedError))
         _exit(error.exit_code)
     except BrokenPipeError:

@@ -29,6 +29,12 @@ class InputError(MmplanError):
         super().__init__(": ".join(parts))
 
 
+class ImpossibleError(InputError):
+    """What an option or a file asks for no run can have, whatever else is chosen: the same that a search proves."""
+
+    exit_code = 3
+
+
 class CostModelError(MmplanError):
     """A cost model was asked for something it has no source for."""
 

@@ -163,6 +163,14 @@ def test_an_infeasible_scenario_ends_with_3_and_says_so_in_the_document(folder: 
     assert error["message"] in result.stderr
 
 
+def test_degrees_that_no_run_can_have_end_fit_with_3_as_they_end_a_search(folder: Path) -> None:
+    (folder / "third.yaml").write_text(TINY.read_text().replace("  tp: 1\n", "  tp: 3\n"))
+    assert mmplan("optimize", "third.yaml", cwd=folder).returncode == 3
+    result = mmplan("fit", TINY, "--tp", 3, "--dp", 1, "--json", "-", cwd=folder)
+    assert (result.returncode, json.loads(result.stdout)["status"]) == (3, "infeasible"), result.stderr
+    assert mmplan("fit", TINY, "--stack", "nothing", cwd=folder).returncode == 2
+
+
 def test_no_plan_within_the_limit_ends_with_4(folder: Path) -> None:
     large = ROOT / "scenarios" / "llama-3.2-90b-vision.yaml"
     result = mmplan("optimize", large, "--time-limit", "0.1", "--json", "-", cwd=folder)

@@ -1,7 +1,7 @@
 """Whether parallel degrees are possible for a model, a batch and a cluster: one sentence with the arithmetic if not."""
 
 from mmplan.cost_models.degrees import heads_of, sharded_widths
-from mmplan.errors import InputError
+from mmplan.errors import ImpossibleError
 from mmplan.planner.degrees import Degrees
 from mmplan.scenario.scenario import ModelModule, Scenario
 
@@ -10,8 +10,8 @@ def check_degrees(scenario: Scenario, degrees: Degrees) -> None:
     """Refuse what no run could do.
 
     Raises:
-        InputError: tp does not divide a language model's sizes (nor cp its heads where they are exchanged), the expert
-            side does not tile the ranks, there are fewer blocks than stages, or the degrees need other than the
+        ImpossibleError: tp does not divide a language model's sizes (nor cp its heads where they are exchanged), the
+            expert side does not tile the ranks, there are fewer blocks than stages, or the degrees need other than the
             cluster's devices.
     """
     for module in scenario.model.modules:
@@ -25,12 +25,12 @@ def check_degrees(scenario: Scenario, degrees: Degrees) -> None:
     have = scenario.cluster.device_count
     if degrees.devices > have:
         product = f"tp {degrees.tp} x cp {degrees.cp} x pp {degrees.pp} x dp {degrees.dp}"
-        raise InputError(f"{product} = {degrees.devices} devices, the cluster has {have}")
+        raise ImpossibleError(f"{product} = {degrees.devices} devices, the cluster has {have}")
     inside = degrees.tp * degrees.cp * degrees.dp
     side = degrees.ep * degrees.etp
     if inside % side:
         need = side * degrees.pp
-        raise InputError(
+        raise ImpossibleError(
             f"experts: ep {degrees.ep} x etp {degrees.etp} = {side} does not divide the tp {degrees.tp} x cp "
             f"{degrees.cp} x dp {degrees.dp} = {inside} ranks of a stage; with pp {degrees.pp} the whole job needs a "
             f"multiple of {need} ranks"
@@ -47,7 +47,7 @@ def _check_tp(module: ModelModule, tp: int) -> None:
     for what, size in tensor_widths(module).items():
         if size % tp:
             fitting = [degree for degree in (1, 2, 4, 8, 16) if size % degree == 0]
-            raise InputError(
+            raise ImpossibleError(
                 f"{module.name}: {what} = {size} / tp {tp} = {size / tp:g} is no whole number; tp can be "
                 + ", ".join(map(str, fitting))
             )
@@ -60,7 +60,7 @@ def _check_exchange(module: ModelModule, degrees: Degrees) -> None:
     counts = [pair for shape in module.transformer.shapes() for pair in heads_of(shape)]
     for what, count in counts:
         if count % (degrees.tp * degrees.cp):
-            raise InputError(
+            raise ImpossibleError(
                 f"{module.name}: {what} = {count} / (tp {degrees.tp} x cp {degrees.cp}) = "
                 f"{count / degrees.tp / degrees.cp:g} is no whole number, and cp by all-to-all gives each rank whole "
                 "heads; take a smaller cp, or `technique.context_parallel: ring`"
@@ -71,7 +71,7 @@ def _check_linear_attention(module: ModelModule, degrees: Degrees) -> None:
     """The state of linear attention passes from one rank's rows to the next one's, which nothing here prices."""
     linear = module.transformer is not None and any(shape.delta for shape in module.transformer.shapes())
     if degrees.cp > 1 and (linear or (module.form is not None and module.form.scans)):
-        raise InputError(
+        raise ImpossibleError(
             f"{module.name}: cp {degrees.cp} splits rows, and the state of its linear attention runs through all"
         )
 
@@ -79,9 +79,9 @@ def _check_linear_attention(module: ModelModule, degrees: Degrees) -> None:
 def _check_experts(module: ModelModule, degrees: Degrees) -> None:
     moe = module.transformer.moe if module.transformer is not None else None
     if degrees.ep > 1 and moe is None:
-        raise InputError(f"{module.name} has no experts, so ep {degrees.ep} has nothing to spread")
+        raise ImpossibleError(f"{module.name} has no experts, so ep {degrees.ep} has nothing to spread")
     if moe is not None and moe.experts % degrees.ep:
-        raise InputError(f"{module.name}: {moe.experts} experts / ep {degrees.ep} = {moe.experts / degrees.ep:g}")
+        raise ImpossibleError(f"{module.name}: {moe.experts} experts / ep {degrees.ep} = {moe.experts / degrees.ep:g}")
 
 
 def _check_blocks(scenario: Scenario, degrees: Degrees) -> None:
@@ -89,12 +89,12 @@ def _check_blocks(scenario: Scenario, degrees: Degrees) -> None:
     blocks = sum(m.transformer.layers for m in language if m.transformer is not None)
     pieces = degrees.pp * degrees.vp
     if language and pieces > blocks + 2:
-        raise InputError(
+        raise ImpossibleError(
             f"pp {degrees.pp} x vp {degrees.vp} = {pieces} pieces of the pipeline, the language model has {blocks} "
             "layers and 2 vocabulary layers: at least one each is needed"
         )
     if degrees.vp > 1 and degrees.microbatches % degrees.pp:
-        raise InputError(
+        raise ImpossibleError(
             f"interleaving deals microbatches in groups of pp: {degrees.microbatches} microbatches / pp {degrees.pp} = "
             f"{degrees.microbatches / degrees.pp:g}"
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mmplan.cost_models.loads import sequence_lengths
-from mmplan.errors import InputError
+from mmplan.errors import ImpossibleError, InputError
 from mmplan.planner.degrees import SCHEDULE_KINDS, Degrees
 from mmplan.scenario.catalogue import catalogue_device, catalogue_link, device_hint, device_names
 from mmplan.scenario.cluster import Cluster, Pool
@@ -72,7 +72,8 @@ def job_of(question: Question, scenario: Scenario | None = None) -> tuple[Scenar
     scenario keeps the one that was used.
 
     Raises:
-        InputError: neither or both of a scenario and a model, an unknown name, or numbers that do not divide.
+        InputError: neither or both of a scenario and a model, or an unknown name.
+        ImpossibleError: numbers that do not divide.
     """
     if (question.scenario is None) == (question.model is None):
         raise InputError("give either a scenario file or --model (with --gpu, --gpus and --seq)")
@@ -119,7 +120,9 @@ def _with_degrees(scenario: Scenario, question: Question, recipe: Recipe | None)
     product = f"tp {tp} x cp {cp} x pp {pp}"
     given_dp = question.dp if question.dp is not None or recipe is None else recipe.dp
     if given_dp is None and have % inner:
-        raise InputError(f"{product} = {inner} devices do not divide the {have} of the cluster: dp = {have / inner:g}")
+        raise ImpossibleError(
+            f"{product} = {inner} devices do not divide the {have} of the cluster: dp = {have / inner:g}"
+        )
     dp = given_dp if given_dp is not None else have // inner
     quick = question.scenario is None and question.gbs is None
     batch = question.gbs or scenario.global_batch
@@ -127,7 +130,7 @@ def _with_degrees(scenario: Scenario, question: Question, recipe: Recipe | None)
     if quick:
         batch = per_replica * (1 if pp == 1 else STEPS_PER_STAGE * pp)
     if batch % per_replica:
-        raise InputError(
+        raise ImpossibleError(
             f"global batch {batch} / (dp {dp} x mbs {mbs}) = {batch / per_replica:g} microbatches: no whole number"
         )
     schedule = question.schedule or ("interleaved" if vp > 1 else "1f1b")
