@@ -164,7 +164,7 @@ def test_an_infeasible_scenario_ends_with_3_and_says_so_in_the_document(folder: 
 
 
 def test_degrees_that_no_run_can_have_end_fit_with_3_as_they_end_a_search(folder: Path) -> None:
-    (folder / "third.yaml").write_text(TINY.read_text().replace("  tp: 1\n", "  tp: 3\n"))
+    (folder / "third.yaml").write_text(TINY.read_text().replace("tp: 1\n  pp: [2, 4]", "tp: 3\n  pp: 1"))
     assert mmplan("optimize", "third.yaml", cwd=folder).returncode == 3
     result = mmplan("fit", TINY, "--tp", 3, "--dp", 1, "--json", "-", cwd=folder)
     assert (result.returncode, json.loads(result.stdout)["status"]) == (3, "infeasible"), result.stderr
