@@ -192,6 +192,34 @@ def test_tables_of_2017_are_in_milliseconds(tmp_path: Path) -> None:
     assert link.reached_bytes_per_s == pytest.approx(65.4e9, rel=0.02)
 
 
+@pytest.mark.parametrize("sizes", [(8, 2**26, 2**27, 2**28), (2**14, 2**15, 2**27, 2**28)])
+def test_one_or_two_small_messages_give_a_latency(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    cluster = cluster_of(reading_of(tmp_path, log_text("all_reduce", 8, all_reduce(8, 8), sizes=sizes, devices=ONE)))
+    assert cluster.pools[0].node_link.latency_s == pytest.approx(NODE.latency_s, rel=0.05)
+
+
+def test_tables_of_unlike_machines_are_no_cluster(tmp_path: Path) -> None:
+    for name, device in (("a.log", A100), ("h.log", "NVIDIA H100 80GB HBM3")):
+        text = log_text("all_reduce", 8, all_reduce(8, 8), devices=device_lines(["n1"], 8, device))
+        (tmp_path / name).write_text(text)
+    words = (
+        r"h\.log:\d+: this table is of H100-SXM, another of A100-SXM-80 \(a\.log\): import each machine's"
+    )
+    with pytest.raises(InputError, match=words):
+        read_files([str(tmp_path / "a.log"), str(tmp_path / "h.log")])
+
+
+def test_collectives_without_a_link_do_not_keep_other_files_from_being_read(tmp_path: Path) -> None:
+    (tmp_path / "unlisted.log").write_text(log_text("all_reduce", 16, all_reduce(16, 8)))
+    (tmp_path / "topo.txt").write_text("\tGPU0\tGPU1\nGPU0\t X \tNV18\nGPU1\tNV18\t X \n")
+    reading = read_files([str(tmp_path / "unlisted.log"), str(tmp_path / "topo.txt")])
+    assert "so it gives no link" in " ".join(reading.warnings)
+    assert [text for text in reading.warnings if "write cluster.device" in text] == [
+        text for text in reading.warnings if text.startswith("the device is not known: 18 NVLinks")
+    ]
+    assert dict(reading.fragment["cluster"])["devices_per_node"] == 2  # type: ignore[call-overload]
+
+
 def test_several_tables_in_a_file_are_told_apart(tmp_path: Path) -> None:
     group = Group(8, 8)
     gather = log_text("all_gather", 8, lambda size: gather_s(size, group, NODE, NETWORK), devices=ONE, named=True)

@@ -30,7 +30,6 @@ _RATE_RANGE = (1e3, 1e14)
 _UNLIMITED = 1e15
 _ROUNDS = 4
 _SOLVED = 1e-3
-_LEAST_SMALL = 3
 # NCCL 2.18 src/graph/tuning.cc, hwLatencies: the latencies of NVLink and network that are scaled together
 USUAL_NODE_LATENCY_S, USUAL_NETWORK_LATENCY_S = 3.4e-6, 14e-6
 
@@ -81,7 +80,7 @@ def small_points(sweep: Sweep) -> list[Point]:
 
 def _near_floor(sweep: Sweep) -> list[Point]:
     small = [point for point in sweep.points if point.size_bytes <= SMALL_BYTES]
-    if len(small) < _LEAST_SMALL:
+    if not small:
         return []
     floor_s = sorted(point.time_s for point in small)[len(small) // 4]
     return [point for point in small if point.time_s <= _NEAR_FLOOR * floor_s]

@@ -32,7 +32,7 @@ from mmplan.scenario.catalogue import catalogue_device, catalogue_link, link_nam
 from mmplan.scenario.cluster import Link
 from mmplan.scenario.document import counted
 from mmplan.scenario.formats.accelerators import Chip, chip_of, chips_named
-from mmplan.scenario.formats.reading import Head, Reading, read_lines
+from mmplan.scenario.formats.reading import UNKNOWN_DEVICE, Head, Reading, read_lines
 from mmplan.units import format_bytes, format_bytes_per_s, format_seconds, parse_bytes_per_s
 
 MOST_SWEEPS = 200
@@ -68,6 +68,7 @@ def read_nccl(paths: Sequence[Path], hosts: Mapping[str, object] | None = None, 
         InputError: no table, or none that can be used: the reason of the first one.
     """
     sweeps, ignored = _sweeps([run for path in paths for run in read_runs(list(read_lines(path)), path)], paths[0])
+    _refuse_unlike_machines(sweeps)
     sweeps = [_placed(sweep, hosts or {}) for sweep in sweeps]
     chip, named = _chip(sweeps, chip_of(device))
     for sweep in sweeps:
@@ -141,8 +142,10 @@ def _placed(sweep: Sweep, hosts: Mapping[str, object]) -> Sweep:
     if sweep.nodes is not None or low != high or not isinstance(nodes, int):
         return sweep
     used = low // slots if isinstance(slots, int) and low % slots == 0 else nodes
-    if used > nodes or low % used or low == used > nodes:
-        return sweep
+    if used > nodes or low % used:
+        each = f" with {counted(slots, 'slot')} each" if isinstance(slots, int) else ""
+        odd = f"its {low} ranks do not fill whole hosts of the {counted(nodes, 'host')}{each} beside it"
+        return replace(sweep, warnings=(*sweep.warnings, odd))
     return replace(sweep, nodes=used, why_nodes=f"by the list of {counted(nodes, 'host')} beside it")
 
 
@@ -164,7 +167,18 @@ def _chip(sweeps: Sequence[Sweep], beside: Chip | None) -> tuple[Chip | None, li
     if chips or others:
         told = ", ".join([*(chip.name for chip in chips), *others][:5])
         return None, [f"no one device of the catalogue ({told}): write cluster.device"]
-    return beside, [] if beside is not None else ["the tables name no device of the catalogue: write cluster.device"]
+    return beside, [] if beside is not None else [UNKNOWN_DEVICE]
+
+
+def _refuse_unlike_machines(sweeps: Sequence[Sweep]) -> None:
+    """Tables whose lists of devices share no device are not of one cluster."""
+    named = [(sweep, frozenset(chip.name for chip in chips_named(sweep.names)[0])) for sweep in sweeps]
+    named = [(sweep, chips) for sweep, chips in named if chips]
+    for sweep, chips in named[1:]:
+        if not chips & named[0][1]:
+            first = f"{', '.join(sorted(named[0][1]))} ({named[0][0].run.file.name})"
+            told = f"this table is of {', '.join(sorted(chips))}, another of {first}: import each machine's files alone"
+            raise InputError(told, file=sweep.run.file, line=sweep.run.line)
 
 
 def _usual_node_link(chip: Chip | None) -> tuple[str, Link] | None:
@@ -329,6 +343,8 @@ def _why_not_priced(sweep: Sweep) -> str:
         return f"mmplan prices no {sweep.collective}, so it gives no link"
     if sweep.nodes is None:
         return "the text does not say how its ranks lie on nodes (no list of devices), so it gives no link"
+    if sweep.collective in EXCHANGES:
+        return "the latency of an exchange is no link's, and its messages are not large enough for a bandwidth"
     return "its messages are neither small enough for a latency nor large enough for a bandwidth"
 
 

@@ -23,7 +23,7 @@ from mmplan.scenario.document import Document
 from mmplan.scenario.formats.launch.deepspeed import STAGES
 from mmplan.scenario.formats.launch.facts import Fact, SetUp
 from mmplan.scenario.formats.launch.taken import like
-from mmplan.scenario.formats.reading import Reading
+from mmplan.scenario.formats.reading import Reading, device_told_once
 from mmplan.scenario.load import scenario_of
 from mmplan.scenario.scenario import Sample, Scenario
 from mmplan.scenario.stacks import technique_of
@@ -142,7 +142,7 @@ def machines_reading(readings: Sequence[Reading]) -> Reading:
         fragment={"cluster": cluster},
         read=tuple(told.read),
         ignored=tuple(told.ignored),
-        warnings=tuple(told.warnings),
+        warnings=device_told_once(told.warnings),
     )
 
 
@@ -185,7 +185,7 @@ def _reading(setup: SetUp, fragment: Mapping[str, Any], document: str, told: Tol
         document=document,
         read=tuple(told.read),
         ignored=tuple(told.ignored),
-        warnings=tuple(dict.fromkeys(told.warnings)),
+        warnings=device_told_once(told.warnings),
     )
 
 

@@ -12,7 +12,7 @@ from mmplan.errors import InputError
 from mmplan.scenario.catalogue import catalogue_device
 from mmplan.scenario.document import counted
 from mmplan.scenario.formats.accelerators import Chip, chip_of, chips_named
-from mmplan.scenario.formats.reading import Head, Reading, read_lines
+from mmplan.scenario.formats.reading import UNKNOWN_DEVICE, Head, Reading, device_told_once, read_lines
 from mmplan.scenario.formats.topo_links import NodeLink, gpu_pairs, node_link
 from mmplan.scenario.formats.topo_matrix import P2P_ROW, Matrix, find_matrices
 from mmplan.scenario.formats.topo_nics import Nics, nics_of
@@ -79,7 +79,7 @@ def read_nvidia_topo(paths: Sequence[Path], device: str | None = None) -> Readin
         fragment={"cluster": _cluster([pool for pool, _, _ in pools])},
         read=tuple(dict.fromkeys(read)),
         ignored=(*ignored, *beside),
-        warnings=tuple(dict.fromkeys(warnings)),
+        warnings=device_told_once(warnings),
     )
 
 
@@ -167,7 +167,7 @@ def _pool(group: Sequence[Matrix], chip: Chip | None) -> tuple[dict[str, object]
             f"the matrix begins at {matrix.gpus[0]}: the {len(matrix.gpus)} GPUs that it shows are taken as the node"
         )
     if chip is None:
-        warnings.append("the device is not known from this text: write cluster.device")
+        warnings.append(UNKNOWN_DEVICE)
     elif chip.device is None:
         warnings.append(f"the catalogue has no {chip.name}: write cluster.device")
     if chip is not None and chip.name in ("GB200", "GB300"):

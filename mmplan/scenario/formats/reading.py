@@ -6,7 +6,7 @@ it looks like. Nothing in a file is executed, followed or expanded.
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,17 @@ class Reading:
     read: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+UNKNOWN_DEVICE = "no file names a device of the catalogue: write cluster.device"
+
+
+def device_told_once(warnings: Iterable[str]) -> tuple[str, ...]:
+    """Warnings without repetitions; the general one on the device goes where another says more."""
+    kept = dict.fromkeys(warnings)
+    if any(text.startswith(("the device is not known", "no file says which GPU")) for text in kept):
+        kept.pop(UNKNOWN_DEVICE, None)
+    return tuple(kept)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from mmplan.scenario.catalogue import catalogue_link
 from mmplan.scenario.document import counted
 from mmplan.scenario.formats.accelerators import Chip, chips_named
 from mmplan.scenario.formats.nvlink_mesh import islands, spread
-from mmplan.scenario.formats.reading import Head, Reading, read_lines
+from mmplan.scenario.formats.reading import UNKNOWN_DEVICE, Head, Reading, read_lines
 from mmplan.scenario.formats.rocm_json import read_rocm_json
 from mmplan.scenario.formats.rocm_matrix import RocmTopology, read_rocm
 from mmplan.scenario.formats.topo_links import SOCKET_BYTES_PER_S, NodeLink
@@ -82,8 +82,8 @@ def _reading(topology: RocmTopology, nodes: int, chip: Chip | None, names: Seque
             devices = size // 2
             warnings.append(f"the {size} GPUs are dies: mmplan's mi250x has two, so the node has {devices} devices")
     else:
-        said = f"names {', '.join(names[:4])}" if names else "names no device"
-        warnings.append(f"the text {said}: write cluster.device")
+        said = f"the catalogue has no {', '.join(names[:4])}: write cluster.device" if names else UNKNOWN_DEVICE
+        warnings.append(said)
     if nodes > 1:
         cluster["nodes"] = nodes
     cluster["devices_per_node"] = devices
