@@ -1,7 +1,7 @@
 """The files that `mmplan import` knows: how each kind is recognised, and who reads it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmplan.cost_models.formats.chakra import looks_like_chakra, read_chakra
@@ -27,7 +27,12 @@ from mmplan.scenario.formats.launch.script import (
     read_swift,
 )
 from mmplan.scenario.formats.launch.torchtitan import looks_like_torchtitan, read_torchtitan
-from mmplan.scenario.formats.logs.reading import log_set_up, looks_like_megatron_log, read_megatron_logs
+from mmplan.scenario.formats.logs.reading import (
+    log_set_up,
+    looks_like_megatron_log,
+    looks_like_training_log,
+    read_log,
+)
 from mmplan.scenario.formats.nvidia_topo import looks_like_nvidia_topo, read_nvidia_topo
 from mmplan.scenario.formats.reading import MORE_BYTES, Head, Reading, read_head
 from mmplan.scenario.formats.rocm_topo import looks_like_rocm_topo, read_rocm_topo
@@ -104,10 +109,16 @@ KINDS: dict[str, Kind] = {
         if name != "ms-swift"
     },
     "megatron-log": Kind(
-        what="log of a training: Megatron-LM, its forks, NeMo, torchtitan, DeepSpeed, Hugging Face Trainer",
+        what="log of a training with Megatron-LM, its forks, NeMo, DeepSpeed's pipelines",
         looks_like=looks_like_megatron_log,
-        read=read_megatron_logs,
-        set_up=log_set_up,
+        read=read_log("megatron-log"),
+        set_up=log_set_up("megatron-log"),
+    ),
+    "training-log": Kind(
+        what="log of a training with the Hugging Face Trainer and what is made of it, torchtitan, Lightning, DeepSpeed",
+        looks_like=looks_like_training_log,
+        read=read_log("training-log"),
+        set_up=log_set_up("training-log"),
     ),
     "ms-swift": _launch("launch script, arguments or YAML of ms-swift", looks_like_swift, read_swift),
     "megatron": _launch(
@@ -147,6 +158,8 @@ def _together(kinds: Mapping[Path, str]) -> Reading:
     others = {kind for kind in kinds.values() if KINDS[kind].set_up is None}
     named = next((str(setup.facts["gpu"].value) for setup in set_ups if "gpu" in setup.facts), "")
     machines = _machines({kind: [path for path in kinds if kinds[path] == kind] for kind in sorted(others)}, named)
+    if len(machines) > 1 or set_ups:
+        machines = [_without_record(reading) for reading in machines]
     clusters = all(set(reading.fragment) == {"cluster"} for reading in machines)
     if not set_ups and clusters:
         return machines_reading(machines)
@@ -154,6 +167,11 @@ def _together(kinds: Mapping[Path, str]) -> Reading:
         told = ", ".join(f"'{path}' is {kind}" for path, kind in kinds.items())
         raise InputError(f"expected files of one kind, files of the machines, or launch files with these: {told}")
     return launch_reading(merged(set_ups), machines)
+
+
+def _without_record(reading: Reading) -> Reading:
+    """Collectives that give no link beside files that do: what was read stays told."""
+    return replace(reading, fragment={"cluster": {}}) if set(reading.fragment) == {"collectives"} else reading
 
 
 def _machines(paths_of: Mapping[str, Sequence[Path]], gpu: str) -> list[Reading]:

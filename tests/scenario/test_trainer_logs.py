@@ -82,6 +82,14 @@ def test_a_summary_alone_gives_the_mean_of_the_whole_training_or_its_samples(tmp
     assert step_of(read(tmp_path, f"{HEADER}{metrics}"))["median_s"] == 4.0
 
 
+def test_logs_are_called_by_what_wrote_them(tmp_path: Path) -> None:
+    factory = '{"current_steps": %d, "total_steps": 90, "loss": 1.2, "elapsed_time": "0:0%d:00"}\n'
+    assert read(tmp_path, "".join(factory % (10 * n, n) for n in range(1, 9))).kind == "training-log"
+    assert read(tmp_path, f"{HEADER}{bars()}\n{END}\n").kind == "training-log"
+    iteration = " iteration {:8d}/ 500 | elapsed time per iteration (ms): 100.0 | global batch size: 8 |\n"
+    assert read(tmp_path, "".join(iteration.format(n) for n in range(1, 9))).kind == "megatron-log"
+
+
 def test_a_bar_of_something_else_is_no_step(tmp_path: Path) -> None:
     """Shards that are loaded, beside lines of memory alone."""
     memory = "[Rank 0] (after 1 iterations) memory (MB) | allocated: 10.0 | max allocated: 20.0 | reserved: 30.0 |\n"
@@ -257,7 +265,7 @@ def test_the_state_of_the_trainer_is_a_log_and_no_settings_of_deepspeed(tmp_path
     history.append({"epoch": 1.0, "step": 100, "train_runtime": 1000.0, "train_samples_per_second": 6.4})
     state = {"epoch": 1.0, "global_step": 100, "log_history": history, "max_steps": 100, "train_batch_size": 2}
     reading = read(tmp_path, json.dumps(state, indent=2), "trainer_state.json")
-    assert (reading.kind, step_of(reading)["median_s"]) == ("megatron-log", 10.0)
+    assert (reading.kind, step_of(reading)["median_s"]) == ("training-log", 10.0)
     with pytest.raises(InputError, match="4 of 5 keys are none of DeepSpeed"):
         read_files(["deepspeed", str(tmp_path / "trainer_state.json")])
 

@@ -40,7 +40,7 @@ def read_script(path: Path) -> SetUp:
         InputError: no training command, a tool that does not train, or a value that is needed and set nowhere.
     """
     if looks_like_megatron_log(read_head(path)):
-        return log_set_up(path)
+        return log_set_up("megatron-log")(path)
     line = read_command_line(path)
     swift = re.search(r"\b(megatron|swift) (sft|pt|rlhf)\b", line.command) or "tuner_type" in line.arguments
     if line.overrides:

@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,10 +26,13 @@ from mmplan.scenario.formats.logs.torchtitan_facts import torchtitan_facts
 from mmplan.scenario.formats.reading import Head, Reading
 from mmplan.units import format_bytes, format_seconds
 
-_MARKS = re.compile(
+_MEGATRON_MARKS = re.compile(
     r"\biteration\s+\d+\s*/\s*\d+\s*\||train_step_timing in s|using world size: \d+|-{5,} arguments -{5,}"
     r"|number of parameters on (?:\(tensor, pipeline\) )?model parallel rank|\bStep Time\s*:\s*[\d.]+\s*s\b"
-    r"|iter time \(s\): \d|(?:\b|Curr|RunningAvg)SamplesPerSec=\d|\bstep:\s*\d+\s+loss:.{0,200}\b(?:tps|wps):\s*\d"
+    r"|iter time \(s\): \d"
+)
+_OTHER_MARKS = re.compile(
+    r"(?:\b|Curr|RunningAvg)SamplesPerSec=\d|\bstep:\s*\d+\s+loss:.{0,200}\b(?:tps|wps):\s*\d"
     r"|[{,] ?'loss': ?['\d].{0,200}'epoch': ?['\d]|['\"]train_runtime['\"]: ?['\"\d]|\btrain_runtime\s+=\s+\d"
     r"|\"current_steps\": ?\d+, ?\"total_steps\": ?\d|\*{3,} Running training \*{3,}"
     r"|\"log_history\": ?\[|\bstep \d+ \| epoch \d+ \| loss .{0,200}\btps \d"
@@ -49,13 +52,27 @@ _FACTS = (
 
 def looks_like_megatron_log(head: Head) -> bool:
     """A line of an iteration, of the degrees at the start, or of a dump of arguments."""
+    return _looks_like(head, _MEGATRON_MARKS)
+
+
+def looks_like_training_log(head: Head) -> bool:
+    """A line of a step, a progress bar or the end of a training with other software."""
+    return _looks_like(head, _OTHER_MARKS)
+
+
+def _looks_like(head: Head, marks: re.Pattern[str]) -> bool:
     text = head.text.lstrip()
     if text.startswith("{") and _OF_A_MAPPING.match(text) is None:
         return False
-    return _MARKS.search(text) is not None
+    return marks.search(text) is not None
 
 
-def read_megatron_logs(paths: Sequence[Path]) -> Reading:
+def read_log(kind: str) -> Callable[[Sequence[Path]], Reading]:
+    """The reader of logs of one kind: all lines are known to both."""
+    return lambda paths: replace(_read_log(paths), kind=kind)
+
+
+def _read_log(paths: Sequence[Path]) -> Reading:
     """The record of one log, or of the logs of one run's ranks taken one after the other.
 
     Raises:
@@ -124,7 +141,7 @@ def read_megatron_logs(paths: Sequence[Path]) -> Reading:
     else:
         read.append("enough for a row of a table: `-o row.csv` writes it for `mmplan backtest row.csv`")
     return Reading(
-        kind="megatron-log",
+        kind="training-log",
         fragment=record,
         document="record of a measured run",
         read=tuple(read),
@@ -144,7 +161,12 @@ def _parameter_sentence(parameters: int, run: Run) -> str:
     return f"{parameters:,} parameters{how}"
 
 
-def log_set_up(path: Path) -> SetUp:
+def log_set_up(kind: str) -> Callable[[Path], SetUp]:
+    """The reader of what logs of one kind say of their run as launch files would."""
+    return lambda path: replace(_log_set_up(path), kind=kind)
+
+
+def _log_set_up(path: Path) -> SetUp:
     """The run that a log describes, as launch files would.
 
     Raises:
@@ -201,7 +223,7 @@ def _settings(run: Run, path: Path, warnings: list[str]) -> SetUp:
     elif (batch := run.summary.batch) is not None:
         hints["global_batch"] = Fact(value=batch, file=path, key="samples / steps per second")
     facts |= torchtitan_facts(arguments, facts)
-    setup = SetUp(kind="megatron-log", files=(path,), facts=hints | facts, warnings=told)
+    setup = SetUp(kind="training-log", files=(path,), facts=hints | facts, warnings=told)
     return _with_world(setup, path)
 
 
