@@ -9,6 +9,7 @@ from dataclasses import replace
 from mmplan.cost_models.collectives import Group, all_reduce_s, gather_s, group_of, message_s
 from mmplan.cost_models.compressed_bytes import FORMATS, code_bytes
 from mmplan.cost_models.counts import op_parameters
+from mmplan.cost_models.host_offload import copied_seconds
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layer_time import OpSeconds, layer_seconds, op_seconds, optimizer_seconds
 from mmplan.cost_models.layout import Layout, Trained, as_layout, trained_on_rank
@@ -134,8 +135,7 @@ class _PoolCosts:
     def update_s(self, trained: Trained, layout: Layout) -> float:
         if layout.sharding == "none":
             return self._optimizer_s(trained.total)
-        shares = (trained.dense / layout.replicas, trained.spread / (layout.replicas * layout.tp))
-        return self._optimizer_s(sum(shares) + trained.experts / layout.expert_replicas)
+        return self._optimizer_s(_own_share(trained, layout))
 
     @property
     def _gathered_bytes(self) -> int:
@@ -161,7 +161,7 @@ class _PoolCosts:
             kind = (layer.module, layer.kind, layer.ops, layer.grad_values, gathers, layer.no_fp8)
             known = self._kind_of[id(layer)] = (layer, self._kinds.setdefault(kind, len(self._kinds)))
         shard, again = layout.shard(layer), layout.recomputed(layer)
-        sharded = layout.sharding in ("gradients", "parameters") and layout.replicas > 1
+        sharded = self._moves_states(layout)
         ranks = (layout.sharding, layout.replicas, layout.expert_replicas) if sharded else ()
         spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
         key = (known[1], load, shard, again, ranks, spread)
@@ -203,14 +203,20 @@ class _PoolCosts:
 
     def sharding_s(self, held: Trained, trained: Trained, layout: Layout) -> tuple[float, float]:
         """(gather of weights, scatter of gradients) per microbatch that sharding needs for so many parameters."""
-        if layout.sharding in ("none", "optimizer") or layout.replicas == 1:
+        if not self._moves_states(layout):
             return 0.0, 0.0
         rules = self._rules
+        copied = copied_seconds(rules, _own_share(held, layout), _own_share(trained, layout))
         near = group_of(layout.replicas, layout.tp, rules.devices_per_node).per_node
         links = rules.node_link, rules.network_link
         gather = sum(gather_s(n * rules.element_bytes, g, *links) for n, g in self._groups(held, layout, near))
         scatter = sum(gather_s(n * rules.gradient_bytes, g, *links) for n, g in self._groups(trained, layout, near))
-        return gather if layout.sharding == "parameters" else 0.0, scatter
+        return copied[0] + (gather if layout.sharding == "parameters" else 0.0), copied[1] + scatter
+
+    def _moves_states(self, layout: Layout) -> bool:
+        """Whether weights or gradients of a rank are elsewhere between microbatches."""
+        away = self._rules.technique.offload == "parameters" and layout.sharding == "parameters"
+        return away or (layout.sharding in ("gradients", "parameters") and layout.replicas > 1)
 
     def _held(self, kind: int, layer: Layer, layout: Layout) -> tuple[Trained, Trained]:
         """All parameters of a rank, and the trained ones."""
@@ -240,6 +246,12 @@ class _PoolCosts:
         price["forward"] += once
         if price["dgrad"] + price["wgrad"] > 0:
             price["dgrad"] += once
+
+
+def _own_share(counts: Trained, layout: Layout) -> float:
+    """Of so many parameters of a rank those that it keeps itself where replicas share them."""
+    shared = counts.dense / layout.replicas + counts.spread / (layout.replicas * layout.tp)
+    return shared + counts.experts / layout.expert_replicas
 
 
 def gathering_layers(scenario: Scenario) -> frozenset[str]:

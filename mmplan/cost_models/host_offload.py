@@ -1,4 +1,4 @@
-"""Seconds of an optimizer whose states lie in host memory (ZeRO-Offload, arXiv 2101.06840, sections 4 and 5).
+"""Seconds of states, or of weights too, that lie in host memory (ZeRO-Offload, arXiv 2101.06840, sections 4 and 5).
 
 At the end of a step each rank copies the gradients of its share to the host, whose cores update master weights and
 moments there, and weights return while the next ones are updated: copy out, then the longer of update and copy back.
@@ -13,7 +13,20 @@ CPU_ADAM_S = 2.57 / 10e9
 
 
 def offloaded_seconds(rules: Rules, parameters: float, host_bytes_per_s: float) -> float:
-    """Of the update of so many parameters on each rank of a node, copied at that rate in one direction."""
+    """Of the update of so many parameters on each rank of a node, copied at that rate in one direction; where weights
+    lie on the host too they are copied microbatch by microbatch (`copied_seconds`)."""
     update_s = parameters * rules.devices_per_node * CPU_ADAM_S
+    if rules.technique.offload == "parameters":
+        return update_s
     out_s, back_s = (size * parameters / host_bytes_per_s for size in (rules.gradient_bytes, rules.element_bytes))
     return out_s + max(update_s, back_s)
+
+
+def copied_seconds(rules: Rules, weights: float, gradients: float) -> tuple[float, float]:
+    """(of weights to the device, of gradients from it) for so many parameters of a rank's own share, where these lie in
+    host memory: every rank has its own link, so each brings its share before ranks gather (ZeRO-Infinity, arXiv
+    2104.07857, section 6.1), once forward and once backward; gradients leave with every backward."""
+    rate = rules.device.host_bytes_per_s
+    if rules.technique.offload != "parameters" or rate is None:
+        return 0.0, 0.0
+    return weights * rules.element_bytes / rate, gradients * rules.gradient_bytes / rate

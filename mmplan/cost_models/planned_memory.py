@@ -95,8 +95,8 @@ def loss_working_bytes(layer: Layer, load: Load, scenario: Scenario, layout: Lay
 
 
 def gathered_bytes(layer: Layer, scenario: Scenario, layout: Layout) -> int:
-    """Whole weights of a layer and of one like it, and a gradient, where these are otherwise sharded."""
-    if layout.sharding != "parameters" or layout.replicas == 1:
+    """Whole weights of a layer and of one like it, and a gradient, where these are otherwise sharded or on the host."""
+    if layout.sharding != "parameters" or (layout.replicas == 1 and scenario.technique.offload != "parameters"):
         return 0
     counts = layer_counts(layer, layout.shard(layer))
     return (2 * counts.total + counts.trained) * DTYPE_BYTES[scenario.precision]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.host_offload import copied_seconds
 from mmplan.cost_models.layer_time import optimizer_seconds
 from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
 from mmplan.cost_models.time_rules import scenario_rules
@@ -16,6 +17,7 @@ from mmplan.planner.configuration import divisors
 from mmplan.planner.quantise import floor_percent
 from mmplan.scenario.catalogue import catalogue_device, device_names
 from mmplan.scenario.scenario import Constraints, Scenario, Training
+from mmplan.scenario.technique import Offload
 from mmplan.units import format_bytes, format_seconds
 
 # Beyond that an answer is no advice; only the pipeline and the replicas could still grow.
@@ -40,7 +42,8 @@ def families(scenario: Scenario) -> tuple[Family, ...]:
         _headroom(scenario),
         *_limits(scenario),
         _zones(scenario),
-        _offload(scenario),
+        _offload(scenario, "optimizer"),
+        _offload(scenario, "parameters"),
         _nodes(scenario),
         _memory(scenario),
         _batch(scenario),
@@ -84,24 +87,26 @@ def _zones(scenario: Scenario) -> Family:
     return Family(kind="zones", steps=int(bool(rules.no_split)), step=lambda _: ("without the no-split zones", free))
 
 
-def _offload(scenario: Scenario) -> Family:
-    """Optimizer states in host memory, with about what that adds to a step where they are split over all devices."""
+def _offload(scenario: Scenario, place: Offload) -> Family:
+    """Optimizer states, or weights too, in host memory, with about what that adds to a step of one microbatch where all
+    devices share them."""
     known = all(pool.device.host_bytes_per_s is not None for pool in scenario.cluster.pools)
     possible = scenario.technique.offload == "none" and scenario.optimizer.name == "adamw" and known
+    if place == "parameters":
+        sharded = scenario.technique.sharding == "none" and not scenario.constraints.sharding
+        possible &= sharded or "parameters" in (scenario.technique.sharding, *scenario.constraints.sharding)
 
     def step(_: int) -> tuple[str, Scenario]:
-        away = replace(scenario, technique=replace(scenario.technique, offload="optimizer"))
+        away = replace(scenario, technique=replace(scenario.technique, offload=place))
         trained = sum((trained_on_rank(layer, Layout()) for layer in build_graph(scenario).layers()), Trained())
         each = trained.total / scenario.cluster.device_count
-        update_s = [
-            optimizer_seconds(scenario_rules(one), scenario.optimizer, each)
-            for one in (
-                replace(place, cluster=replace(place.cluster, pools=place.cluster.pools[:1]))
-                for place in (scenario, away)
-            )
-        ]
-        more = format_seconds(max(0.0, update_s[1] - update_s[0]))
-        return f"with constraints.offload [optimizer] (at least some {more} more per step)", away
+        here, there = (
+            scenario_rules(replace(one, cluster=replace(one.cluster, pools=one.cluster.pools[:1])))
+            for one in (scenario, away)
+        )
+        update_s = [optimizer_seconds(rules, scenario.optimizer, each) for rules in (here, there)]
+        more = format_seconds(max(0.0, update_s[1] - update_s[0]) + sum(copied_seconds(there, 2 * each, each)))
+        return f"with constraints.offload [{place}] (at least some {more} more per step)", away
 
     return Family(kind="offload", steps=int(possible), step=step)
 

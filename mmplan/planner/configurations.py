@@ -126,10 +126,22 @@ def list_configurations(
 
 
 def allowed_shardings(scenario: Scenario) -> tuple[Sharding, ...]:
-    """What the technique says where it says anything, else what the constraints allow."""
-    if scenario.technique.sharding != "none":
-        return (scenario.technique.sharding,)
-    return tuple(one for one in SHARDINGS if not scenario.constraints.sharding or one in scenario.constraints.sharding)
+    """What the technique says where it says anything, else what the constraints allow; weights in host memory come with
+    ZeRO-3 alone, as in DeepSpeed and FSDP.
+
+    Raises:
+        InfeasibleError: weights are to lie in host memory, and that sharding is excluded.
+    """
+    technique, rules = scenario.technique, scenario.constraints
+    allowed = (technique.sharding,) if technique.sharding != "none" else rules.sharding or SHARDINGS
+    if technique.offload != "parameters":
+        return allowed
+    if "parameters" not in allowed:
+        raise InfeasibleError(
+            f"weights in host memory (offload: parameters) need sharding: parameters, and this scenario has "
+            f"{', '.join(allowed)} only"
+        )
+    return ("parameters",)
 
 
 def allowed_chunks(scenario: Scenario) -> tuple[int, ...]:

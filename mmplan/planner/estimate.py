@@ -13,6 +13,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.collectives import all_reduce_s, gather_s, group_of, message_s
 from mmplan.cost_models.counts import op_parameters
 from mmplan.cost_models.expert_ops import GroupedLinear
+from mmplan.cost_models.host_offload import copied_seconds
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layer_time import layer_seconds, optimizer_seconds
 from mmplan.cost_models.loads import mean_loads
@@ -217,8 +218,9 @@ class StepEstimator:
         rules, m = self.rules, degrees.microbatches
         group = group_of(degrees.dp * degrees.cp, degrees.tp, rules.devices_per_node)
         links = rules.node_link, rules.network_link
-        gather = gather_s(stages.gathered * rules.element_bytes, group, *links)
-        reduce = gather_s(max(stages.dense) * rules.gradient_bytes, group, *links)
+        brought, taken = copied_seconds(rules, stages.gathered / group.ranks, max(stages.dense) / group.ranks)
+        gather = gather_s(stages.gathered * rules.element_bytes, group, *links) + brought
+        reduce = gather_s(max(stages.dense) * rules.gradient_bytes, group, *links) + taken
 
         def extra(compute: float, communication: float) -> float:
             serial = rules.stack.fsdp_serial * min(compute, communication)

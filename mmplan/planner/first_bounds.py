@@ -59,8 +59,8 @@ class _Model:
     recomputation and `unrecomputed_bytes` at the quickest, `saving_s_per_byte` at least for the difference. [base,
     size, stages - 1]: `busiest_s`. [base, size, pool] `pace`: by how much longer than the quickest pool each one works
     at least. [level, base, size] `levels_s`, `levels_bytes`: work and kept bytes at least where all layers recompute at
-    one level. [base, 12] `counts`: trained parameters of a rank, these with tied ones, frozen ones, and all in layers that
-    have a backward, each dense, spread and of experts."""
+    one level. [base, 12] `counts`: trained parameters of a rank, these with tied ones, frozen ones, and all in layers
+    that have a backward, each dense, spread and of experts."""
 
     sizes: IntArray
     path_s: Floats
@@ -153,7 +153,14 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
         frozen = (0, held.dense_frozen) if spread else (held.dense_frozen, 0)
         reduced = (trained.dense, trained.spread, trained.experts)
         back = (dense[0] + frozen[0], dense[1] + frozen[1], held.expert + held.expert_frozen)
-        return [*reduced, *dense, held.expert, *frozen, held.expert_frozen, *(back if layer.has_backward else (0, 0, 0))]
+        return [
+            *reduced,
+            *dense,
+            held.expert,
+            *frozen,
+            held.expert_frozen,
+            *(back if layer.has_backward else (0, 0, 0)),
+        ]
 
     bases = configurations.bases
     used = np.zeros((len(bases), len(sizes)), dtype=np.bool_)
@@ -385,11 +392,13 @@ def _state_bytes(prices: Prices, layout: Layout, counts: list[float]) -> float:
     per = parameter_bytes(scenario.precision, scenario.optimizer, technique)
     split_from = memory_rules(technique.stack).gradients_split_from
     dense, expert = layout.replicas, layout.expert_replicas
+    on_device = 1 if technique.offload != "parameters" else 0
     optimizer_bytes = per.optimizer if technique.offload == "none" else 0
     total = 0.0
     for trained, frozen, ranks in zip(counts[:3], counts[3:], (dense, dense * layout.tp, expert), strict=True):
         weights, gradients, states = (ranks if stage >= least else 1 for least in (3, split_from, 1))
-        total += trained * (per.weight / weights + per.gradient / gradients + optimizer_bytes / states)
-        total += frozen * per.frozen / (max(dense, ranks) if stage >= 3 else 1)
+        kept_bytes = per.weight / weights + per.gradient / gradients
+        total += trained * (kept_bytes * on_device + optimizer_bytes / states)
+        total += frozen * per.frozen * on_device / (max(dense, ranks) if stage >= 3 else 1)
         total += 2 * trained if technique.fp8 != "none" and not any(la.no_fp8 for la in prices.kinds) else 0
     return total

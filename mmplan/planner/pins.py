@@ -16,10 +16,10 @@ from mmplan.scenario.document import did_you_mean, listed, shown
 from mmplan.scenario.layer_ids import module_layer_ids
 from mmplan.scenario.scenario import ModelModule, OwnRanks, Scenario
 from mmplan.scenario.schema_values import MAX_COUNT
-from mmplan.scenario.technique import RECOMPUTES, SHARDINGS
+from mmplan.scenario.technique import OFFLOADS, RECOMPUTES, SHARDINGS
 
 COUNTS = ("tp", "pp", "dp", "cp", "ep", "etp", "vp", "microbatch")
-WORDS: dict[str, Collection[str]] = {"sharding": SHARDINGS, "recompute": RECOMPUTES, "offload": ("none", "optimizer")}
+WORDS: dict[str, Collection[str]] = {"sharding": SHARDINGS, "recompute": RECOMPUTES, "offload": OFFLOADS}
 KEYS = (*COUNTS, *WORDS, "spread", "modules")
 OWN_DEGREES = ("tp", "dp", "pp")
 
@@ -147,7 +147,7 @@ def broken_rule(scenario: Scenario, pins: Pins) -> str:
     """Why no plan can have such degrees, whatever its memory; empty where nothing is known to speak against them."""
     batch, devices = scenario.global_batch, scenario.cluster.device_count
     unknown = [pool.device.name for pool in scenario.cluster.pools if pool.device.host_bytes_per_s is None]
-    if "optimizer" in pins.of("offload") and unknown:
+    if pins.of("offload") and "none" not in pins.of("offload") and unknown:
         return f"the link of {unknown[0]} to host memory is not in the catalogue, so nothing is offloaded to it"
     reasons = [_tensor_parallel(scenario, tp) for tp in pins.of("tp")]
     if reasons and all(reasons):

@@ -23,11 +23,12 @@ def require_plannable(scenario: Scenario) -> None:
 def _unpriced(scenario: Scenario) -> Iterator[tuple[str, str]]:
     technique, summed = scenario.technique, scenario.optimizer.gradient_dtype
     of_stack = f" (what stack {technique.stack} does)" if technique.stack != "mmplan" else ""
-    if technique.offload == "parameters":
-        yield f"offload: parameters{of_stack}", "the seconds of weights that return for every microbatch are unknown"
     unknown = [pool.device.name for pool in scenario.cluster.pools if pool.device.host_bytes_per_s is None]
-    if technique.offload == "optimizer" and unknown:
-        yield f"offload: optimizer{of_stack}", f"the link of {unknown[0]} to host memory is not in the catalogue"
+    if technique.offload != "none" and unknown:
+        yield (
+            f"offload: {technique.offload}{of_stack}",
+            f"the link of {unknown[0]} to host memory is not in the catalogue",
+        )
     if technique.recompute_layers is not None:
         yield f"recompute_layers: {technique.recompute_layers}{of_stack}", "a plan recomputes quarters of the blocks"
     if technique.frozen_hooks:

@@ -15,6 +15,12 @@ from mmplan.planner.result import OptimizeResult, RunnerUp
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_seconds
 
+IN_HOST_MEMORY: dict[str, str] = {
+    "none": "",
+    "optimizer": "optimizer state",
+    "parameters": "weights, gradients and optimizer state",
+}
+
 
 def in_pool_orders(scenario: Scenario) -> Iterator[Scenario]:
     """The scenario with its pools in every order that differs, its own first."""
@@ -86,8 +92,7 @@ def _as_runner_up(result: OptimizeResult, best: OptimizeResult) -> RunnerUp:
     more_s = plan.certificate.objective_s - winner_s
     names = ", then ".join(pool.device.name for pool in plan.scenario.cluster.pools)
     if plan.scenario.technique.offload != best.plan.scenario.technique.offload:
-        kept = plan.scenario.technique.offload == "none"
-        names = "nothing in host memory" if kept else "optimizer states in host memory"
+        names = f"{IN_HOST_MEMORY[plan.scenario.technique.offload] or 'nothing'} in host memory"
     if plan.scenario.technique.compression != best.plan.scenario.technique.compression:
         compression = plan.scenario.technique.compression
         names = "gradients as they are" if compression == "none" else f"gradients compressed by {compression}"

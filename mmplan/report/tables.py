@@ -11,6 +11,7 @@ from mmplan.planner.compression_price import compression_price
 from mmplan.planner.finding import Finding
 from mmplan.planner.interval import StepInterval
 from mmplan.planner.plan import Plan
+from mmplan.planner.pool_order import IN_HOST_MEMORY
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.result import OptimizeResult
 from mmplan.report.interval import interval_text
@@ -95,7 +96,7 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("split over replicas", lambda s: "" if s.dp * s.cp == 1 else _ZERO.get(s.sharding, "")),
     ("products in FP8", lambda s: s.fp8.replace("none", "")),
     ("gradients compressed", lambda s: s.compression.replace("none", "")),
-    ("in host memory", lambda s: {"none": "", "optimizer": "optimizer state"}.get(s.offload, s.offload)),
+    ("in host memory", lambda s: IN_HOST_MEMORY[s.offload]),
     ("spread over samples", lambda s: ", ".join(s.spread)),
     ("recomputed", lambda s: _recompute_text(s.recompute)),
     ("microbatches x samples", lambda s: f"{s.microbatches} x {s.microbatch_size}"),

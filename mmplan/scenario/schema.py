@@ -286,7 +286,9 @@ class ConstraintsSpec(Strict):
         default=None, description="modules not split by tp, each rank running part of the samples; default: as is best"
     )
     offload: Offloads = Field(
-        default=["none"], min_length=1, description="optimizer: its states may lie in host memory, if that is faster"
+        default=["none"],
+        min_length=1,
+        description="what may lie in host memory, if that is faster: optimizer states; parameters: weights, too",
     )
     compression: Compressions = Field(
         default=["none"],

@@ -6,7 +6,7 @@ Each parser raises one sentence; the JSON Schema beside it says the same to an e
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -14,7 +14,18 @@ from pydantic_core import PydanticCustomError
 from mmplan.scenario.document import did_you_mean, shown
 from mmplan.scenario.scenario import Distribution
 from mmplan.scenario.schedule_names import SCHEDULE_NAMES
-from mmplan.scenario.technique import COMPRESSIONS, FP8S, RECOMPUTES, SHARDINGS, Compression, Fp8, Recompute, Sharding
+from mmplan.scenario.technique import (
+    COMPRESSIONS,
+    FP8S,
+    OFFLOADS,
+    RECOMPUTES,
+    SHARDINGS,
+    Compression,
+    Fp8,
+    Offload,
+    Recompute,
+    Sharding,
+)
 from mmplan.units import parse_bytes, parse_bytes_per_s, parse_flops_per_s, parse_seconds
 
 MAX_AMOUNT = 1e9  # tokens, images, seconds of one sample
@@ -174,8 +185,8 @@ _SHARDING, _SHARDING_SCHEMA = _choices_of(SHARDINGS)
 Shardings = Annotated[list[Sharding], BeforeValidator(_SHARDING), WithJsonSchema(_SHARDING_SCHEMA)]
 _RECOMPUTE, _RECOMPUTE_SCHEMA = _choices_of(RECOMPUTES)
 Recomputes = Annotated[list[Recompute], BeforeValidator(_RECOMPUTE), WithJsonSchema(_RECOMPUTE_SCHEMA)]
-_OFFLOAD, _OFFLOAD_SCHEMA = _choices_of(("none", "optimizer"))
-Offloads = Annotated[list[Literal["none", "optimizer"]], BeforeValidator(_OFFLOAD), WithJsonSchema(_OFFLOAD_SCHEMA)]
+_OFFLOAD, _OFFLOAD_SCHEMA = _choices_of(OFFLOADS)
+Offloads = Annotated[list[Offload], BeforeValidator(_OFFLOAD), WithJsonSchema(_OFFLOAD_SCHEMA)]
 _COMPRESSION, _COMPRESSION_SCHEMA = _choices_of(COMPRESSIONS)
 Compressions = Annotated[list[Compression], BeforeValidator(_COMPRESSION), WithJsonSchema(_COMPRESSION_SCHEMA)]
 _FP8, _FP8_SCHEMA = _choices_of(FP8S)

@@ -14,6 +14,7 @@ FP8S: tuple[Fp8, ...] = ("none", "tensor", "block", "mx")
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]
 Offload = Literal["none", "optimizer", "parameters"]
+OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "parameters")
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SHARDINGS: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")  # ZeRO-0 to ZeRO-3
 Compression = Literal["none", "topk", "fp8"]
@@ -50,7 +51,8 @@ class Technique:
     """With cp > 1: keys and values travel around a `ring` (arXiv 2310.01889), or an `all-to-all` before and after
     attention trades rows for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
     offload: Offload = "none"
-    """What lives in host memory (arXiv 2101.06840); `parameters` includes the optimizer state."""
+    """What lives in host memory (arXiv 2101.06840); `parameters` are weights, gradients and optimizer state, each
+    rank's share under ZeRO-3 (arXiv 2104.07857)."""
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Type gradients are accumulated and reduced in; None: the optimizer's `gradient_dtype`."""
     compression: Compression = "none"

@@ -1,17 +1,24 @@
-"""Optimizer states in host memory as an axis: seconds, memory, constraint, advice."""
+"""Optimizer states, or weights too, in host memory as an axis: seconds, memory, constraint, advice, bounds."""
 
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.layer_time import optimizer_seconds
+from mmplan.cost_models.layout import Layout, Trained
 from mmplan.cost_models.time_rules import scenario_rules
 from mmplan.errors import InfeasibleError, InputError
 from mmplan.planner.check import check_plan
+from mmplan.planner.cut_plan import cut_stages
 from mmplan.planner.pins import broken_rule, parse_pins
+from mmplan.planner.problem import build_problem
 from mmplan.planner.repeated import Limits
 from mmplan.planner.search import optimize
+from mmplan.planner.space import build_space, stage_layers
+from mmplan.planner.stage_solver import solve_cut
 from mmplan.planner.why_not import why_not
 from mmplan.scenario.catalogue import catalogue_device, device_names
 from mmplan.scenario.load import load_scenario
@@ -69,7 +76,7 @@ def test_with_room_the_states_stay_on_the_device(tmp_path: Path) -> None:
     free = one_device(tmp_path, "80 GiB", "[none, optimizer]")
     result = optimize(free, gap=0.0)
     assert result.plan.scenario.technique.offload == "none"
-    assert any("optimizer states in host memory" in other.reason for other in result.runner_ups)
+    assert any("optimizer state in host memory" in other.reason for other in result.runner_ups)
     answer = why_not(free, result.plan, parse_pins("offload=optimizer", free), Limits(gap=0.0))
     assert answer.verdict == "slower"
     assert answer.finish_more_s is not None
@@ -83,3 +90,58 @@ def test_an_unknown_host_link_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="to host memory is not in the catalogue"):
         optimize(unknown)
     assert broken_rule(unknown, parse_pins("offload=optimizer", unknown)).startswith("the link of a100-sxm-80 to host")
+
+
+def test_weights_in_host_memory_travel_with_every_microbatch(tmp_path: Path) -> None:
+    """By hand: a rank's own share over PCIe, once forward and once backward; gradients back; the update on the host."""
+    of = one_device(tmp_path, "80 GiB", "[parameters]")
+    result = optimize(of, gap=0.0)
+    assert result.plan.sharding == "parameters"
+    away, costs = result.plan.scenario, AnalyticCostModel(result.plan.scenario)
+    rate = away.cluster.pools[0].device.host_bytes_per_s
+    assert rate is not None
+    brought_s, taken_s = costs.sharding_s(Trained(dense=10**9), Trained(dense=10**9), Layout(sharding="parameters"))
+    assert brought_s == pytest.approx(2e9 / rate)
+    assert taken_s == pytest.approx(4e9 / rate)
+    two = Layout(sharding="parameters", dp=2)
+    assert costs.sharding_s(Trained(dense=10**9), Trained(), two)[0] > 1e9 / rate  # half each, then they gather
+    assert optimizer_seconds(scenario_rules(away), away.optimizer, 1e9) == pytest.approx(0.257)
+
+
+def test_weights_leave_the_device_where_states_alone_are_not_enough(tmp_path: Path) -> None:
+    tight = one_device(tmp_path, "3.05 GiB", "[none, optimizer]")
+    with pytest.raises(InfeasibleError, match=r"constraints\.offload \[parameters\] \(at least some \d.* per step"):
+        optimize(tight)
+    result = optimize(one_device(tmp_path, "3.05 GiB", "[none, optimizer, parameters]"))
+    assert result.plan.scenario.technique.offload == "parameters"
+    assert result.gap <= 0.01
+    assert check_plan(result.plan) == ()
+    free = optimize(one_device(tmp_path, "80 GiB", "[none, optimizer, parameters]"), gap=0.0)
+    assert free.plan.scenario.technique.offload == "none"
+    assert any("weights, gradients and optimizer state in host memory" in other.reason for other in free.runner_ups)
+
+
+def test_no_bound_is_above_the_best_cut_with_weights_in_host_memory(tmp_path: Path) -> None:
+    of = one_device(tmp_path, "80 GiB", "[parameters]")
+    pools = tuple(replace(pool, nodes=2) for pool in of.cluster.pools)
+    free = replace(of.constraints, microbatch=(), recompute=())
+    away = replace(of.technique, offload="parameters")
+    space = build_space(replace(of, cluster=replace(of.cluster, pools=pools), constraints=free, technique=away))
+    first_ns = space.bounds_ns.copy()
+    space.bounds.sharpen(np.arange(len(space.configurations)))
+    solved = 0
+    for index, configuration in enumerate(space.configurations):
+        best = solve_cut(build_problem(space.prices, space.groups, configuration), space.coarse.upsets)
+        if best.stage_of is not None:
+            stages = stage_layers(space.groups, best.stage_of, configuration.stages)
+            best_ns = cut_stages(space.prices, configuration, stages)[1].objective_s * 1e9
+            assert first_ns[index] <= space.bounds_ns[index] <= best_ns
+            solved += 1
+    assert solved > 3
+
+
+def test_weights_in_host_memory_need_them_sharded(tmp_path: Path) -> None:
+    of = one_device(tmp_path, "80 GiB", "[parameters]")
+    whole = replace(of, constraints=replace(of.constraints, sharding=("none", "optimizer")))
+    with pytest.raises(InfeasibleError, match="need sharding: parameters, and this scenario has none, optimizer only"):
+        optimize(whole)

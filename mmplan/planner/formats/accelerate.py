@@ -74,7 +74,8 @@ def export_accelerate(plan: Plan) -> Exported:
 
 def _configuration(plan: Plan) -> dict[str, Any]:
     machines = sum(nodes for nodes, _ in processes_per_node(plan))
-    sharded = plan.dp * plan.cp > 1 and plan.sharding != "none"
+    away = plan.scenario.technique.offload == "parameters"
+    sharded = away or (plan.dp * plan.cp > 1 and plan.sharding != "none")
     kind = "FSDP" if sharded else "MULTI_GPU" if plan.rank_count > 1 else "NO"
     values: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -112,7 +113,7 @@ def _fsdp(plan: Plan) -> dict[str, Any]:
         "fsdp_reshard_after_forward": plan.sharding == "parameters",
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "fsdp_activation_checkpointing": plan.stages[0].recompute == "full",
-        "fsdp_offload_params": False,
+        "fsdp_offload_params": plan.scenario.technique.offload == "parameters",
         "fsdp_cpu_ram_efficient_loading": False,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }

@@ -51,7 +51,7 @@ def _refuse(plan: Plan) -> None:
         raise CheckError(f"{TARGET}'s pipelines have no axis for sequences; the plan has pp={plan.pp} and cp={plan.cp}")
     if plan.scenario.technique.fp8 != "none":
         raise CheckError(f"{TARGET}'s file has no word for technique.fp8 {plan.scenario.technique.fp8}")
-    if plan.scenario.technique.offload == "optimizer" and plan.sharding == "none":
+    if plan.scenario.technique.offload != "none" and plan.sharding == "none":
         raise CheckError(f"{TARGET} keeps optimizer state in host memory under ZeRO only; the plan shards nothing")
 
 
@@ -130,7 +130,9 @@ def _document(plan: Plan) -> dict[str, object]:
 
 
 def _offload(plan: Plan) -> dict[str, object]:
-    return {"offload_optimizer": {"device": "cpu"}} if plan.scenario.technique.offload == "optimizer" else {}
+    kept = plan.scenario.technique.offload
+    names = {"none": (), "optimizer": ("offload_optimizer",), "parameters": ("offload_optimizer", "offload_param")}
+    return {name: {"device": "cpu"} for name in names[kept]}
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:

@@ -119,6 +119,8 @@ def _parallel(plan: Plan, module: ModelModule) -> Words:
 
 def _refuse_offload(plan: Plan) -> None:
     """Its offloaded state is that of the distributed optimizer (megatron/core/optimizer/optimizer_config.py)."""
+    if plan.scenario.technique.offload == "parameters":
+        raise CheckError(f"{TARGET} keeps no weights in host memory, the plan does (offload: parameters)")
     ours = plan.sharding == "optimizer" and plan.scenario.optimizer.name == "adamw"
     if plan.scenario.technique.offload == "optimizer" and not ours:
         name = plan.scenario.optimizer.name

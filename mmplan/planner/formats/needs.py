@@ -123,7 +123,9 @@ def _rest(plan: Plan) -> Found:
     if precision:
         yield "zones without low precision", " and ".join(sorted(precision))
     if scenario.technique.offload != "none":
-        yield "optimizer state in host memory", f"offload {scenario.technique.offload}"
+        whole = scenario.technique.offload == "parameters"
+        name = "weights in host memory" if whole else "optimizer state in host memory"
+        yield name, f"offload {scenario.technique.offload}"
     if scenario.technique.compression != "none":
         yield "compressed gradients", f"compression {scenario.technique.compression}"
     if scenario.technique.fp8 != "none":

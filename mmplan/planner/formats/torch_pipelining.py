@@ -91,6 +91,8 @@ def mesh_document(plan: Plan) -> dict[str, object]:
     if plan.ep > 1:
         experts = {"pp": plan.pp, "edp": plan.dp * plan.width // (plan.ep * plan.etp), "ep": plan.ep, "etp": plan.etp}
         document["experts"] = {"mesh_dim_names": list(experts), "mesh_shape": list(experts.values())}
+    if plan.scenario.technique.offload == "parameters":
+        document["offload_policy"] = "CPUOffloadPolicy"
     if plan.spread:
         document["spread"] = list(plan.spread)
     return document

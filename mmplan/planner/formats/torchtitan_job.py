@@ -210,4 +210,5 @@ def _training(plan: Plan, module: ModelModule) -> dict[str, object]:
         "global_batch_size": plan.scenario.global_batch,
         "seq_len": sequence_length(plan, module),
         "mixed_precision_param": {"bf16": "bfloat16", "fp32": "float32"}[plan.scenario.precision],
+        **({"enable_cpu_offload": True} if plan.scenario.technique.offload == "parameters" else {}),
     }

@@ -56,6 +56,19 @@ def test_state_in_host_memory_is_a_plug_in_elsewhere(tmp_path: Path, export: Cal
     assert [loss.step_s for loss in losses if "optimizer state in host memory" in loss.sentence] == [None]
 
 
+def test_weights_in_host_memory_are_said_where_a_framework_has_a_word_for_them(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "tp: 1, dp: 4, offload: parameters")
+    zero = json.loads(export_deepspeed(plan).files["ds_config.json"])["zero_optimization"]
+    assert zero["stage"] == 3
+    assert zero["offload_optimizer"] == zero["offload_param"] == {"device": "cpu"}
+    assert "fsdp_offload_params: true" in export_accelerate(plan).files["accelerate.yaml"]
+    assert "enable_cpu_offload" in "".join(export_torchtitan(plan).files.values())
+    assert "CPUOffloadPolicy" in "".join(export_torch_pipelining(plan).files.values())
+    assert any("pinned_host" in loss.sentence for loss in export_jax(plan).losses)
+    with pytest.raises(CheckError, match="keeps no weights in host memory"):
+        export_megatron(plan)
+
+
 def test_state_in_host_memory_without_what_it_takes_is_refused(tmp_path: Path) -> None:
     plan = offloaded(tmp_path, "none")
     with pytest.raises(CheckError, match="the plan shards nothing"):
