@@ -1,6 +1,6 @@
 """Process groups of a run: ranks that hold the same weights, that share layers, that send each other tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import numpy as np
@@ -13,6 +13,9 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.stage_graph import build_stage_graph
 from mmplan.runtime.places import place_of
 from mmplan.runtime.tensor_sums import ExpertRanks, Peers, TensorRanks
+
+# Rows of ranks -> the group of the row that holds this rank, None where rows are single ranks. Collective over all.
+GroupOf = Callable[[np.ndarray], dist.ProcessGroup | None]
 
 
 def peer_pairs(plan: Plan) -> set[tuple[int, int]]:
@@ -95,6 +98,11 @@ def _expert_ranks(ranks: np.ndarray, layout: Layout, rank: int, backend: str, ti
         group=sharing,
         replicas=_own_group(holding, rank, backend, timeout) if ranks.shape[1] > 1 else None,
     )
+
+
+def group_maker(rank: int, backend: str, timeout: timedelta) -> GroupOf:
+    """Makes groups of this rank, beside those that every plan needs."""
+    return lambda rows: _own_group(rows, rank, backend, timeout) if rows.shape[1] > 1 else None
 
 
 def _own_group(rows: np.ndarray, rank: int, backend: str, timeout: timedelta) -> dist.ProcessGroup | None:

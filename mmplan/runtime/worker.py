@@ -33,7 +33,7 @@ from mmplan.runtime.finite import require_numbers
 from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.save_weights import save_weights
 from mmplan.runtime.ghost.train import prepare_job
-from mmplan.runtime.groups import peer_pairs, replica_group, tensor_ranks
+from mmplan.runtime.groups import GroupOf, group_maker, peer_pairs, replica_group, tensor_ranks
 from mmplan.runtime.health.run_health import RunHealth
 from mmplan.runtime.limits import limits, time_scale
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, StepMeasurement, save_run
@@ -133,7 +133,9 @@ def run_worker(
             prepared = prepare_rehearsal(plan, rank, scale, groups.replicas)
         elif options.job is not None:
             job = load_job(options.job, options.data)
-            prepared = prepare_job(plan, job, rank, device, groups.replicas, options.weights, start.samples)
+            prepared = prepare_job(
+                plan, job, rank, device, groups.replicas, groups.more, options.weights, start.samples
+            )
         else:
             prepared = prepare_training(plan, rank, device, groups.tensor, groups.replicas)
         resumed = start.load(plan, prepared.stages)
@@ -166,13 +168,15 @@ class _Groups:
     """Who talks over what. `network` carries tensors (gloo or NCCL), `control` (gloo) everything else.
 
     replicas: the ranks that hold the same weights, None without data parallelism; tensor: those that share layers,
-    None where every rank has them whole; pairs: ranks that send each other tensors; hosts: of all ranks.
+    None where every rank has them whole; more: makes others; pairs: ranks that send each other tensors; hosts: of all
+    ranks.
     """
 
     network: dist.ProcessGroup
     control: dist.ProcessGroup
     replicas: dist.ProcessGroup | None
     tensor: TensorRanks | None
+    more: GroupOf
     pairs: set[tuple[int, int]]
     hosts: list[str]
 
@@ -192,6 +196,7 @@ def _join(plan: Plan, rank: int, device: torch.device, backend: str, timeout_s: 
         control=dist.new_group(backend="gloo", timeout=timeout),
         replicas=replica_group(plan, rank, backend, timeout),
         tensor=tensor_ranks(plan, rank, backend, timeout),
+        more=group_maker(rank, backend, timeout),
         pairs=peer_pairs(plan),
         hosts=[host for host, _ in places],
     )

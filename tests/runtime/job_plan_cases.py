@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -16,15 +17,19 @@ from llava_job import batches as llava_batches
 from tiny_plans import hand_plan, tiny_scenario
 from torch import Tensor
 
+from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.planner.plan import Plan
+from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
+from mmplan.runtime.checkpoint.pieces import pieces_of, to_write
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.ghost.job import Job, count_labels
 from mmplan.runtime.ghost.recording import loss_of
 from mmplan.runtime.ghost.train import prepare_job
 from mmplan.runtime.ghost.weightless import initial_value
-from mmplan.runtime.groups import replica_group
+from mmplan.runtime.groups import group_maker, replica_group
+from mmplan.runtime.places import place_of
 from mmplan.scenario.formats.hf_config import read_hf_config
 from mmplan.scenario.scenario import Optimizer, Scenario, Training
 
@@ -66,6 +71,12 @@ def cut(scenario: Scenario, *ends: str, dp: int = 1, **changes: Any) -> Plan:
     return replace(plan, stages=tuple(replace(stage, recompute=recompute) for stage in plan.stages), **changes)
 
 
+def chunks(plan: Plan) -> Plan:
+    """Two stages on each rank."""
+    costs = AnalyticCostModel(plan.scenario)
+    return refuse_unusable(with_family(plan, "interleaved", build_graph(plan.scenario), costs))
+
+
 def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
     """Name -> family and plan."""
     llava, gemma, deep, mllama = (scenario_of(name, folder) for name in ("llava", "gemma3", "qwen3_vl", "mllama"))
@@ -80,7 +91,11 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
             "llava",
             cut(with_training(llava, "vision", "frozen"), "llm.0", dp=2, sharding="parameters"),
         ),
-        "Gemma 3, tied, ZeRO-3": ("gemma3", cut(gemma, dp=2, sharding="parameters")),
+        "Gemma 3, tied, ZeRO-3": ("gemma3", cut(gemma, dp=4, sharding="parameters")),
+        "Gemma 3, tied over stages": ("gemma3", cut(gemma, "llm.0", dp=2)),
+        "Gemma 3, tied over stages, ZeRO-3": ("gemma3", cut(gemma, "llm.0", dp=2, sharding="parameters")),
+        "Gemma 3, tied over four stages": ("gemma3", cut(gemma, "projector.0", "llm.embed", "llm.1")),
+        "Gemma 3, tied over chunks": ("gemma3", chunks(cut(gemma, "llm.0", dp=2))),
         "DeepStack, ZeRO-3": ("qwen3_vl", cut(deep, "llm.1", dp=2, sharding="parameters")),
         "cross-attention, ZeRO-3": ("mllama", cut(mllama, "llm.1", dp=2, sharding="parameters")),
     }
@@ -121,24 +136,26 @@ class Part:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobRankResult:
     parts: Sequence[Part]
+    written: dict[str, int]  # elements that the rank writes to checkpoints, of those that it holds
     loss: float
     moved_bytes: dict[str, int]  # sent, shared, with the program's beside them
     planned_bytes: dict[str, int]
 
 
-def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup) -> JobRankResult | None:
+def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup) -> JobRankResult:
     """One step of plain gradient descent, so long that rounding of the weights hides nothing."""
-    if rank >= plan.rank_count:
-        replica_group(plan, rank, "gloo", timedelta(seconds=30))
-        return None
-    replicas = replica_group(plan, rank, "gloo", timedelta(seconds=30))
-    prepared = prepare_job(plan, job_of(family), rank, CPU, replicas)
+    timeout = timedelta(seconds=30)
+    replicas = replica_group(plan, rank, "gloo", timeout)
+    prepared = prepare_job(plan, job_of(family), rank, CPU, replicas, group_maker(rank, "gloo", timeout))
     program, stages = prepared.step(0)
     held = [(stage.places[one.parameter], one) for stage in prepared.stages for one in stage.state.held()]
     before = [one.tensors["weight"].clone() for _, one in held]
     clock = WallClock(control, one_host=True)
     clock.start()
     record = run_step(program, stages, device=CPU, clock=clock)
+    written: Counter[str] = Counter()
+    for piece in to_write(pieces_of(prepared.stages), plan, place_of(plan, rank)):
+        written[piece.name] += piece.box.count
     sends = [action for action in program.actions if action.kind == "SEND"]
     shared = [action for action in program.actions if action.kind not in ("SEND", "RECV")]
     return JobRankResult(
@@ -150,6 +167,7 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
             )
             for (place, one), weight in zip(held, before, strict=True)
         ],
+        written=written,
         loss=sum(loss for stage in prepared.stages for loss in stage.losses().values()),
         moved_bytes={"sent": record.activation_bytes + record.gradient_bytes, "shared": record.reduce_bytes},
         planned_bytes={"sent": sum(a.bytes for a in sends), "shared": sum(a.bytes for a in shared)},
@@ -163,10 +181,9 @@ def run_job_cases(rank: int, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", PROCESSES)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=60))
     plans = torch.load(Path(folder) / PLANS, weights_only=False)
-    results = {}
+    results, world = {}, dist.new_group(range(PROCESSES))
     for name, (family, plan) in plans.items():
-        control = dist.new_group(range(plan.rank_count))
-        results[name] = run_job_rank(family, plan, rank, control)
+        results[name] = run_job_rank(family, plan, rank, world)
     torch.save(results, Path(folder) / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("transformers")
 
 from case_processes import run_on_ranks
-from job_plan_cases import PLANS, PROCESSES, JobRankResult, job_plans, run_job_cases, whole_job
+from job_plan_cases import PLANS, PROCESSES, JobRankResult, job_of, job_plans, run_job_cases, whole_job
 
 from mmplan.planner.plan import Plan
 
@@ -21,6 +21,10 @@ NAMES = (
     "LLaVA in two stages, ZeRO-3, recomputed",
     "frozen tower, ZeRO-3",
     "Gemma 3, tied, ZeRO-3",
+    "Gemma 3, tied over stages",
+    "Gemma 3, tied over stages, ZeRO-3",
+    "Gemma 3, tied over four stages",
+    "Gemma 3, tied over chunks",
     "DeepStack, ZeRO-3",
     "cross-attention, ZeRO-3",
 )
@@ -40,7 +44,7 @@ def plans(folder: Path) -> dict[str, tuple[str, Plan]]:
 def results(folder: Path, plans: dict[str, tuple[str, Plan]]) -> dict[str, list[JobRankResult]]:
     torch.save(plans, folder / PLANS)
     ranks = run_on_ranks(run_job_cases, PROCESSES, folder)
-    return {name: [rank[name] for rank in ranks if rank[name] is not None] for name in plans}
+    return {name: [rank[name] for rank in ranks] for name in plans}
 
 
 def test_every_plan_is_named(plans: dict[str, tuple[str, Plan]]) -> None:
@@ -77,3 +81,15 @@ def test_every_gradient_is_that_of_the_model_in_one_process(
 def test_ranks_exchange_the_bytes_of_their_programs(name: str, results: dict[str, list[JobRankResult]]) -> None:
     for rank in results[name]:
         assert rank.moved_bytes == rank.planned_bytes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpoints_have_every_element_once(
+    name: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[JobRankResult]]
+) -> None:
+    written: Counter[str] = Counter()
+    for rank in results[name]:
+        written += Counter(rank.written)
+    model = job_of(plans[name][0]).model()
+    held = {part.name for rank in results[name] for part in rank.parts}
+    assert written == {key: p.numel() for key, p in model.named_parameters() if key in held}

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from mmplan.runtime.ghost.model import saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.save_weights import _converted, _weights
-from mmplan.runtime.held import Buffer
+from mmplan.runtime.held import Buffer, Place, whole_place
 
 FAMILIES = (
     *(ghost_models.llava, ghost_models.qwen2_vl, ghost_models.qwen2_5_vl, ghost_models.qwen3_vl),
@@ -31,17 +31,17 @@ class Stage:
     """The parameters of every second block, as a stage has them."""
 
     def __init__(self, model: nn.Module, index: int) -> None:
-        self.state, self.parameters = self, list[Parameter]()
+        self.state, self.places = self, dict[Parameter, Place]()
         for name, parameter in model.named_parameters():
             block = re.search(r"\.(\d+)\.", name)
             if (int(block[1]) % 2 if block else 0) == index:
-                self.parameters.append(parameter)
+                self.places[parameter] = whole_place(name, parameter)
         self.buffers = [
             Buffer(name=name, tensor=tensor, writes=index == 1) for name, tensor in saved_buffers(model).items()
         ]
 
     def weights(self) -> list[Parameter]:
-        return self.parameters
+        return list(self.places)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

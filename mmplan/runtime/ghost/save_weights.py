@@ -78,7 +78,7 @@ def _weights(model: nn.Module, stages: Sequence[WeightedStage], *, writes: bool)
     for stage in stages:
         for parameter in stage.state.weights():
             known = names[id(parameter)]
-            if writes:
+            if writes and stage.places[parameter].writes is not False:
                 name = next((one for one in known if one not in tied), known[0])
                 found[name] = parameter.detach().to("cpu", copy=True).contiguous()
         found |= {buffer.name: buffer.tensor.cpu().contiguous() for buffer in stage.buffers if writes and buffer.writes}

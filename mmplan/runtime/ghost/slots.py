@@ -86,9 +86,9 @@ def _with_sharers(model: nn.Module, pieces: Sequence[str], chosen: Set[str]) -> 
 
 
 def slot_bytes(
-    model: nn.Module,
     slots: Slots,
-    trained: Set[str],
+    layers: Mapping[str, Sequence[Parameter]],
+    to_train: Set[int],
     sharding: Sharding,
     *,
     replicas: int,
@@ -98,12 +98,11 @@ def slot_bytes(
     """What replicas hand to collectives for the stage, as `LayerShards` does it.
 
     Args:
-        trained: names of parameters.
+        layers: slot -> parameters whose state they share.
+        to_train: ids of parameters.
         weight_bytes, gradient_bytes: of an element.
     """
-    to_train = {id(model.get_parameter(name)) for name in trained}
     owner: dict[Parameter, str] = {}
-    layers = slots.parameters(model)
     for slot, parameters in layers.items():
         for parameter in parameters:
             owner.setdefault(parameter, slot)

@@ -1,6 +1,5 @@
 """Training a user's own model under a plan: pieces to stages, each step's program from its own recordings."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -19,28 +18,25 @@ from mmplan.planner.lower import plan_pipeline
 from mmplan.planner.place import place
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
-from mmplan.planner.shared_bytes import SharedBytes
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.runtime.ghost.alignment import align, used_pieces
+from mmplan.runtime.ghost.holdings import Holdings, held_bytes, holdings, places_of, state_of
 from mmplan.runtime.ghost.job import Job
 from mmplan.runtime.ghost.model import GhostModel, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
-from mmplan.runtime.ghost.slots import Slots, find_slots, slot_bytes
 from mmplan.runtime.ghost.stage import Example, GhostStage
 from mmplan.runtime.ghost.traffic import Owners, payload, payload_bytes, recorded_graph
 from mmplan.runtime.ghost.turns import Turns
-from mmplan.runtime.ghost.units import find_units, parameter_names
+from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
-from mmplan.runtime.held import Buffer, whole_place
-from mmplan.runtime.held import Place as ParameterPlace
+from mmplan.runtime.groups import GroupOf
+from mmplan.runtime.held import Buffer
 from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.places import Place, place_of
 from mmplan.runtime.stage import Stage
-from mmplan.runtime.state import stage_state
 from mmplan.runtime.train import Prepared
 from mmplan.runtime.weight_store import WeightStore
-from mmplan.scenario.scenario import DTYPE_BYTES
 
 # Looked at before a run: every module of the model has to be used in some of them.
 FIRST_BATCHES = 32
@@ -48,15 +44,12 @@ FIRST_BATCHES = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Laid:
-    """A real model laid over a plan. `pieces`: of each stage, whose parameters it holds; `slots`: of each stage, where
-    these are shared out layer by layer."""
+    """A real model laid over a plan."""
 
     model: nn.Module
     recorder: Recorder
     owners: Owners
-    pieces: tuple[tuple[str, ...], ...]
-    trained: frozenset[str]  # parameters
-    slots: tuple[Slots, ...]
+    held: Holdings
 
 
 def prepare_job(
@@ -65,12 +58,14 @@ def prepare_job(
     rank: int,
     device: torch.device,
     replicas: dist.ProcessGroup | None,
+    group_of: GroupOf,
     weights: Path | None = None,
     samples: int = 0,
 ) -> Prepared:
     """The steps of one rank.
 
     Args:
+        group_of: makes groups of ranks.
         weights: a folder of safetensors files; None: weights are drawn (`weightless.py`).
         samples: how many the data has given to steps before; where it has, a checkpoint will give the weights.
 
@@ -88,7 +83,8 @@ def prepare_job(
         raise InputError(f"expected dicts of the forward's arguments, found {wrong[0]}", file=job.file, key="batches")
     laid, recordings = _laid(plan, job, graph, first)
     pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
-    stages = _stages(plan, graph, laid, at, device, replicas, pretrained, resumed=samples > 0)
+    groups = [group_of(tie.ranks(plan)) for tie in laid.held.ties]
+    stages = _stages(plan, graph, laid, at, device, replicas, groups, pretrained, resumed=samples > 0)
     seen: dict[tuple[str, str], Recording] = {}  # edges of layers: what once passed keeps its place
     stream = _behind(chain(first, stream), job, plan, samples)
 
@@ -139,22 +135,16 @@ def _laid(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch])
     layer_of = align(graph, model, recordings)
     losses = [layer.id for layer in graph.layers() if layer.kind == "loss"]
     owners = Owners(layer_of=layer_of, loss_layer=losses[-1], used=frozenset(used_pieces(recordings)) & layer_of.keys())
-    pieces = tuple(tuple(p for p, layer in layer_of.items() if layer in set(stage.layers)) for stage in plan.stages)
-    trained = frozenset(
-        name
-        for piece, layer in layer_of.items()
-        if piece in owners.used and graph.layer(layer).trainable
-        for name in parameter_names(model, piece)
-        if model.get_parameter(name).requires_grad
+    layers = {piece: graph.layer(layer) for piece, layer in layer_of.items()}
+    held = holdings(
+        plan,
+        model,
+        owners,
+        recordings,
+        trainable={piece for piece, layer in layers.items() if layer.trainable},
+        returning={piece for piece, layer in layers.items() if layer.has_backward},
     )
-    _refuse_shared(model, pieces)
-    returning = {piece for piece, layer in layer_of.items() if graph.layer(layer).has_backward}
-    slots = tuple(
-        find_slots(model, own, recordings, computed=owners.used, returning=returning)
-        for own in (pieces if plan.sharding in ("gradients", "parameters") and plan.dp > 1 else ())
-    )
-    laid = _Laid(model=model, recorder=recorder, owners=owners, pieces=pieces, trained=trained, slots=slots)
-    return laid, recordings
+    return _Laid(model=model, recorder=recorder, owners=owners, held=held), recordings
 
 
 def _stages(
@@ -164,6 +154,7 @@ def _stages(
     at: Place,
     device: torch.device,
     replicas: dist.ProcessGroup | None,
+    groups: Sequence[dist.ProcessGroup | None],
     pretrained: Pretrained | None,
     *,
     resumed: bool,
@@ -180,8 +171,8 @@ def _stages(
     model = GhostModel(
         laid.model,
         units,
-        pieces=[piece for index in indices for piece in laid.pieces[index]],
-        trained=laid.trained,
+        pieces=[piece for index in indices for piece in laid.held.pieces[index]],
+        trained=laid.held.trained,
         weights=first_value if pretrained is None else pretrained.value,
         device=device,
         dtype=dtype,
@@ -193,14 +184,13 @@ def _stages(
             tensor.copy_(value)
     stages = {}
     for index in indices:
-        own = frozenset(laid.pieces[index]) & laid.owners.used & units.keys()
+        own = frozenset(laid.held.pieces[index]) & laid.owners.used & units.keys()
         store = WeightStore()
         if any("I" in order for order in plan.orders):
             for name in own:
-                model.postpone(name, store)
-        slots = laid.slots[index] if laid.slots else None
-        held = _held(laid, index) if slots is None else slots.parameters(laid.model)
-        state = stage_state(held, scenario.optimizer, plan.sharding, replicas)
+                if not laid.held.tied & {id(p) for p in units[name].parameters()}:  # another stage may have their state
+                    model.postpone(name, store)
+        state = state_of(laid.held, plan, index, replicas, groups)
         layout = plan.layout(index)
         recomputed = frozenset(
             name for name in own if layout.recomputed(graph.layer(laid.owners.layer_of[name])) == "full"
@@ -213,39 +203,21 @@ def _stages(
             owners=laid.owners,
             model=model,
             state=state,
-            places=_places(laid, index),
+            places=places_of(laid.held, plan, index, at.replica),
             buffers=[
                 Buffer(name=name, tensor=tensor, writes=at.replica == 0 and _owner(laid, name) == index)
                 for name, tensor in kept.items()
             ],
             store=store,
-            turns=Turns(state, slots),
+            turns=Turns(state, laid.held.slots[index] if laid.held.slots else None),
             count_kept=device.type == "cpu",
         )
     return stages
 
 
-def _held(laid: _Laid, stage: int) -> dict[str, list[nn.Parameter]]:
-    """Piece -> its parameters; a tied one is with the first piece that has it."""
-    held: dict[str, list[nn.Parameter]] = {}
-    seen: set[int] = set()
-    for piece in laid.pieces[stage]:
-        own = [laid.model.get_parameter(name) for name in parameter_names(laid.model, piece)]
-        held[piece] = [parameter for parameter in own if id(parameter) not in seen]
-        seen |= {id(parameter) for parameter in own}
-    return held
-
-
-def _places(laid: _Laid, stage: int) -> dict[nn.Parameter, ParameterPlace]:
-    """Of tied parameters the first name counts."""
-    names = {id(parameter): name for name, parameter in laid.model.named_parameters()}
-    held = _held(laid, stage).values()
-    return {p: whole_place(names[id(p)], p) for parameters in held for p in parameters}
-
-
 def _owner(laid: _Laid, buffer: str) -> int:
     """The stage that computes with a buffer; the first where that is glue between units, which all ranks run."""
-    for stage, pieces in enumerate(laid.pieces):
+    for stage, pieces in enumerate(laid.held.pieces):
         if any(buffer.startswith(f"{piece}.") for piece in pieces):
             return stage
     return 0
@@ -284,7 +256,7 @@ def _program(
         ]
         for e in examples
     ]
-    shared = _shared_bytes(plan, laid)
+    shared = held_bytes(laid.held, plan)
     pipeline = replace(
         plan_pipeline(plan, graph),
         reduce_bytes=tuple(one.reduce for one in shared),
@@ -293,36 +265,6 @@ def _program(
     shape = (plan.dp, plan.microbatches, len(cut.cuts))
     lowered = place(pipeline, np.broadcast_to(np.array(sizes, dtype=np.int64).reshape(shape[1:]), shape).copy())
     return rank_program(lowered.columns, rank)
-
-
-def _shared_bytes(plan: Plan, laid: _Laid) -> tuple[SharedBytes, ...]:
-    """What replicas hand to collectives by stage: gradients, and with ZeRO weights, in equal shares."""
-    if plan.dp == 1:
-        return (SharedBytes(),) * len(plan.stages)
-    gradient, weight = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype], DTYPE_BYTES[plan.scenario.precision]
-    found = []
-    for index, pieces in enumerate(laid.pieces):
-        if laid.slots:
-            found.append(
-                slot_bytes(
-                    laid.model,
-                    laid.slots[index],
-                    laid.trained,
-                    plan.sharding,
-                    replicas=plan.dp,
-                    weight_bytes=weight,
-                    gradient_bytes=gradient,
-                )
-            )
-            continue
-        names = {name for piece in pieces for name in parameter_names(laid.model, piece)} & laid.trained
-        count = sum(p.numel() for p in {laid.model.get_parameter(name) for name in names})
-        if plan.sharding == "none":
-            found.append(SharedBytes(reduce=gradient * count))
-        else:
-            together = math.ceil(count / plan.dp) * plan.dp
-            found.append(SharedBytes(reduce=gradient * together, update=weight * together))
-    return tuple(found)
 
 
 def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -352,17 +294,3 @@ def _refuse(plan: Plan) -> None:
                 f"'{module.name}' is trained by LoRA, and adapters are the model's own affair: build them in `model()` "
                 "and describe them in the scenario's modules"
             )
-
-
-def _refuse_shared(model: nn.Module, pieces: Sequence[Sequence[str]]) -> None:
-    """One parameter on two stages."""
-    stage_of: dict[int, tuple[int, str]] = {}
-    for stage, own in enumerate(pieces):
-        for piece in own:
-            for name in parameter_names(model, piece):
-                first, other = stage_of.setdefault(id(model.get_parameter(name)), (stage, name))
-                if first != stage:
-                    raise InputError(
-                        f"'{other}' (stage {first}) and '{name}' (stage {stage}) are one parameter, which is executed "
-                        "within one stage only: set `constraints.pp: [1]`"
-                    )

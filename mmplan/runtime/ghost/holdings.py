@@ -1,0 +1,182 @@
+"""Which parameters of a real model each stage of a plan holds: their state, their places, and what is exchanged."""
+
+import math
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+from torch import nn
+from torch.nn import Parameter
+
+from mmplan.planner.plan import Plan
+from mmplan.planner.shared_bytes import SharedBytes
+from mmplan.runtime.ghost.recording import Recording
+from mmplan.runtime.ghost.slots import Slots, find_slots, slot_bytes
+from mmplan.runtime.ghost.traffic import Owners
+from mmplan.runtime.ghost.units import parameter_names
+from mmplan.runtime.held import Place, whole_place
+from mmplan.runtime.shards import each_once
+from mmplan.runtime.state import StageState, stage_state
+from mmplan.runtime.ties import Tie, joined_state, tied_sharding, ties_of
+from mmplan.scenario.scenario import DTYPE_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Holdings:
+    """pieces: of each stage; trained: names of parameters; slots: of each stage, where replicas share out its pieces
+    one by one; ties: what several stages hold."""
+
+    model: nn.Module
+    pieces: tuple[tuple[str, ...], ...]
+    trained: frozenset[str]
+    slots: tuple[Slots, ...]
+    ties: tuple[Tie, ...]
+
+    @property
+    def tied(self) -> frozenset[int]:
+        """Ids of parameters."""
+        return frozenset(id(self.model.get_parameter(name)) for tie in self.ties for name in tie.names)
+
+    def alone(self, stage: int) -> dict[str, list[Parameter]]:
+        """Slot or piece -> the stage's parameters that no other stage holds."""
+        tied = self.tied
+        if self.slots:
+            found = self.slots[stage].parameters(self.model)
+        else:
+            found = {
+                piece: [self.model.get_parameter(name) for name in parameter_names(self.model, piece)]
+                for piece in self.pieces[stage]
+            }
+        return {piece: [p for p in parameters if id(p) not in tied] for piece, parameters in found.items()}
+
+
+def holdings(
+    plan: Plan,
+    model: nn.Module,
+    owners: Owners,
+    recordings: Sequence[Recording],
+    *,
+    trainable: Set[str],
+    returning: Set[str],
+) -> Holdings:
+    """Args: trainable, returning: pieces whose layers are trained, or have a backward.
+
+    Raises:
+        InputError: stages share parameters in a way that is not executed.
+    """
+    layers_of = [frozenset(stage.layers) for stage in plan.stages]
+    own = [tuple(p for p, layer in owners.layer_of.items() if layer in layers) for layers in layers_of]
+    pieces = tuple(
+        (*mine, *_read_elsewhere(model, mine, owners, recordings, layers))
+        for mine, layers in zip(own, layers_of, strict=True)
+    )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    stages_of: dict[str, list[int]] = {}
+    for stage, mine in enumerate(pieces):
+        for piece in mine:
+            for name in parameter_names(model, piece):
+                stages_of.setdefault(names[id(model.get_parameter(name))], []).append(stage)
+    by_layer = plan.sharding in ("gradients", "parameters") and plan.dp > 1
+    read = {piece for mine in pieces for piece in mine} - owners.layer_of.keys()
+    return Holdings(
+        model=model,
+        pieces=pieces,
+        trained=frozenset(
+            name
+            for piece in owners.used & trainable
+            for name in parameter_names(model, piece)
+            if model.get_parameter(name).requires_grad
+        ),
+        slots=tuple(
+            find_slots(model, mine, recordings, computed=owners.used | read, returning=returning)
+            for mine in (pieces if by_layer else ())
+        ),
+        ties=ties_of(plan, stages_of),
+    )
+
+
+def _read_elsewhere(
+    model: nn.Module, own: Sequence[str], owners: Owners, recordings: Sequence[Recording], layers: Set[str]
+) -> tuple[str, ...]:
+    """Parameters of other stages' pieces that glue reads for some layers of this one."""
+    held = {id(model.get_parameter(name)) for piece in own for name in parameter_names(model, piece)}
+    read = {
+        name
+        for recording in recordings
+        for layer, call in owners.readers(recording)
+        if layer in layers
+        for name in call.parameters
+    }
+    return tuple(sorted(name for name in read if id(model.get_parameter(name)) not in held))
+
+
+def state_of(
+    held: Holdings,
+    plan: Plan,
+    stage: int,
+    replicas: dist.ProcessGroup | None,
+    groups: Sequence[dist.ProcessGroup | None],
+) -> StageState:
+    """Args: groups: of each tie, the ranks that hold the same of it."""
+    alone, optimizer = held.alone(stage), plan.scenario.optimizer
+    tied = [
+        ([held.model.get_parameter(name) for name in tie.names], group)
+        for tie, group in zip(held.ties, groups, strict=True)
+        if stage in tie.leading(plan)
+    ]
+    rest = stage_state(alone, optimizer, plan.sharding, replicas)
+    return joined_state(rest, each_once(alone), tied, optimizer, plan.sharding)
+
+
+def places_of(held: Holdings, plan: Plan, stage: int, replica: int) -> dict[Parameter, Place]:
+    """Of tied parameters the first name counts."""
+    names = {id(parameter): name for name, parameter in held.model.named_parameters()}
+    places = {p: whole_place(names[id(p)], p) for p in each_once(held.alone(stage))}
+    for tie in held.ties:
+        if stage in tie.leading(plan):
+            for parameter in map(held.model.get_parameter, tie.names):
+                place = whole_place(names[id(parameter)], parameter)
+                places[parameter] = replace(place, writes=tie.writes(plan, stage, replica))
+    return places
+
+
+def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
+    """What ranks hand to collectives by stage: gradients, and with ZeRO weights, in equal shares."""
+    gradient, weight = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype], DTYPE_BYTES[plan.scenario.precision]
+    to_train = {id(held.model.get_parameter(name)) for name in held.trained}
+
+    def together(parameters: Sequence[Parameter], ranks: int, *, whole: bool) -> SharedBytes:
+        count = sum(p.numel() for p in parameters if id(p) in to_train)
+        if ranks == 1 or whole:
+            return SharedBytes(reduce=0 if ranks == 1 else gradient * count)
+        count = math.ceil(count / ranks) * ranks
+        return SharedBytes(reduce=gradient * count, update=weight * count)
+
+    found = []
+    for stage in range(len(plan.stages)):
+        layers = held.alone(stage)
+        if held.slots:
+            parts = [
+                slot_bytes(
+                    held.slots[stage],
+                    layers,
+                    to_train,
+                    plan.sharding,
+                    replicas=plan.dp,
+                    weight_bytes=weight,
+                    gradient_bytes=gradient,
+                )
+            ]
+        else:
+            parts = [together(each_once(layers), plan.dp, whole=plan.sharding == "none")]
+        parts += [
+            together(
+                [held.model.get_parameter(name) for name in tie.names],
+                tie.ranks(plan).shape[1],
+                whole=tied_sharding(plan.sharding) == "none",
+            )
+            for tie in held.ties
+            if stage in tie.leading(plan)
+        ]
+        found.append(SharedBytes(*map(sum, zip(*parts, strict=True))))
+    return tuple(found)
