@@ -59,6 +59,10 @@ class AnalyticCostModel:
     def transfer_s(self, bytes_sent: float, same_node: bool) -> float:
         return max(pool.transfer_s(bytes_sent, same_node) for pool in self._pools)
 
+    def make_whole_s(self, bytes_made: float, layout: Layout) -> tuple[float, float]:
+        gather_s = max(pool.gather_parts_s(bytes_made, layout) for pool in self._pools)
+        return gather_s, gather_s + max(pool.sum_rows_s(bytes_made, layout) for pool in self._pools)
+
     def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         return max(self._pools[pool].reduce_s(trained, layout, ranks_per_node) for pool in layout.pools)
 
@@ -82,7 +86,6 @@ class _PoolCosts:
 
     def __init__(self, scenario: Scenario, rules: Rules) -> None:
         self._rules, self._optimizer = rules, scenario.optimizer
-        self._gathering = gathering_layers(scenario)
         self._some_wide = bool(scenario.constraints.forbidding("fp8"))
         self._factors = {module.name: module.time_factor for module in scenario.model.modules}
         self._kinds: dict[tuple[object, ...], int] = {}
@@ -157,20 +160,18 @@ class _PoolCosts:
         """Seconds of each phase."""
         known = self._kind_of.get(id(layer))
         if known is None:
-            gathers = layer.id in self._gathering
-            kind = (layer.module, layer.kind, layer.ops, layer.grad_values, gathers, layer.no_fp8)
+            kind = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.readers, layer.no_fp8)
             known = self._kind_of[id(layer)] = (layer, self._kinds.setdefault(kind, len(self._kinds)))
         shard, again = layout.shard(layer), layout.recomputed(layer)
         sharded = self._moves_states(layout)
         ranks = (layout.sharding, layout.replicas, layout.expert_replicas) if sharded else ()
-        spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
-        key = (known[1], load, shard, again, ranks, spread)
+        key = (known[1], load, shard, again, ranks, layout.sharing(layer))
         if key not in self._prices:
             price = dict(self._compute(known[1], layer, layout.load(layer, load), shard, again))
             if sharded:
                 self._add_gathered_parameters(price, known[1], layer, layout)
-            if spread and layer.id in self._gathering:
-                self._add_gathered_outputs(price, layer, load, layout)
+            if any(layout.handover(layer)):
+                self._add_handover(price, layer, load, layout)
             self._prices[key] = price
         return self._prices[key]
 
@@ -237,31 +238,30 @@ class _PoolCosts:
         serial = self.serial_share * min(compute_s, communication_s)
         return max(0.0, communication_s - compute_s) + serial
 
-    def _add_gathered_outputs(self, price: Phases, layer: Layer, load: Load, layout: Layout) -> None:
-        """Outputs of a spread module are gathered over its ranks, their gradients scattered."""
+    def _add_handover(self, price: Phases, layer: Layer, load: Load, layout: Layout) -> None:
+        """What is made whole of a layer's output for readers in other modules: parts are gathered, and with cp their
+        gradient is summed over it; or readers take parts of whole rows, and the gradients of these are gathered."""
+        size = layer.output.elements(load, Shard()) * self._rules.element_bytes
+        gather, total = self.gather_parts_s(size, layout), self.sum_rows_s(size, layout)
+        gathers, sums, joins = layout.handover(layer)
+        price["forward"] += gathers * gather
+        if price["dgrad"] + price["wgrad"] > 0:
+            price["dgrad"] += sums * total + joins * gather
+
+    def gather_parts_s(self, size: float, layout: Layout) -> float:
+        """Rows that the ranks of a replica have in parts, `size` bytes in all, become whole on each."""
         rules, ranks = self._rules, layout.tp * layout.cp
         group = Group(ranks, min(ranks, rules.devices_per_node))
-        size = layer.output.elements(load, Shard()) * rules.element_bytes
-        once = gather_s(size, group, rules.node_link, rules.network_link)
-        price["forward"] += once
-        if price["dgrad"] + price["wgrad"] > 0:
-            price["dgrad"] += once
+        return gather_s(size, group, rules.node_link, rules.network_link)
+
+    def sum_rows_s(self, size: float, layout: Layout) -> float:
+        """Gradients of rows that all cp ranks have, of which each knows what its own tokens gave, are summed."""
+        rules = self._rules
+        group = group_of(layout.cp, layout.tp, rules.devices_per_node)
+        return all_reduce_s(size, group, rules.node_link, rules.network_link)
 
 
 def _own_share(counts: Trained, layout: Layout) -> float:
     """Of so many parameters of a rank those that it keeps itself where replicas share them."""
     shared = counts.dense / layout.replicas + counts.spread / (layout.replicas * layout.tp)
     return shared + counts.experts / layout.expert_replicas
-
-
-def gathering_layers(scenario: Scenario) -> frozenset[str]:
-    """Layers of other modules whose outputs a language model reads: the last one, or the one that the edge names."""
-    model = scenario.model
-    found = set()
-    for edge in model.edges:
-        module = model.module(edge.producer)
-        if module.kind == "language_model" or model.module(edge.consumer).kind != "language_model":
-            continue
-        last = module.transformer.layers - 1 if module.transformer is not None else 0
-        found.add(f"{module.name}.{last if edge.producer_layer is None else edge.producer_layer}")
-    return frozenset(found)

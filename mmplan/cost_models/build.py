@@ -50,9 +50,18 @@ def build_graph(scenario: Scenario) -> ComputationGraph:
         CostModelError: widths of producer and consumer differ, or a combination of edges that layers do not support.
     """
     whole, wide = scenario.constraints.forbidding("compression"), scenario.constraints.forbidding("fp8")
+    layers, readers = model_layers(scenario.model), dict[str, dict[str, None]]()
+    for layer in layers:
+        for source in layer.sources:
+            readers.setdefault(source.producer, {})[layer.module] = None
     layers = [
-        replace(x, whole_gradient=x.id in whole, no_fp8=x.id in wide) if x.id in whole | wide else x
-        for x in model_layers(scenario.model)
+        replace(
+            x,
+            whole_gradient=x.id in whole,
+            no_fp8=x.id in wide,
+            readers=tuple(name for name in readers.get(x.id, ()) if name != x.module),
+        )
+        for x in layers
     ]
     finished = {layer.id: layer for layer in layers}
     edges = [_edge(finished, source, layer) for layer in layers for source in layer.sources]

@@ -31,6 +31,11 @@ class CostModel(Protocol):
         """Seconds of one point-to-point message."""
         ...
 
+    def make_whole_s(self, bytes_made: float, layout: Layout) -> tuple[float, float]:
+        """Seconds in which ranks make a tensor whole that they have in parts, to send it to another stage, and its
+        gradient, which that stage has in parts."""
+        ...
+
     def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         """Seconds in which the ranks of a stage sum the gradients of a step, and gather weights that are sharded.
 

@@ -26,8 +26,9 @@ class Layer:
     `index` counts the blocks of a module (0 for other kinds). `grad_values` names the values that carry a gradient:
     inputs with a trainable layer upstream and everything computed from them or from trainable parameters.
     `whole_gradient`: what replicas sum of it may not be compressed. `no_fp8`: its products stay in 16 bit.
-    `has_experts`: some rows are routed. `imbalance`: by how much longer than the mean the busiest rank works on the
-    rows of its experts (see `op_routed`). The hash is kept, as a search looks layers up a million times.
+    `readers`: other modules that read its output. `has_experts`: some rows are routed. `imbalance`: by how much longer
+    than the mean the busiest rank works on the rows of its experts (see `op_routed`). The hash is kept, as a search
+    looks layers up a million times.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Layer:
     grad_values: tuple[str, ...]
     whole_gradient: bool = False
     no_fp8: bool = False
+    readers: tuple[str, ...] = ()
     has_experts: bool = field(init=False, compare=False)
     imbalance: float = field(init=False, compare=False)
     _hash: int = field(init=False, compare=False, repr=False)

@@ -6,14 +6,15 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from mmplan.cost_models.counts import edge_bytes, is_tied, op_parameters
-from mmplan.cost_models.graph import Edge
+from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.memory_activations import BLOCKS
 from mmplan.cost_models.memory_states import Replicas, is_expert
 from mmplan.cost_models.ops import op_trainable
 from mmplan.cost_models.shard import Shard
-from mmplan.scenario.scenario import Dtype
+from mmplan.cost_models.values import rows_of_context_rank
+from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 from mmplan.scenario.technique import Recompute, Sharding
 
 RecomputeLevel = Literal["none", "selective", "quarter", "half", "three quarters", "full"]
@@ -34,6 +35,8 @@ class Layout:
         spread: modules that are not split: each of the tp * cp ranks runs whole layers on its part of the images or
             clips of a microbatch, and the outputs are gathered (Megatron-LM's encoders run so with
             `--encoder-tensor-model-parallel-size 1`; InternVL3.5, arXiv 2508.18265, section 2.4).
+        patches: those of them whose blocks cut the rows of all images over the ranks instead (patch groups), with keys
+            and values gathered for attention; their first layer runs whole on each rank.
         recompute: what the blocks of this stage drop in their forward.
         pools: of the cluster, those that hold ranks of this stage.
     """
@@ -45,6 +48,7 @@ class Layout:
     dp: int = 1
     sharding: Sharding = "none"
     spread: tuple[str, ...] = ()
+    patches: tuple[str, ...] = ()
     recompute: RecomputeLevel = "none"
     pools: tuple[int, ...] = (0,)
 
@@ -63,6 +67,31 @@ class Layout:
         """Ranks that hold the same experts."""
         return max(1, self.tp * self.replicas // self.expert_side)
 
+    def has_patches(self, layer: Layer) -> bool:
+        """Whether a rank has some rows of the layer's images."""
+        return layer.kind == "block" and layer.module in self.patches
+
+    def handover(self, layer: Layer) -> tuple[bool, bool, bool]:
+        """What ranks make whole of a layer's output for other modules: (the parts that they have of it, are gathered;
+        the gradient of these is summed over cp; gradients that readers have by images are gathered)."""
+        if not self.spread:
+            return False, False, False
+        by_images, readers = self._by_images(layer.module), {self._by_images(reader) for reader in layer.readers}
+        if by_images:
+            return False in readers, False in readers, False
+        has_rows = self.has_patches(layer)
+        return has_rows and bool(readers), has_rows and False in readers, True in readers
+
+    def _by_images(self, module: str) -> bool:
+        return module in self.spread and module not in self.patches
+
+    def sharing(self, layer: Layer) -> tuple[int, ...]:
+        """What of the degrees matters to a layer beside its `shard`: where it or its readers have parts."""
+        moved = self.handover(layer)
+        if layer.module in self.spread:
+            return self.tp, self.cp, layer.module in self.patches, *moved
+        return (self.tp, self.cp, *moved) if any(moved) else ()
+
     def at(self, recompute: RecomputeLevel) -> "Layout":
         """The same ranks at another level of recomputation."""
         return self if recompute == self.recompute else replace(self, recompute=recompute)
@@ -70,7 +99,7 @@ class Layout:
     def shard(self, layer: Layer) -> Shard:
         """Degrees inside a layer: only language models split rows over cp, only layers with experts over ep."""
         if layer.module in self.spread:
-            return Shard()
+            return Shard(cp=self.tp * self.cp) if self.has_patches(layer) else Shard()
         cp = self.cp if splits_rows(layer) else 1
         if self.ep > 1 and layer.has_experts:
             return Shard(tp=self.tp, ep=self.ep, etp=self.etp, cp=cp)
@@ -79,7 +108,7 @@ class Layout:
     def load(self, layer: Layer, load: Load) -> Load:
         """A rank's part of a microbatch: whole images or clips where the module is spread, the most that any has."""
         count, ranks = load.sequences, self.tp * self.cp
-        if layer.module not in self.spread or count <= 1 or ranks == 1:
+        if layer.module not in self.spread or layer.module in self.patches or count <= 1 or ranks == 1:
             return load
         return load.scaled(math.ceil(count / ranks - 1e-9) / count)
 
@@ -96,9 +125,22 @@ class Layout:
             return "selective"
         return "full" if layer.index % BLOCKS_PER_PATTERN < _BLOCKS_OF_FOUR[self.recompute] else "none"
 
-    def sent_bytes(self, edge: Edge, loads: Loads, precision: Dtype) -> int:
-        """Bytes that a rank sends of one microbatch's tensor: its rows."""
-        return math.ceil(edge_bytes(edge, loads, precision) / self.cp)
+    def sent_bytes(self, edge: Edge, graph: ComputationGraph, loads: Loads, precision: Dtype) -> int:
+        """Bytes that a rank sends of one microbatch's tensor: its rows between layers that split them alike, else all
+        rows, which every rank has or makes whole."""
+        producer, reader = graph.layer(edge.producer), graph.layer(edge.consumer)
+        cp = min(self.shard(producer).cp, self.shard(reader).cp)
+        if cp == 1 or self.has_patches(producer) != self.has_patches(reader):
+            return edge_bytes(edge, loads, precision)
+        rows: float = getattr(loads[edge.load_module], edge.load_field)
+        return edge.width * rows_of_context_rank(rows, cp) * DTYPE_BYTES[precision]
+
+    def makes_whole(self, edge: Edge, graph: ComputationGraph) -> bool:
+        """Whether ranks that have images of a tensor make it whole only to send it to another stage, where each takes
+        its images again."""
+        producer, reader = graph.layer(edge.producer), graph.layer(edge.consumer)
+        dealt = self._by_images(producer.module) and self._by_images(reader.module)
+        return dealt and self.tp * self.cp > 1 and not self.handover(producer)[0]
 
 
 def splits_rows(layer: Layer) -> bool:

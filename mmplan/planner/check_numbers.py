@@ -216,13 +216,14 @@ def _objective_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: S
         for edge in graph.edges():
             target = stage_of[edge.consumer]
             if stage_of[edge.producer] == source and target != source:
-                lag_s = _lag_s(plan, costs, edge, (source, target), loads, near, known)
+                lag_s = _lag_s(plan, graph, costs, edge, (source, target), loads, near, known)
                 tail_s[source] = max(tail_s[source], busy_s[source] + lag_s + tail_s[target])
     return (plan.microbatches - 1) * max(busy_s) + max(tail_s) + max(_finish_s(plan, graph, costs))
 
 
 def _lag_s(
     plan: Plan,
+    graph: ComputationGraph,
     costs: CostModel,
     edge: Edge,
     ends: tuple[int, int],
@@ -230,11 +231,17 @@ def _lag_s(
     near: bool,
     known: dict[tuple[Mesh, Mesh], int],
 ) -> float:
-    """Seconds of a tensor and its gradient between two stages: the busiest rank's messages, one after another."""
+    """Seconds of a tensor and its gradient between two stages: the busiest rank's messages, one after another; inside a
+    mesh with what ranks make whole for it."""
     source, target = (plan.mesh(end) for end in ends)
-    part = loads[ends[0] if source.dp >= target.dp else ends[1]]
+    part, ways = loads[ends[0] if source.dp >= target.dp else ends[1]], 1 + edge.carries_grad
+    if source == target:
+        layout = plan.layout(ends[0])
+        size = layout.sent_bytes(edge, graph, part, plan.scenario.precision)
+        made_s = costs.make_whole_s(size, layout) if layout.makes_whole(edge, graph) else (0.0, 0.0)
+        return costs.transfer_s(size, near) * ways + sum(made_s[:ways])
     one_s = costs.transfer_s(message_bytes(edge_bytes(edge, part, plan.scenario.precision), source, target), near)
-    return one_s * sum(_busiest(pair, known) for pair in ((source, target), (target, source))[: 1 + edge.carries_grad])
+    return one_s * sum(_busiest(pair, known) for pair in ((source, target), (target, source))[:ways])
 
 
 def _busiest(pair: tuple[Mesh, Mesh], known: dict[tuple[Mesh, Mesh], int]) -> int:
@@ -259,7 +266,7 @@ def _chunked_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Seq
     for edge in graph.edges():
         ends = stage_of[edge.producer], stage_of[edge.consumer]
         for passed in range(*ends):
-            wait_s[passed] = max(wait_s[passed], _lag_s(plan, costs, edge, ends, loads, near, {}))
+            wait_s[passed] = max(wait_s[passed], _lag_s(plan, graph, costs, edge, ends, loads, near, {}))
     together, finish_s = min(_most_in_one_node(plan, stage) for stage in range(count)), []
     for row in range(plan.pp):
         held = [graph.layer(layer) for stage in plan.stages_of(row) for layer in plan.stages[stage].layers]

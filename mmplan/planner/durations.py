@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.cost_models.layout import Trained
+from mmplan.cost_models.layout import Layout, Trained
 from mmplan.cost_models.load import Loads
 from mmplan.planner.lower import stage_trained
 from mmplan.planner.mesh import most_messages
@@ -49,7 +49,8 @@ def predicted_durations(
             near = cluster.node_of(rank.rank) == cluster.node_of(action.peer)
             # parts of a tensor share the links of the busiest rank, so each arrives when all have
             ends = (action.stage, stage_of[target_layer(action.tensor)]) if plan.meshes else (0, 0)
-            return costs.transfer_s(action.bytes, near) * most_messages(meshes[ends[0]], meshes[ends[1]])
+            way_s = costs.transfer_s(action.bytes, near) * most_messages(meshes[ends[0]], meshes[ends[1]])
+            return way_s + made_whole_s(layouts[action.stage], graph, costs, action.tensor, action.bytes)
         if action.kind == "REDUCE":
             stage = action.stage
             whole_s = costs.reduce_s(trained[stage], layouts[stage], replicas_per_node(plan, stage))
@@ -63,6 +64,16 @@ def predicted_durations(
         return compute_s(action.stage, action.kind, seen.of_stage(action.stage)[rank.replica][action.microbatch])
 
     return tuple(tuple(action_s(rank, action) for action in rank.actions) for rank in program.ranks)
+
+
+def made_whole_s(layout: Layout, graph: ComputationGraph, costs: CostModel, tensor: str, size: int) -> float:
+    """Before a tensor is sent, or behind a gradient that came: ranks that have parts of it make it whole."""
+    if not layout.spread:
+        return 0.0
+    producer, consumer = tensor.replace("<", ">").split(">")
+    if not layout.makes_whole(graph.edge(producer, consumer), graph):
+        return 0.0
+    return costs.make_whole_s(size, layout)["<" in tensor]
 
 
 def replicas_per_node(plan: Plan, stage: int) -> int:

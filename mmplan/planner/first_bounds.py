@@ -214,8 +214,7 @@ def tabulated(
             continue
         known: dict[Hashable, list[float]] = {}
         for index, base in enumerate(bases):
-            spread = (base.tp, base.cp) if layer.module in base.spread else ()
-            ranks = (base.shard(layer), spread)
+            ranks = (base.shard(layer), base.sharing(layer))
             for size in sizes_of[index]:
                 key = (ranks, size)
                 if key not in known:
@@ -312,13 +311,15 @@ def _lags(prices: Prices, groups: GroupGraph, configurations: Configurations, si
     found = np.zeros((len(bases), len(sizes)))
     if tail_start(len(groups.groups), groups.pairs) > 0:
         return found
-    known: dict[tuple[int, int], float] = {}
+    known: dict[tuple[Layout, int], float] = {}
     for row, base in enumerate(bases):
         for column, size in enumerate(sizes.tolist()):
-            if (base.cp, size) not in known:
-                ways = [lag_s for near in (True, False) for lag_s in prices.lags_s(groups.edges, base, size, near)]
-                known[base.cp, size] = min(ways, default=0.0)
-            found[row, column] = known[base.cp, size]
+            # no more than with what spread modules gather
+            alone = base if base.patches else Layout(cp=base.cp)
+            if (alone, size) not in known:
+                ways = [lag_s for near in (True, False) for lag_s in prices.lags_s(groups.edges, alone, size, near)]
+                known[alone, size] = min(ways, default=0.0)
+            found[row, column] = known[alone, size]
     return found
 
 

@@ -6,7 +6,6 @@ when a send waits for its receive, and all transfers between two ranks stand in 
 before the first compute that ends later than its producer, so that its buffer is posted before the tensor arrives.
 """
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +13,8 @@ from numpy.typing import NDArray
 
 from mmplan.cost_models.compressed_bytes import FORMATS
 from mmplan.cost_models.counts import edge_bytes
-from mmplan.cost_models.graph import ComputationGraph, Edge
+from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Trained, trained_on_rank
-from mmplan.cost_models.load import Loads
-from mmplan.cost_models.values import rows_of_context_rank
 from mmplan.planner.columns import program_of
 from mmplan.planner.dry_run import schedule_columns
 from mmplan.planner.mesh import message_bytes
@@ -129,15 +126,6 @@ def _shared_bytes(plan: Plan, graph: ComputationGraph) -> tuple[SharedBytes, ...
     )
 
 
-def context_rank_bytes(edge: Edge, loads: Loads, plan: Plan, graph: ComputationGraph) -> int:
-    """Bytes that a cp rank sends of a tensor: its rows between layers that split them, else all rows, which every one
-    of the cp ranks has and needs."""
-    splits = all(plan.layout(0).shard(graph.layer(name)).cp > 1 for name in (edge.producer, edge.consumer))
-    rows: float = getattr(loads[edge.load_module], edge.load_field)
-    own = rows_of_context_rank(rows, plan.cp) if splits else math.ceil(rows)
-    return edge.width * own * DTYPE_BYTES[plan.scenario.precision]
-
-
 def _tensor_bytes(plan: Plan, graph: ComputationGraph, stages: StageGraph, seen: StageLoads) -> NDArray[np.int64]:
     """`[replica, microbatch, cut]`, of each cut by the replicas of the end that has more; loads that are the same
     object are priced once."""
@@ -146,14 +134,14 @@ def _tensor_bytes(plan: Plan, graph: ComputationGraph, stages: StageGraph, seen:
     sizes = np.zeros((most, plan.microbatches, len(stages.cuts)), dtype=np.int64)
     for index, cut in enumerate(stages.cuts):
         source, target = plan.mesh(cut.source), plan.mesh(cut.target)
-        own_rows = not plan.meshes and plan.cp > 1
+        layout, inside = plan.layout(cut.source), source == target
         known: dict[int, int] = {}
         for replica, row in enumerate(seen.of_replicas(max(source.dp, target.dp))):
             for load in row:
                 if id(load) not in known:
                     known[id(load)] = (
-                        context_rank_bytes(cut.edge, load, plan, graph)
-                        if own_rows
+                        layout.sent_bytes(cut.edge, graph, load, precision)
+                        if inside
                         else message_bytes(edge_bytes(cut.edge, load, precision), source, target)
                     )
             sizes[replica, :, index] = [known[id(load)] for load in row]

@@ -9,12 +9,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mmplan.cost_models.analytic import gathering_layers
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import BLOCKS_PER_PATTERN, Layout, Trained, trained_on_rank
-from mmplan.cost_models.load import Load
+from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.memory_activations import BLOCKS
 from mmplan.cost_models.peak_loads import peak_loads
@@ -27,7 +26,7 @@ from mmplan.cost_models.planned_memory import (
 )
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.plan_technique import require_plannable
-from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.scenario import Dtype, Scenario
 
 T = TypeVar("T")
 LARGEST_MICROBATCH = 2**31 - 1
@@ -79,9 +78,8 @@ class Prices:
         kinds: list[Layer] = []
         self.alike: list[int] = []
         self.kind_of: dict[str, int] = {}
-        handed_on = gathering_layers(scenario)
         for layer in graph.layers():
-            key = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.id in handed_on, layer.shields)
+            key = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.readers, layer.shields)
             turn = layer.index % BLOCKS_PER_PATTERN if layer.kind in BLOCKS else 0
             like = first.setdefault(key, len(first))
             if (like, turn) not in known:
@@ -105,16 +103,12 @@ class Prices:
     def lags_s(self, edges: tuple[Edge, ...], layout: Layout, microbatch_size: int, near: bool) -> tuple[float, ...]:
         """Seconds that the tensor of each edge, and its gradient where one flows back, is on its way when it is cut."""
         loads, precision = self.loads(microbatch_size), self.scenario.precision
+        dealt = (layout.tp, layout.spread, layout.patches) if layout.spread else ()
 
         def ask() -> tuple[float, ...]:
-            sent = [layout.sent_bytes(edge, loads, precision) for edge in edges]
-            ways = [
-                self.costs.transfer_s(size, near) * (1 + edge.carries_grad)
-                for size, edge in zip(sent, edges, strict=True)
-            ]
-            return tuple(ways)
+            return tuple(way_s(self.costs, edge, self.graph, loads, precision, layout, near) for edge in edges)
 
-        return _once(self._lags, (edges, layout.cp, microbatch_size, near), ask)
+        return _once(self._lags, (edges, dealt, layout.cp, microbatch_size, near), ask)
 
     def among(self, modules: frozenset[str]) -> "Prices":
         """The same of a part of the model: kinds of layers of other modules, and what these need at work, left out."""
@@ -210,8 +204,7 @@ class Prices:
         return math.floor(room_bytes / (max(kept) - 1)) if max(kept) > 1 else LARGEST_MICROBATCH
 
     def _kept_bytes(self, kind: int, layer: Layer, load: Load, layout: Layout) -> int:
-        spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
-        key = (kind, load, layout.shard(layer), spread, layout.recomputed(layer))
+        key = (kind, load, layout.shard(layer), layout.sharing(layer), layout.recomputed(layer))
         return _once(self._bytes, key, lambda: planned_kept_bytes(layer, load, self.scenario, layout))
 
     def working_bytes(self, layout: Layout, microbatch_size: int) -> int:
@@ -226,8 +219,7 @@ class Prices:
         return work + whole
 
     def _working_bytes(self, kind: int, layer: Layer, load: Load, layout: Layout) -> int:
-        spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
-        key = ("at work", kind, load, layout.shard(layer), spread, layout.recomputed(layer))
+        key = ("at work", kind, load, layout.shard(layer), layout.sharing(layer), layout.recomputed(layer))
         return _once(self._bytes, key, lambda: layer_working_bytes(layer, load, self.scenario, layout))
 
     def _first_kinds(self) -> Iterator[tuple[int, Layer]]:
@@ -237,8 +229,7 @@ class Prices:
 
     def _price(self, kind: int, layer: Layer, load: Load, peak: Load, layout: Layout, beside: int) -> LayerPrice:
         scenario, costs = self.scenario, self.costs
-        shard = layout.shard(layer)
-        spread = (layout.tp, layout.cp) if layer.module in layout.spread else ()
+        shard, sharing = layout.shard(layer), layout.sharing(layer)
         sharded: tuple[Hashable, ...] = (layout.replicas > 1,) if scenario.technique.compression != "none" else ()
         if layout.sharding != "none":
             sharded = layout.sharding, layout.replicas, layout.expert_replicas
@@ -246,18 +237,37 @@ class Prices:
         gathered = sharded if layout.sharding in ("gradients", "parameters") else ()
         forward_s, backward_s = _once(
             self._times,
-            (kind, load, shard, spread, again, gathered, layout.pools),
+            (kind, load, shard, sharing, again, gathered, layout.pools),
             lambda: (costs.forward_s(layer, load, layout), costs.backward_s(layer, load, layout)),
         )
         return LayerPrice(
             forward_s,
             backward_s,
-            _once(self._bytes, (kind, shard, spread, sharded), lambda: planned_state_bytes(layer, scenario, layout))
+            _once(self._bytes, (kind, shard, sharing, sharded), lambda: planned_state_bytes(layer, scenario, layout))
             + loss_working_bytes(layer, peak, scenario, layout, beside)
             + max(0, self._kept_bytes(kind, layer, peak, layout) - self._kept_bytes(kind, layer, load, layout)),
             self._kept_bytes(kind, layer, load, layout),
-            _once(self._trained, (kind, shard, spread), lambda: trained_on_rank(layer, layout)),
+            _once(self._trained, (kind, shard, sharing), lambda: trained_on_rank(layer, layout)),
         )
+
+
+def way_s(
+    costs: CostModel,
+    edge: Edge,
+    graph: ComputationGraph,
+    loads: Loads,
+    precision: Dtype,
+    layout: Layout,
+    near: bool,
+) -> float:
+    """Seconds that a microbatch's tensor, and its gradient where one flows back, is on its way to a stage of the same
+    mesh, with what ranks gather for that."""
+    size = layout.sent_bytes(edge, graph, loads, precision)
+    seconds = costs.transfer_s(size, near) * (1 + edge.carries_grad)
+    if layout.makes_whole(edge, graph):
+        forward_s, backward_s = costs.make_whole_s(size, layout)
+        seconds += forward_s + (backward_s if edge.carries_grad else 0.0)
+    return seconds
 
 
 def _once(known: dict[Hashable, T], key: Hashable, ask: Callable[[], T]) -> T:

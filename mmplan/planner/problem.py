@@ -17,7 +17,7 @@ from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_problem import CutEdge, CutProblem, Level, StageKind
 from mmplan.planner.mesh import Mesh, message_bytes, most_messages
-from mmplan.planner.pricing import Counts, Prices
+from mmplan.planner.pricing import Counts, Prices, way_s
 from mmplan.planner.quantise import floor_bytes, floor_ns, seconds
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Scenario
@@ -279,6 +279,9 @@ def lag_s(prices: Prices, configuration: Configuration, edge: Edge, source: Mesh
     busiest rank sends or gets, one message after another."""
     near, scenario = one_node(configuration, prices.scenario.cluster), prices.scenario
     part = configuration.microbatch_size * configuration.dp // max(source.dp, target.dp)
+    if source == target:
+        layout = (configuration.side(source) if source.modules else configuration).layout
+        return way_s(prices.costs, edge, prices.graph, prices.loads(part), scenario.precision, layout, near)
     sent_bytes = message_bytes(edge_bytes(edge, prices.loads(part), scenario.precision), source, target)
     count = most_messages(source, target) + (most_messages(target, source) if edge.carries_grad else 0)
     return prices.costs.transfer_s(sent_bytes, near) * count
@@ -289,6 +292,6 @@ def _cut_edges(prices: Prices, groups: GroupGraph, configuration: Configuration)
     near = one_node(configuration, prices.scenario.cluster)
     lags_s = prices.lags_s(groups.edges, configuration.layout, configuration.microbatch_size, near)
     lag_ns: dict[tuple[int, int], int] = {}
-    for way_s, ends in zip(lags_s, groups.ends, strict=True):
-        lag_ns[ends] = max(floor_ns(way_s), lag_ns.get(ends, 0))
+    for one_s, ends in zip(lags_s, groups.ends, strict=True):
+        lag_ns[ends] = max(floor_ns(one_s), lag_ns.get(ends, 0))
     return tuple(CutEdge(producer=u, consumer=v, lag_ns=ns) for (u, v), ns in sorted(lag_ns.items()))

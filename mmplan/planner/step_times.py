@@ -18,7 +18,7 @@ from mmplan.cost_models.loads import sample_loads
 from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
 from mmplan.planner.columns import RECV, SEND, W
 from mmplan.planner.composition import SampleTimes, StepComposition, imbalance, step_composition
-from mmplan.planner.durations import replicas_per_node
+from mmplan.planner.durations import made_whole_s, replicas_per_node
 from mmplan.planner.lower import plan_pipeline, stage_trained
 from mmplan.planner.memory_over_time import memory_events, peak_bytes
 from mmplan.planner.place import place
@@ -181,8 +181,8 @@ class _StepClock:
                     for layers, layout in zip(self._layers, layouts, strict=True)
                 ]
             )
-            sent_bytes = layouts[0].sent_bytes
-            self._sizes.append([sent_bytes(cut.edge, loads, scenario.precision) for cut in self._stages.cuts])
+            sent_bytes, precision = layouts[0].sent_bytes, scenario.precision
+            self._sizes.append([sent_bytes(cut.edge, self._graph, loads, precision) for cut in self._stages.cuts])
         return self._rows[key]
 
     def _price(self, loads: Loads) -> Floats:
@@ -205,6 +205,7 @@ class _StepClock:
         durations_s[computes] = prices[of_action, columns.stage[computes, None], columns.kind[computes, None]]
         sizes = np.array(self._sizes, dtype=np.int64).reshape(len(self._sizes), -1)
         known: dict[tuple[int, bool], float] = {}
+        layout = self._layouts[0]
         node_of = self._plan.scenario.cluster.node_of
         own = columns.ranks[columns.row]
         for action in np.nonzero((columns.kind == SEND) | (columns.kind == RECV))[0].tolist():
@@ -213,11 +214,15 @@ class _StepClock:
                 durations_s[action] = np.where(moved > 0, 0.0, -np.inf)
                 continue
             near = node_of(int(own[action])) == node_of(int(columns.peer[action]))
+            tensor = columns.tensors[columns.tensor[action]]
             distinct, place_ = np.unique(moved, return_inverse=True)
             for size in distinct.tolist():
                 if (size, near) not in known:
                     known[size, near] = self._costs.transfer_s(size, near) if size else 0.0
             durations_s[action] = np.array([known[size, near] for size in distinct.tolist()])[place_]
+            if layout.spread:
+                made = [made_whole_s(layout, self._graph, self._costs, tensor, size) for size in distinct.tolist()]
+                durations_s[action] += np.array(made)[place_]
         ends_s = node_ends(self._waves, durations_s)
         lasts = [computes[columns.row[computes] == row].max() for row in range(len(columns.ranks))]
         result: Floats = ends_s[self._waves.node[lasts]].T

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from small_models import scenario_of, vision_audio_model
 
-from mmplan.cost_models.analytic import AnalyticCostModel, gathering_layers
+from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, Trained, base_of, trained_on_rank
 from mmplan.cost_models.load import Load
@@ -17,6 +17,7 @@ from mmplan.cost_models.planned_memory import (
     planned_working_bytes,
 )
 from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.values import rows_of_context_rank
 
 SCENARIO = scenario_of(vision_audio_model())
 GRAPH = build_graph(SCENARIO)
@@ -97,15 +98,40 @@ def test_parameters_by_the_ranks_that_hold_them() -> None:
 
 
 def test_the_outputs_of_a_spread_encoder_are_gathered_where_they_leave_it() -> None:
-    assert gathering_layers(SCENARIO) == {"projector.0", "audio_projector.0"}
+    assert {layer.id for layer in GRAPH.layers() if "llm" in layer.readers} == {"projector.0", "audio_projector.0"}
     costs, projector = AnalyticCostModel(SCENARIO), GRAPH.layer("projector.0")
     load = LOADS["projector"]
-    spread = Layout(tp=2, spread=("projector",))
-    alone = costs.forward_s(projector, spread.load(projector, load), Layout())
-    assert costs.forward_s(projector, load, spread) > alone
+    for cp, summed in ((1, False), (2, True)):  # the gradient is the same on all tp ranks, and a sum over cp
+        spread = Layout(tp=2, cp=cp, spread=("vision", "projector"))
+        alone = spread.load(projector, load), Layout()
+        assert costs.forward_s(projector, load, spread) > costs.forward_s(projector, *alone)
+        assert (costs.dgrad_s(projector, load, spread) > costs.dgrad_s(projector, *alone)) == summed
+
+
+def test_a_spread_encoder_is_gathered_for_a_projector_that_is_not() -> None:
+    costs, load = AnalyticCostModel(SCENARIO), LOADS["vision"]
+    last = GRAPH.layer(GRAPH.predecessors("projector.0")[0])
+    one, both = (Layout(tp=2, spread=names) for names in (("vision",), ("vision", "projector")))
+    assert costs.forward_s(last, load, one) > costs.forward_s(last, load, both)
+    taken = Layout(tp=2, spread=("projector",))  # which takes parts, whose gradients are gathered
+    assert costs.dgrad_s(last, load, taken) > costs.dgrad_s(last, load, Layout(tp=2))
+    assert costs.forward_s(last, load, taken) == costs.forward_s(last, load, Layout(tp=2))
+
+
+def test_a_cut_inside_a_spread_encoder_makes_its_tensor_whole() -> None:
+    edge, spread = GRAPH.edge("vision.0", "vision.1"), Layout(tp=2, cp=2, spread=("vision", "projector"))
+    assert spread.makes_whole(edge, GRAPH) and not Layout(tp=2).makes_whole(edge, GRAPH)
+    assert not spread.makes_whole(GRAPH.edge("projector.0", "llm.embed"), GRAPH)
+    gather_s, back_s = AnalyticCostModel(SCENARIO).make_whole_s(2**20, spread)
+    assert 0 < gather_s < back_s
+    assert AnalyticCostModel(SCENARIO).make_whole_s(2**20, replace(spread, cp=1))[1] > 0
 
 
 def test_a_rank_sends_its_rows() -> None:
     edge = next(edge for edge in GRAPH.edges() if edge.producer == "llm.0")
-    whole = Layout().sent_bytes(edge, LOADS, SCENARIO.precision)
-    assert Layout(cp=2).sent_bytes(edge, LOADS, SCENARIO.precision) == -(-whole // 2)
+    per_row = edge.width * {"fp32": 4, "bf16": 2}[SCENARIO.precision]
+    rows = rows_of_context_rank(LOADS["llm"].tokens, 2)
+    assert Layout(cp=2).sent_bytes(edge, GRAPH, LOADS, SCENARIO.precision) == rows * per_row
+    inner = GRAPH.edge("vision.0", "vision.1")  # not split by cp
+    whole = Layout().sent_bytes(inner, GRAPH, LOADS, SCENARIO.precision)
+    assert Layout(cp=2).sent_bytes(inner, GRAPH, LOADS, SCENARIO.precision) == whole

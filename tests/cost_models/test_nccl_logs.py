@@ -202,9 +202,7 @@ def test_tables_of_unlike_machines_are_no_cluster(tmp_path: Path) -> None:
     for name, device in (("a.log", A100), ("h.log", "NVIDIA H100 80GB HBM3")):
         text = log_text("all_reduce", 8, all_reduce(8, 8), devices=device_lines(["n1"], 8, device))
         (tmp_path / name).write_text(text)
-    words = (
-        r"h\.log:\d+: this table is of H100-SXM, another of A100-SXM-80 \(a\.log\): import each machine's"
-    )
+    words = r"h\.log:\d+: this table is of H100-SXM, another of A100-SXM-80 \(a\.log\): import each machine's"
     with pytest.raises(InputError, match=words):
         read_files([str(tmp_path / "a.log"), str(tmp_path / "h.log")])
 

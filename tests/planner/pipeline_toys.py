@@ -203,6 +203,9 @@ class SetPrices:
     def transfer_s(self, size_bytes: float, same_node: bool) -> float:
         return self.transfer
 
+    def make_whole_s(self, bytes_made: float, layout: Layout) -> tuple[float, float]:
+        return 0.0, 0.0
+
     def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         return self.reduce if layout.replicas > 1 else 0.0
 

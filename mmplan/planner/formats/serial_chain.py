@@ -9,7 +9,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.errors import CheckError
 from mmplan.planner.formats.exported import Loss
 from mmplan.planner.plan import Plan
-from mmplan.planner.pricing import Prices
+from mmplan.planner.pricing import Prices, way_s
 from mmplan.planner.recipes import step_time
 from mmplan.planner.schedule import Schedule
 from mmplan.planner.schedules.fused import stage_order
@@ -41,8 +41,9 @@ def serial_price(plan: Plan, stages: StageGraph, target: str) -> Loss:
     near = plan.rank_count <= min(pool.devices_per_node for pool in plan.scenario.cluster.pools)
     path_s = sum(stage.forward_s + stage.backward_s for stage in plan.stages)
     for cut in stages.cuts:
-        sent_bytes = plan.layout(cut.source).sent_bytes(cut.edge, loads, plan.scenario.precision)
-        path_s += (cut.target - cut.source) * costs.transfer_s(sent_bytes, near) * (1 + cut.carries_grad)
+        layout = plan.layout(cut.source)
+        hop_s = way_s(costs, cut.edge, graph, loads, plan.scenario.precision, layout, near)
+        path_s += (cut.target - cut.source) * hop_s
     _require_memory(plan, prices, target)
     side_by_side = step_time(plan)
     sentence = f"{target} runs chains: stages side by side run in a row and hand on what they do not use"

@@ -61,10 +61,16 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
             near = cluster.node_of(plan.rank(cut.source, 0)) == cluster.node_of(plan.rank(cut.target, 0))
             ends = plan.mesh(cut.source), plan.mesh(cut.target)
             part = mean_loads(scenario, min(plan.samples(cut.source), plan.samples(cut.target)))
-            size = message_bytes(edge_bytes(cut.edge, part, scenario.precision), *ends)
-            way_s = costs.transfer_s(size, near) if size else 0.0
-            forward_s += way_s * most_messages(*ends)
-            backward_s += way_s * most_messages(*reversed(ends)) if cut.carries_grad else 0.0
+            layout, inside = plan.layout(cut.source), ends[0] == ends[1]
+            if inside:
+                size = layout.sent_bytes(cut.edge, graph, part, scenario.precision)
+            else:
+                size = message_bytes(edge_bytes(cut.edge, part, scenario.precision), *ends)
+            way_s, made_s = costs.transfer_s(size, near) if size else 0.0, (0.0, 0.0)
+            if inside and layout.makes_whole(cut.edge, graph):
+                made_s = costs.make_whole_s(size, layout)
+            forward_s += way_s * most_messages(*ends) + made_s[0]
+            backward_s += way_s * most_messages(*reversed(ends)) + made_s[1] if cut.carries_grad else 0.0
         lags[cut.source, cut.target] = forward_s, backward_s
     carrying = {(cut.source, cut.target) for cut in stages.cuts if cut.carries_grad}
     return ScheduleProblem(
