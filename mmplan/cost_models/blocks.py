@@ -59,9 +59,7 @@ def attention_ops(
         v = k
     elif not shared:
         ops += linear_ops(v.name, source, v, training, bias=shape.qkv_bias, parallel="column")
-    gate = Value(f"{prefix}out_gate", TOKENS, query_width, sharded=True, unit=head)
-    if shape.out_gate == "head":
-        gate = replace(gate, width=shape.heads, unit=1)
+    gate = out_gate(shape, head, prefix)
     if shape.out_gate is not None:
         ops += linear_ops(gate.name, normed, gate, training, bias=shape.qkv_bias, parallel="column")
     if shape.qk_norm:
@@ -93,12 +91,24 @@ def attention_ops(
     )
     ops.append(attention)
     if shape.out_gate is not None:
-        opened, gated = replace(gate, name=f"{prefix}out_gate_open"), replace(attended, name=f"{prefix}attended_gated")
-        parts = shape.heads if shape.out_gate == "head" else 0
-        ops += [Activation(kind="sigmoid", x=gate, y=opened), Multiply(a=attended, b=opened, y=gated, groups=parts)]
-        attended = gated
+        ops += gating_ops(shape, gate, attended, prefix)
+        attended = ops[-1].y
     out = Value(f"{prefix}attn_out", TOKENS, shape.hidden)
     return (*ops, *linear_ops(f"{prefix}o", attended, out, training, bias=shape.out_bias, parallel="row"))
+
+
+def out_gate(shape: Transformer, head: int, prefix: str = "") -> Value:
+    """What opens attention's output: a number for each column of a head, or for each head."""
+    if shape.out_gate == "head":
+        return Value(f"{prefix}out_gate", TOKENS, shape.heads, sharded=True)
+    return Value(f"{prefix}out_gate", TOKENS, shape.heads * head, sharded=True, unit=head)
+
+
+def gating_ops(shape: Transformer, gate: Value, attended: Value, prefix: str = "") -> tuple[Op, ...]:
+    """attended times the sigmoid of the gate."""
+    opened, gated = replace(gate, name=f"{prefix}out_gate_open"), replace(attended, name=f"{prefix}attended_gated")
+    parts = shape.heads if shape.out_gate == "head" else 0
+    return Activation(kind="sigmoid", x=gate, y=opened), Multiply(a=attended, b=opened, y=gated, groups=parts)
 
 
 def _norm(shape: Transformer, name: str, x: Value, y: Value, trained: bool, groups: int) -> Norm:

@@ -54,7 +54,7 @@ def product_flops(op: Op, load: Load, shard: int | Shard = 1) -> float:
             return 2 * rows * op.inner * op.y.width
         case DeltaRule():
             rows = load.chunk_tokens * row_fraction(False, as_shard(shard))
-            return rows * op.gate.local_width(shard) * op.row_flops()
+            return rows * op.step.local_width(shard) * op.row_flops()
         case Attention():
             pairs = op.pairs.of(load) * row_fraction(False, as_shard(shard))
             return 2 * pairs * (op.q.local_width(shard) // op.head_dim) * op.product_width
@@ -71,7 +71,7 @@ def op_dgrad_flops(layer: Layer, op: Op, load: Load, shard: int | Shard = 1) -> 
         return flops * (2 * op.product_width + op.head_dim) / op.product_width
     if isinstance(op, DeltaRule):  # the forward again, twice as much for gradients, two products for the solved system
         rows = load.chunk_tokens * row_fraction(False, as_shard(shard))
-        return 3 * flops + rows * op.gate.local_width(shard) * op.solve_flops()
+        return 3 * flops + rows * op.step.local_width(shard) * op.solve_flops()
     return flops
 
 
@@ -114,7 +114,7 @@ def op_parameters(op: Op, shard: int | Shard = 1) -> int:
         case CausalConv():
             return op.kernel * op.x.local_width(shard)
         case DeltaRule():
-            return (3 if op.scan else 2) * op.gate.local_width(shard)
+            return op.gate.local_width(shard) + (2 if op.scan else 1) * op.step.local_width(shard)
         case Stored():
             return op.size
         case Embedding():

@@ -4,7 +4,7 @@ section 2.1), as it is trained: keys and values are expanded, nothing is absorbe
 
 from dataclasses import replace
 
-from mmplan.cost_models.blocks import linear_ops
+from mmplan.cost_models.blocks import gating_ops, linear_ops, out_gate
 from mmplan.cost_models.ops import Attention, JoinHeads, Norm, Op, Rope, Slice
 from mmplan.cost_models.values import TOKENS, Rows, Value
 from mmplan.scenario.attention_forms import Mla
@@ -30,9 +30,15 @@ def mla_ops(shape: Transformer, mla: Mla, training: Training, x: Value, window: 
         window=window,
         sliding=shape.sliding,
     )
+    gating: tuple[Op, ...] = ()
+    if shape.out_gate is not None:
+        gate = out_gate(shape, mla.v_dim)
+        gating = linear_ops(gate.name, x, gate, training, bias=shape.qkv_bias, parallel="column")
+        gating += gating_ops(shape, gate, attended)
+        attended = gating[-1].y
     out = Value("attn_out", TOKENS, shape.hidden)
     project = linear_ops("o", attended, out, training, bias=shape.out_bias, parallel="row")
-    return (*queries, *keys, attention, *project)
+    return (*queries, *keys, attention, *gating, *project)
 
 
 def _query_ops(shape: Transformer, mla: Mla, training: Training, x: Value) -> tuple[Value, tuple[Op, ...]]:

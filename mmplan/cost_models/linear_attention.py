@@ -23,8 +23,15 @@ def delta_ops(shape: Transformer, delta: GatedDelta, training: Training, x: Valu
     v, z = (Value(name, TOKENS, value, sharded=True, unit=delta.value_dim) for name in ("v", "z"))
     gate, step = (Value(name, TOKENS, delta.value_heads, sharded=True) for name in ("gate_in", "step_in"))
     ops: list[Op] = []
+    if delta.gate_rank:
+        gate = replace(gate, width=key, unit=delta.key_dim)
+    narrow = (gate, z) if delta.gate_rank else ()
     for projected in (q, k, v, z, gate, step):
-        ops += linear_ops(projected.name, x, projected, training, bias=False, parallel="column")
+        read = x
+        if projected in narrow:
+            read = Value(f"{projected.name}_low", TOKENS, delta.gate_rank)
+            ops += linear_ops(read.name, x, read, training, bias=False)
+        ops += linear_ops(projected.name, read, projected, training, bias=False, parallel="column")
     mixed = [replace(part, name=f"{part.name}_mixed") for part in (q, k, v)]
     active = [replace(part, name=f"{part.name}_active") for part in (q, k, v)]
     for part, conv, result in zip((q, k, v), mixed, active, strict=True):

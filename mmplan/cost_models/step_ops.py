@@ -32,6 +32,7 @@ from mmplan.scenario.steps import (
     Dense,
     Doubled,
     Experts,
+    Fold,
     Fork,
     Halve,
     Join,
@@ -43,19 +44,22 @@ from mmplan.scenario.steps import (
     Step,
     Steps,
     Usual,
+    Widen,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Around:
     """What the steps of a block find there: its `shape`, the rows that `Attend` reads `across`, the window of its
-    attention to own rows, whether that turns queries and keys, and the operators of the usual block on `x`."""
+    attention to own rows, whether that turns queries and keys, the operators of the usual block on `x`, and those of
+    what stands in place of plain attention (latent or linear attention, a convolution)."""
 
     shape: Transformer
     context: Value | None
     window: int | None
     rope: bool
     usual: Callable[[], tuple[Op, ...]]
+    mixer: Callable[[Value], tuple[Op, ...]] | None = None
 
 
 class _Writer:
@@ -117,6 +121,13 @@ class _Writer:
             case Average():
                 y = replace(y, rows=_scaled(x.rows, 1, step.rows))
                 self.ops.append(Pool(x=x, y=y, size=step.rows))
+            case Widen():
+                y = replace(y, width=x.width * step.times)
+                self.ops.append(Interleave(parts=(x,), keys=(x.name,), y=y))
+            case Fold():
+                y = replace(y, width=x.width // step.parts)
+                apart = replace(x, rows=_scaled(x.rows, step.parts, 1), width=y.width)
+                self.ops.append(Pool(x=apart, y=y, size=step.parts))
             case Doubled():
                 y = replace(y, rows=_scaled(x.rows, 2, 1))
                 self.ops.append(Interleave(parts=(x,), keys=(x.name,), y=y))
@@ -143,11 +154,16 @@ class _Writer:
             case Fork():
                 left, right = self.run(step.left, x), self.run(step.right, x)
                 y = replace(left, name=name, sharded=False)
-                self.ops.append(Multiply(a=left, b=right, y=y) if step.product else Add(a=left, b=right, y=y))
+                parts = right.width if right.width != left.width else 0
+                op = Multiply(a=left, b=right, y=y, groups=parts) if step.product else Add(a=left, b=right, y=y)
+                self.ops.append(op)
         return y
 
     def _attend(self, step: Attend, x: Value, prefix: str) -> Value:
         around = self.around
+        if around.mixer is not None and not step.across:
+            self.ops += around.mixer(x)
+            return self.ops[-1].y
         context, window = (around.context, None) if step.across else (None, around.window)
         self.ops += attention_ops(
             around.shape,
@@ -187,8 +203,15 @@ class _Writer:
         q, k, scores = (
             Value(f"{name}_{part}", x.rows, size) for part, size in (("q", width), ("k", step.head_dim), ("y", 0))
         )
-        self.ops += linear_ops(q.name, x, q, self.training, bias=False)
+        read = x
+        if step.low is not None:
+            read = Value(f"{name}_low", x.rows, step.low)
+            self.ops.append(Slice(x=x, y=read, start=0))
+        self.ops += linear_ops(q.name, read, q, self.training, bias=False)
         self.ops += linear_ops(k.name, x, k, self.training, bias=False)
+        if step.pool > 1:
+            k, single = replace(k, name=f"{name}_pooled", rows=_scaled(k.rows, 1, step.pool)), k
+            self.ops.append(Pool(x=single, y=k, size=step.pool))
         self.ops.append(
             Attention(
                 q=q,
@@ -199,7 +222,7 @@ class _Writer:
                 kv_heads=1,
                 head_dim=step.head_dim,
                 causal=True,
-                pairs=Rows("pairs"),
+                pairs=Rows("pairs", per=step.pool),
                 value_dim=0,
             )
         )

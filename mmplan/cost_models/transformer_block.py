@@ -37,14 +37,16 @@ def block_ops(
     is_global = shape.window_tokens is None or index in shape.global_layers
     context = Value("context", CONTEXT, context_width) if context_width is not None else None
     x, middle, y = (Value(name, TOKENS, shape.hidden) for name in ("x", "middle", "y"))
+    if form is not None and index:
+        x = Value("x", TOKENS, shape.hidden * form.streams)
     window = None if is_global or (context is not None and not shape.cross_also) else shape.window_tokens
     steps = form.block(index) if form is not None else ()
     if steps:
         usual = partial(block_ops, shape, training, index, rope=rope)
-        found = step_ops(
-            steps, x, TOKENS, training, Around(shape=shape, context=context, window=window, rope=rope, usual=usual)
-        )
-        ops = list(found)
+        other = shape.delta is not None or shape.mla is not None or shape.short_conv
+        mixer = partial(_attention, shape, training, rope=rope, window=window, context=None) if other else None
+        around = Around(shape=shape, context=context, window=window, rope=rope, usual=usual, mixer=mixer)
+        ops = list(step_ops(steps, x, TOKENS, training, around))
     elif shape.parallel:
         ops = _parallel_parts(shape, training, index, x, y, rope=rope, window=window)
     else:
@@ -52,7 +54,7 @@ def block_ops(
         ops += _mlp_part(shape, training, index, attended, y)
     if shape.stored and not uses(steps, Usual):
         trained, last = training.mode == "full", ops[-1].y
-        kept = Value("y_kept", TOKENS, shape.hidden)
+        kept = Value("y_kept", TOKENS, last.width)
         ops.append(Stored(name="stored", x=last, y=kept, size=shape.stored, trainable=trained))
     for number, (value, key) in enumerate(added):
         rows, result = Value(value, TOKENS, shape.hidden), Value(f"y_added{number or ''}", TOKENS, shape.hidden)

@@ -18,10 +18,12 @@ class Mla:
 class GatedDelta:
     """Linear attention by the gated delta rule (arXiv 2412.06464, section 3.3): a state [key_dim, value_dim] per value
     head, one gate and one step size per token and value head; `conv`: kernel of the causal convolutions on queries,
-    keys and values."""
+    keys and values. With `gate_rank` each column of a key has a gate of its own, and these gates and that of the output
+    pass rows so narrow (Kimi Delta Attention, arXiv 2510.26692)."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
     conv: int
+    gate_rank: int = 0

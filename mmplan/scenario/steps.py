@@ -77,6 +77,22 @@ class Average:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Widen:
+    """Each row `times` times beside itself: one stream becomes several (hyper-connections, arXiv 2409.19606)."""
+
+    what: Literal["widen"] = "widen"
+    times: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fold:
+    """The sum or mean of `parts` equal parts of each row."""
+
+    what: Literal["fold"] = "fold"
+    parts: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Doubled:
     """As many learned rows stand behind those that are read; their numbers are kept elsewhere."""
 
@@ -135,11 +151,14 @@ class Scan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choose:
-    """An index of its own scores all rows for each row, so that attention reads the best alone."""
+    """An index of its own scores all rows for each row, so that attention reads the best alone; or every `pool` rows
+    together. `low`: its queries are made of rows so wide, those that attention's queries pass."""
 
     what: Literal["choose"] = "choose"
     heads: int
     head_dim: int
+    pool: int = 1
+    low: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,7 +179,8 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """Two lists of steps read the same rows; their results are added or multiplied."""
+    """Two lists of steps read the same rows; their results are added or multiplied. In a product a narrower right side
+    has one number for each of as many equal parts of the left."""
 
     what: Literal["fork"] = "fork"
     left: "tuple[Step, ...]"
@@ -176,6 +196,8 @@ Step: TypeAlias = (
     | Halve
     | Join
     | Average
+    | Widen
+    | Fold
     | Doubled
     | Kept
     | Attend
@@ -201,6 +223,8 @@ class Form:
         queries: learned rows that stand for each sequence which an `encoder` reads, or each `window` rows of one.
         together: keys of queries, or of a language model's cross layers, are those of what they read and their own (a
             perceiver, arXiv 2103.03206; T5Gemma 2).
+        streams: rows between two blocks are so many times as wide as the blocks; the first block widens them, the last
+            one folds them.
     """
 
     front: Steps = ()
@@ -209,6 +233,7 @@ class Form:
     queries: int = 0
     window: int | None = None
     together: bool = False
+    streams: int = 1
 
     @property
     def scans(self) -> bool:
@@ -267,6 +292,10 @@ def width_after(steps: Iterable[Step], width: int) -> int:
                 width //= 2
             case Join():
                 width *= step.rows
+            case Widen():
+                width *= step.times
+            case Fold():
+                width //= step.parts
             case Fork():
                 width = width_after(step.left, width)
     return width
@@ -287,7 +316,7 @@ def numbers(steps: Iterable[Step], width: int) -> int:
                 total += step.size
             case Fork():
                 total += numbers(step.left, width) + numbers(step.right, width)
-            case Active() | Halve() | Join() | Average() | Doubled():
+            case Active() | Halve() | Join() | Average() | Widen() | Fold() | Doubled():
                 pass
             case _:
                 raise ValueError(f"the numbers of '{step.what}' are those of a module")

@@ -113,8 +113,8 @@ def _arrays(op: Op, shard: Shard, axes: MeshAxes) -> Iterator[_Array]:
         case CausalConv():
             yield _Array(f"{op.name}.weight", (op.kernel, _full(op.x, shard)), ((), _on(op.x, axes)))
         case DeltaRule():
-            for part in ("decay", "bias"):
-                yield _Array(f"{op.name}.{part}", (_full(op.gate, shard),), (_on(op.gate, axes),))
+            for part, value in (("decay", op.step), ("bias", op.gate)):
+                yield _Array(f"{op.name}.{part}", (_full(value, shard),), (_on(value, axes),))
         case Embedding():
             yield _Array(f"{op.name}.weight", (split(op.size, op.unit, shard.tp) * shard.tp, op.y.width), (axes.tp, ()))
         case ClassToken() | Scale():

@@ -74,7 +74,7 @@ def latent_attention(text: Fields, shape: Transformer) -> Transformer:
         q_lora=text.optional("q_lora_rank"),
         kv_lora=text.count("kv_lora_rank"),
         qk_nope=text.count("qk_nope_head_dim"),
-        qk_rope=text.count("qk_rope_head_dim"),
+        qk_rope=text.count("qk_rope_head_dim", least=0),
         v_dim=text.count("v_head_dim"),
     )
     if mla.qk_rope % 2:

@@ -263,14 +263,16 @@ def kimi_k25(config: Fields, name: str) -> Model:
 
 
 def glm4v(config: Fields, name: str) -> Model:
-    """GLM-4V to 4.6V and GLM-OCR: tokens joined 2 x 2 by a linear, a second one, a layer norm, a gated MLP. The first
+    """GLM-4V to 5.3 and GLM-OCR: tokens joined 2 x 2 by a linear, a second one, a layer norm, a gated MLP. The first
     linear's bias and the layer norm are stored."""
     vision, tower = tower_of(config), config.part("vision_config")
-    llm = text_module(config, "text_config")
+    llm = text_module(config, "text_config", flat=config.kind == "glm5_next")
     merge, width = tower.count("spatial_merge_size", most=100) ** 2, tower.count("out_hidden_size")
     inner = tower.count("intermediate_size")
     if tower.kind == "glm_ocr_vision":
         inner = width * tower.count("in_channels", most=1_000)
+    if tower.kind == "glm5_next_vision":
+        inner = tower.count("projection_intermediate_size")
     dims = (vision.output_width * merge, width, width, inner, width)
     return chain(name, vision, projector_module(dims, merge=merge, gated=True, bias=False, stored=3 * width), llm)
 

@@ -68,6 +68,16 @@ def hunyuan(config: Fields, name: str) -> Model:
     return chain(name, vision, stepping(steps, (hidden, width), name="projector", merge=side**2), llm)
 
 
+def hunyuan4(config: Fields, name: str) -> Model:
+    """Hunyuan 4: a norm, a convolution that joins tokens, a linear; a learned end of each row."""
+    vision, tower = tower_of(config), config.part("vision_config")
+    llm, merge = text_module(config, "text_config"), tower.count("spatial_merge_size", most=100) ** 2
+    hidden, width = vision.output_width, tower.count("out_hidden_size")
+    joined = Convolve(width=merge * hidden, taps=merge, joins=merge)
+    steps: Steps = (Normed(kind="rms"), joined, Active(), Dense(width=width), Kept(size=width))
+    return chain(name, vision, stepping(steps, (hidden, width), name="projector", merge=merge), llm)
+
+
 def lfm3(config: Fields, name: str) -> Model:
     vision, tower, llm = tower_of(config), config.part("vision_config"), text_module(config, "text_config")
     merge, bias = tower.count("spatial_merge_size", most=100) ** 2, config.get("projector_bias")

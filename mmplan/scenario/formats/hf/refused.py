@@ -11,12 +11,10 @@ _SPEAKS = "its network between text and sound has no blocks of a transformer tha
 _WRITES = "it writes down speech without a language model"
 _PROTEIN = "it reads proteins"
 _ODD = "its blocks are of a kind that has no reader here"
-_STREAMS = "its blocks mix several residual streams, which has no reader here"
 
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm5_next", "glm_moe_dsa"), _SPARSE),
-    **dict.fromkeys(("hy_v4_vl", "qwen4_exp"), _STREAMS),
-    **dict.fromkeys(("dots3_note", "inkling2", "inkling2_loop", "inkling_mm_model"), _ODD),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
+    **dict.fromkeys(("inkling2", "inkling2_loop", "inkling_mm_model"), _ODD),
     **dict.fromkeys(
         (
             *("chmv2", "conditional_detr", "d_fine", "dab-detr", "deformable_detr", "deimv2", "depth_anything"),

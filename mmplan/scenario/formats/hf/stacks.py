@@ -4,7 +4,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mmplan.scenario.formats.hf import experts, gemma, mamba, minimax, mixers, muse_blocks, sparse_index
+from mmplan.scenario.formats.hf import (
+    dots_blocks,
+    experts,
+    gemma,
+    indexed,
+    mamba,
+    minimax,
+    mixers,
+    muse_blocks,
+    sparse_index,
+)
 from mmplan.scenario.formats.hf.blocks_by_layer import each, sliding
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import Transformer
@@ -220,6 +230,14 @@ STACKS: Mapping[str, Stack] = {
     "glm": Stack(qkv_bias="attention_bias"),
     "glm4": Stack(qkv_bias="attention_bias", shape={"post_norms": True}),
     "glm4_moe": Stack(qkv_bias="attention_bias", adapt=(_qk_norm_if("use_qk_norm"), experts.deepseek_experts)),
+    "glm5_next_text": Stack(
+        as_now=lambda text: replace(text, values={**text.values, "head_dim": None}),  # the class makes its own
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        shape={"mla": True},
+        adapt=(indexed.glm5,),
+        form=indexed.form_of_glm5,
+    ),
     "glm4v_moe_text": Stack(qkv_bias="attention_bias", adapt=(experts.deepseek_experts,)),
     "glm4v_text": Stack(qkv_bias=True, shape={"post_norms": True}),
     "glm_ocr_text": Stack(shape={"post_norms": True}),
@@ -245,10 +263,25 @@ STACKS: Mapping[str, Stack] = {
     "granitemoeshared": replace(BIASED, adapt=(experts.granite_experts,)),
     "helium": replace(LLAMA, out_bias=False, adapt=(_square_heads,)),
     "hunyuan_v1_dense": replace(BIASED, shape={"qk_norm": True}),
+    "hy_v4_vl_text": Stack(
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        shape={"mla": True},
+        adapt=(indexed.hunyuan4,),
+        form=indexed.form_of_hunyuan4,
+    ),
     "hunyuan_vl_text": replace(BIASED, shape={"qk_norm": True}),
     "hyperclovax": replace(LLAMA, adapt=(_post_norms_if("use_post_norm"),)),
     "kimi_k2": DEEPSEEK,
     "dia_text": Stack(),
+    "dots3_note_text": Stack(
+        as_now=dots_blocks.as_now,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        shape={"mla": True},
+        adapt=(dots_blocks.stack,),
+        form=dots_blocks.form,
+    ),
     "kyutai_text": Stack(ffn="ffn_dim", adapt=(_window, lambda text, shape: replace(shape, ffn=shape.ffn // 2))),
     "lfm3": Stack(adapt=(mixers.lfm3,)),
     "cosmos3_edge_text": replace(LLAMA, shape={"gated_mlp": False}),
@@ -340,6 +373,9 @@ STACKS: Mapping[str, Stack] = {
     "qwen3_5_moe_text": replace(BIASED, ffn="moe_intermediate_size", adapt=(mixers.gated_delta, experts.qwen_shared)),
     "qwen3_5_text": replace(BIASED, adapt=(mixers.gated_delta,)),
     "qwen3_moe": QWEN3_MOE,
+    "qwen4_exp_text": replace(
+        BIASED, ffn="moe_intermediate_size", adapt=(indexed.qwen4,), form=indexed.form_of_qwen4
+    ),
     "qwen3_next": replace(BIASED, adapt=(mixers.gated_delta, experts.qwen_shared)),
     "qwen3_omni_moe_text": QWEN3_MOE,
     "qwen3_vl_moe_text": QWEN3_MOE,

@@ -95,7 +95,7 @@ def stack_shape(text: Fields, stack: Stack) -> Transformer:
     shape = replace(shape, **{key: value for key, value in stack.shape.items() if key != "mla"})
     for adapt in stack.adapt:
         shape = adapt(text, shape)
-    if shape.head_dim % 2 and shape.mla is None and stack.turned:
+    if shape.head_dim % 2 and shape.mla is None and shape.delta is None and stack.turned:
         raise text.error("head_dim", f"rotary positions need an even width, found {shape.head_dim}")
     return shape
 
