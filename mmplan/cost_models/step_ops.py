@@ -25,8 +25,10 @@ from mmplan.cost_models.values import Rows, Value
 from mmplan.scenario.scenario import Training, Transformer
 from mmplan.scenario.steps import (
     Active,
+    Aside,
     Attend,
     Average,
+    Beside,
     Choose,
     Convolve,
     Dense,
@@ -41,6 +43,7 @@ from mmplan.scenario.steps import (
     Mlp,
     Normed,
     Scan,
+    Split,
     Step,
     Steps,
     Usual,
@@ -128,6 +131,16 @@ class _Writer:
                 y = replace(y, width=x.width // step.parts)
                 apart = replace(x, rows=_scaled(x.rows, step.parts, 1), width=y.width)
                 self.ops.append(Pool(x=apart, y=y, size=step.parts))
+            case Split():
+                y = Value(name, _scaled(x.rows, step.parts, 1), x.width // step.parts)
+                self.ops.append(MergeRows(x=x, y=y, merge=1))  # a view, as joining is
+            case Aside():
+                self.run(step.steps, x)
+                return x
+            case Beside():
+                made = self.run(step.steps, x)
+                y = replace(y, width=x.width + made.width)
+                self.ops.append(Interleave(parts=(x, made), keys=(x.name, made.name), y=y))
             case Doubled():
                 y = replace(y, rows=_scaled(x.rows, 2, 1))
                 self.ops.append(Interleave(parts=(x,), keys=(x.name,), y=y))

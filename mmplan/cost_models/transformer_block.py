@@ -37,8 +37,8 @@ def block_ops(
     is_global = shape.window_tokens is None or index in shape.global_layers
     context = Value("context", CONTEXT, context_width) if context_width is not None else None
     x, middle, y = (Value(name, TOKENS, shape.hidden) for name in ("x", "middle", "y"))
-    if form is not None and index:
-        x = Value("x", TOKENS, shape.hidden * form.streams)
+    if form is not None and form.streams:
+        x = Value("x", TOKENS, shape.hidden * form.streams[index])
     window = None if is_global or (context is not None and not shape.cross_also) else shape.window_tokens
     steps = form.block(index) if form is not None else ()
     if steps:

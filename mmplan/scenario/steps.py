@@ -93,6 +93,30 @@ class Fold:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """Each row becomes its `parts` equal parts, one after the other; `Join` undoes it."""
+
+    what: Literal["split"] = "split"
+    parts: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aside:
+    """Work on the rows whose result does not take their place: biases of attention's scores, a second reading."""
+
+    what: Literal["aside"] = "aside"
+    steps: "tuple[Step, ...]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """The rows, and beside each what the steps make of it."""
+
+    what: Literal["beside"] = "beside"
+    steps: "tuple[Step, ...]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Doubled:
     """As many learned rows stand behind those that are read; their numbers are kept elsewhere."""
 
@@ -179,8 +203,8 @@ class Look:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """Two lists of steps read the same rows; their results are added or multiplied. In a product a narrower right side
-    has one number for each of as many equal parts of the left."""
+    """Two lists of steps read the same rows; their results are added or multiplied. A narrower right side is added to
+    as many of the left's columns; in a product it has one number for each of as many equal parts of the left."""
 
     what: Literal["fork"] = "fork"
     left: "tuple[Step, ...]"
@@ -198,6 +222,9 @@ Step: TypeAlias = (
     | Average
     | Widen
     | Fold
+    | Split
+    | Aside
+    | Beside
     | Doubled
     | Kept
     | Attend
@@ -223,8 +250,8 @@ class Form:
         queries: learned rows that stand for each sequence which an `encoder` reads, or each `window` rows of one.
         together: keys of queries, or of a language model's cross layers, are those of what they read and their own (a
             perceiver, arXiv 2103.03206; T5Gemma 2).
-        streams: rows between two blocks are so many times as wide as the blocks; the first block widens them, the last
-            one folds them.
+        streams: the rows that each block reads are so many times as wide as the blocks, () where all are once; what
+            the last block gives is as wide as a block.
     """
 
     front: Steps = ()
@@ -233,7 +260,7 @@ class Form:
     queries: int = 0
     window: int | None = None
     together: bool = False
-    streams: int = 1
+    streams: tuple[int, ...] = ()
 
     @property
     def scans(self) -> bool:
@@ -275,6 +302,8 @@ def row_ratio(steps: Iterable[Step]) -> Fraction:
                 ratio *= Fraction(step.spreads, step.joins)
             case Join() | Average():
                 ratio /= step.rows
+            case Split():
+                ratio *= step.parts
             case Doubled():
                 ratio *= 2
             case Fork():
@@ -294,8 +323,10 @@ def width_after(steps: Iterable[Step], width: int) -> int:
                 width *= step.rows
             case Widen():
                 width *= step.times
-            case Fold():
+            case Fold() | Split():
                 width //= step.parts
+            case Beside():
+                width += width_after(step.steps, width)
             case Fork():
                 width = width_after(step.left, width)
     return width
@@ -316,7 +347,9 @@ def numbers(steps: Iterable[Step], width: int) -> int:
                 total += step.size
             case Fork():
                 total += numbers(step.left, width) + numbers(step.right, width)
-            case Active() | Halve() | Join() | Average() | Widen() | Fold() | Doubled():
+            case Aside() | Beside():
+                total += numbers(step.steps, width)
+            case Active() | Halve() | Join() | Average() | Widen() | Fold() | Split() | Doubled():
                 pass
             case _:
                 raise ValueError(f"the numbers of '{step.what}' are those of a module")
@@ -327,6 +360,8 @@ def numbers(steps: Iterable[Step], width: int) -> int:
 def uses(steps: Iterable[Step], *kinds: type) -> bool:
     """Whether one of the steps, inner ones included, is of these kinds."""
     return any(
-        isinstance(step, kinds) or (isinstance(step, Fork) and uses((*step.left, *step.right), *kinds))
+        isinstance(step, kinds)
+        or (isinstance(step, Fork) and uses((*step.left, *step.right), *kinds))
+        or (isinstance(step, Aside | Beside) and uses(step.steps, *kinds))
         for step in steps
     )

@@ -7,7 +7,16 @@ from dataclasses import replace
 from mmplan.scenario.attention_forms import GatedDelta
 from mmplan.scenario.formats.hf.blocks_by_layer import each, experts_in, kinds_of_layers
 from mmplan.scenario.formats.hf.experts import latent_attention, moe_of, qwen_shared, sparse_layers
-from mmplan.scenario.formats.hf.streams import RMS, gated, gated_end, hashed_words, rows_of_hashes, weighed, weighted
+from mmplan.scenario.formats.hf.streams import (
+    RMS,
+    between,
+    gated,
+    gated_end,
+    hashed_words,
+    rows_of_hashes,
+    weighed,
+    weighted,
+)
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import Transformer
 from mmplan.scenario.steps import Attend, Choose, Experts, Fold, Form, Kept, Mlp, Step, Steps, Widen
@@ -64,7 +73,7 @@ def form_of_qwen4(text: Fields, shape: Transformer) -> Form:
         attention: Steps = (*(index if kind == INDEXED else ()), Attend())
         steps += (gated(streams, hidden, low, *attention), gated(streams, hidden, low, Experts()))
         blocks.append(steps + (gated_end(streams, hidden, low) if layer == shape.layers - 1 else ()))
-    return Form(blocks=tuple((1, steps) for steps in blocks), streams=streams)
+    return Form(blocks=tuple((1, steps) for steps in blocks), streams=between(streams, shape.layers))
 
 
 def _words(text: Fields, shape: Transformer, streams: int, table: int) -> Steps:
@@ -99,9 +108,7 @@ def glm5(text: Fields, shape: Transformer) -> Transformer:
         given.count(old, most=100_000) if isinstance(older, dict) and old in older else text.count(new, most=100_000)
         for old, new in names.items()
     )
-    delta = GatedDelta(
-        key_heads=heads, value_heads=heads, key_dim=width, value_dim=width, conv=kernel, gate_rank=width
-    )
+    delta = GatedDelta(key_heads=heads, value_heads=heads, key_dim=width, value_dim=width, conv=kernel, gate_rank=width)
     latent = latent_attention(text, shape)
     chosen = text.count("index_topk", most=100_000_000)
     latent = replace(latent, window_tokens=chosen, sliding=True)
@@ -158,7 +165,7 @@ def _between(shape: Transformer, streams: int, indices: list[Steps], *, sinks: i
         if layer == shape.layers - 1:
             steps += (Fold(parts=streams),) if mixed else (weighed(0, streams), Fold(parts=streams), Kept(size=1))
         blocks.append(steps)
-    return Form(blocks=tuple((1, steps) for steps in blocks), streams=streams)
+    return Form(blocks=tuple((1, steps) for steps in blocks), streams=between(streams, shape.layers))
 
 
 def hunyuan4(text: Fields, shape: Transformer) -> Transformer:

@@ -14,7 +14,7 @@ _ODD = "its blocks are of a kind that has no reader here"
 
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
-    **dict.fromkeys(("inkling2", "inkling2_loop", "inkling_mm_model"), _ODD),
+    "inkling2_loop": "its middle layers run several times on the same weights, and a layer here runs once",
     **dict.fromkeys(
         (
             *("chmv2", "conditional_detr", "d_fine", "dab-detr", "deformable_detr", "deimv2", "depth_anything"),

@@ -9,6 +9,7 @@ from mmplan.scenario.formats.hf import (
     experts,
     gemma,
     indexed,
+    inkling_blocks,
     mamba,
     minimax,
     mixers,
@@ -272,6 +273,22 @@ STACKS: Mapping[str, Stack] = {
     ),
     "hunyuan_vl_text": replace(BIASED, shape={"qk_norm": True}),
     "hyperclovax": replace(LLAMA, adapt=(_post_norms_if("use_post_norm"),)),
+    "inkling_text": Stack(
+        as_now=inkling_blocks.as_now,
+        adapt=(inkling_blocks.first,),
+        form=inkling_blocks.form_of_first,
+        stored=lambda text, shape: shape.hidden,  # a norm behind the token table
+        ties=False,
+        turned=False,
+    ),
+    "inkling2_text": Stack(
+        ffn="moe_intermediate_size",
+        adapt=(inkling_blocks.second,),
+        form=inkling_blocks.form_of_second,
+        stored=lambda text, shape: shape.hidden,
+        ties=False,
+        turned=False,
+    ),
     "kimi_k2": DEEPSEEK,
     "dia_text": Stack(),
     "dots3_note_text": Stack(
@@ -373,9 +390,7 @@ STACKS: Mapping[str, Stack] = {
     "qwen3_5_moe_text": replace(BIASED, ffn="moe_intermediate_size", adapt=(mixers.gated_delta, experts.qwen_shared)),
     "qwen3_5_text": replace(BIASED, adapt=(mixers.gated_delta,)),
     "qwen3_moe": QWEN3_MOE,
-    "qwen4_exp_text": replace(
-        BIASED, ffn="moe_intermediate_size", adapt=(indexed.qwen4,), form=indexed.form_of_qwen4
-    ),
+    "qwen4_exp_text": replace(BIASED, ffn="moe_intermediate_size", adapt=(indexed.qwen4,), form=indexed.form_of_qwen4),
     "qwen3_next": replace(BIASED, adapt=(mixers.gated_delta, experts.qwen_shared)),
     "qwen3_omni_moe_text": QWEN3_MOE,
     "qwen3_vl_moe_text": QWEN3_MOE,
