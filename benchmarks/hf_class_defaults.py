@@ -32,6 +32,7 @@ SKIPPED = re.compile(
     r"transformers|chunk_size_feed_forward|tasks|suppress|resolutions|pinpoints|hidden_act|act_fn)(_|$)"
 )
 KEPT = {
+    "attn_resolutions",
     "init_codebook",
     "mask_downsampler_embed_dim",
     "mask_downsampler_kernel_size",

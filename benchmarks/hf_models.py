@@ -43,6 +43,7 @@ MAPPINGS = [
     autos.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     autos.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
     autos.MODEL_MAPPING_NAMES,
+    autos.MODEL_FOR_DECISION_MAPPING_NAMES,
 ]
 # Classes in place of those that the mappings name: with all parts of the family.
 WHOLE = {

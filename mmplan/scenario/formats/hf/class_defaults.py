@@ -40,6 +40,11 @@ OWN: Mapping[str, Mapping[str, Any]] = {
             "projector_hidden_size": 2048,
         }
     },
+    # of transformers, without a model_type
+    "nemotron3_diarization_head": {
+        "keys": {"hidden_size": 192, "num_speakers": 8, "audio_hidden_size": 512, "subsampling_factor": 8}
+    },
+    "nemotron3_diarization_streaming": {"keys": {"speaker_cache_length": 264}},
     "internlm2": {
         "keys": {
             "vocab_size": 103168,

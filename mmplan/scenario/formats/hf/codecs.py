@@ -13,7 +13,7 @@ from mmplan.scenario.formats.hf.vit import bare
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import divided
 from mmplan.scenario.scenario import AudioInput, ModelModule, Transformer
-from mmplan.scenario.steps import Active, Convolve, Dense, Fork, Form, Kept, Normed, Steps, numbers, residual
+from mmplan.scenario.steps import Active, Convolve, Dense, Fold, Fork, Form, Kept, Normed, Steps, numbers, residual
 
 
 def snake(width: int) -> Steps:
@@ -33,8 +33,11 @@ def dac_encoder(fields: Fields) -> tuple[Steps, int]:
     return (*steps, *snake(width), Convolve(width=width, taps=3)), prod(strides)
 
 
+NORMED = ("encodec", "wavtokenizer_encoder")  # their `norm_type` says how
+
+
 class Seanet:
-    """Convolutions of EnCodec and Mimi; recurrent layers between them, and norms of weights, are numbers alone."""
+    """Convolutions of EnCodec and Mimi with recurrent layers between them; norms of weights are numbers alone."""
 
     def __init__(self, fields: Fields) -> None:
         ratios = fields.get("upsampling_ratios")
@@ -45,7 +48,7 @@ class Seanet:
         self.shortcut = fields.flag("use_conv_shortcut")
         self.channels = fields.count("audio_channels", most=64)
         recurrent = fields.optional("num_lstm_layers", least=0) or 0
-        self.norm = fields.word("norm_type", ("weight_norm", "time_group_norm")) if fields.kind == "encodec" else None
+        self.norm = fields.word("norm_type", ("weight_norm", "time_group_norm")) if fields.kind in NORMED else None
         self.recurrent = recurrent
 
     def conv(self, width: int, taps: int, *, joins: int = 1, normed: int | None = None) -> Steps:
@@ -62,7 +65,10 @@ class Seanet:
         return (Fork(left=left, right=inner),) * self.blocks
 
     def over_time(self, width: int) -> Steps:
-        return (Kept(size=self.recurrent * 8 * width * (width + 1)),) if self.recurrent else ()
+        """LSTMs of the four gates' products, priced as if all rows were known at once."""
+        gates = Fork(left=(Dense(width=4 * width),), right=(Dense(width=4 * width),))
+        layers: Steps = (gates, Active(function="sigmoid"), Fold(parts=4)) * self.recurrent
+        return (residual(*layers),) if layers else ()
 
     def encoder(self) -> Steps:
         width = self.width
@@ -85,6 +91,15 @@ def encodec(fields: Fields) -> int:
     """Numbers of EnCodec; its codes have none to train."""
     net = Seanet(fields)
     return numbers(net.encoder(), net.channels) + numbers(net.decoder(), net.hidden)
+
+
+def wavtokenizer(fields: Fields) -> ModelModule:
+    """WavTokenizer's encoder (arXiv 2408.16532): EnCodec's; the table of its codes is not trained."""
+    net = Seanet(fields)
+    shape, form = bare(net.hidden, net.encoder(), 1)
+    rate = fields.count("sampling_rate", most=1_000_000)
+    entry = AudioInput(mel_bins=1, frames_per_s=rate, pad_s=None, stride=prod(net.ratios))
+    return _with_front(replace(audio_module(shape, entry), form=form), net.encoder(), net.channels, fields)
 
 
 def mimi(fields: Fields) -> tuple[ModelModule, Steps]:
@@ -126,7 +141,7 @@ def mimi(fields: Fields) -> tuple[ModelModule, Steps]:
 def _with_front(module: ModelModule, front: Steps, channels: int, fields: Fields) -> ModelModule:
     if channels != 1:
         raise fields.error("audio_channels", f"expected 1, found {channels}: sounds of several channels are not read")
-    return replace(module, form=Form(front=front, raw_width=1))
+    return replace(module, form=replace(module.form or Form(), front=front, raw_width=1))
 
 
 def tokenizer(fields: Fields, name: str, rate: int = 24_000) -> ModelModule:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from mmplan.scenario.formats.hf import (
     fusion,
     grounding,
+    nemotron_speech,
     odd_pairs,
     pages,
     pairs,
@@ -109,6 +110,8 @@ ENCODERS: Mapping[str, Callable[[Fields, str], Model]] = {
     "markuplm": pages.markuplm,
     "metaclip_2": pairs.clip,
     "mm-grounding-dino": grounding.grounding_dino,
+    "nemotron3_5_transcribe_audio": nemotron_speech.transcribing_encoder,
+    "nemotron3_diarization": nemotron_speech.diarization,
     "owlv2": pairs.clip,
     "owlvit": pairs.clip,
     "parakeet_ctc": transcribers.parakeet_head,

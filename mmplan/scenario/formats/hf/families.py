@@ -19,6 +19,7 @@ from mmplan.scenario.formats.hf import (
     minimax,
     muse,
     nemotron,
+    nemotron_speech,
     odd_projectors,
     pages,
     quantising,
@@ -77,6 +78,19 @@ def retrieval(config: Fields, name: str) -> Model:
     return replace(model, modules=(*bodies, last), edges=(*model.edges, edge("llm", "embedding", "input")))
 
 
+def deciding(config: Fields, name: str) -> Model:
+    """JEV: any model without head, and scores of labels, of which those at a few tokens are read."""
+    inner = config.part("text_config")
+    if inner.kind not in FAMILIES:
+        raise inner.error("model_type", f"expected a family that is read, found {shown(inner.kind)}")
+    model = FAMILIES[inner.kind](inner, name)
+    bodies = tuple(without_head(module) if module.kind == "language_model" else module for module in model.modules)
+    width = model.module("llm").output_width
+    config.same("hidden_size", width, "the model's width")
+    last = projector_module((width, config.count("num_verbalizers")), name="labels", modality="text")
+    return replace(model, modules=(*bodies, last), edges=(*model.edges, edge("llm", "labels", "input")))
+
+
 # Language models that have no class of their own with a head: they stand inside the configs of their families.
 PARTS = {
     "cosmos3_edge_text",
@@ -111,6 +125,7 @@ PARTS = {
     "qwen3_vl_text",
     "step3p5",
     "step3p7_text",
+    "ultrabert",
     "t5gemma2_text",
     "unlimited_ocr_text",
     "voxtral_realtime_text",
@@ -120,6 +135,7 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     **dict.fromkeys(sorted(set(STACKS) - PARTS), plain),
     **dict.fromkeys(sorted(PARTS), headless),
     **ENCODERS,
+    "apertus1p5": quantising.apertus,
     "aria": querying.aria,
     "deepseek_vl_hybrid": sam.deepseek_hybrid,
     "got_ocr2": sam.got_ocr,
@@ -221,6 +237,7 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "inkling_mm_model": inkling.first,
     "internvl": llava_like.internvl,
     "internvl_chat": llava_like.internvl_chat,
+    "jev": deciding,
     "janus": llava_like.janus,
     "kimi_k25": llava_like.kimi_k25,
     "kimi_vl": llava_like.kimi_k25,
@@ -248,7 +265,9 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "ovis": remote_more.ovis,
     "phi4mm": remote_more.phi4mm,
     "qwen": remote_more.qwen_vl,
+    "ultravbert": odd_projectors.ultravbert,
     "ultravox": remote_more.ultravox,
+    "nemo_speechlm": nemotron_speech.speechlm,
     "nemotron_h_omni": nemotron.omni,
     "ovis2": llava_like.ovis2,
     "paddleocr_vl": llava_like.paddle,

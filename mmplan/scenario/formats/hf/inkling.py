@@ -1,7 +1,8 @@
-"""Inkling and Inkling 2: what stands before their language models. Inkling makes one token of each 40 x 40 pixels of two
-frames by linears over ever larger squares, and one of each frame of sound by a table; Inkling 2 has a ViT."""
+"""Inkling and Inkling 2: what stands before their language models. Inkling makes one token of each 40 x 40 pixels of
+two frames by linears over ever larger squares, and one of each frame of sound by a table; Inkling 2 has a ViT."""
 
 from dataclasses import replace
+from itertools import pairwise
 from math import ceil, log, prod
 
 from mmplan.scenario.formats.hf.ears import audio_module
@@ -28,7 +29,7 @@ def squares(eye: Fields, width: int) -> ModelModule:
     channels, layers = eye.count("num_channels", most=1_000), eye.layers()
     scales = _scales(eye, frames, patch, layers, channels)
     steps: Steps = ()
-    for index, (start, end) in enumerate(zip(scales, scales[1:], strict=False)):
+    for index, (start, end) in enumerate(pairwise(scales)):
         rows = prod(end[:3]) // prod(start[:3])
         steps += (Join(rows=rows),) if rows > 1 else ()
         last = index == layers - 1
@@ -86,7 +87,9 @@ def second(config: Fields, name: str) -> Model:
     assert llm.vocabulary is not None
     padded = llm.vocabulary.size - rows
     if padded < 0:
-        raise text.error("unpadded_vocab_size", f"expected at most vocab_size = {llm.vocabulary.size:,}, found {rows:,}")
+        raise text.error(
+            "unpadded_vocab_size", f"expected at most vocab_size = {llm.vocabulary.size:,}, found {rows:,}"
+        )
     llm = replace(llm, vocabulary=Vocabulary(size=rows), stored=llm.stored + padded * llm.output_width)
     merge, inner = tower.count("spatial_merge_size", most=100) ** 2, tower.count("projection_hidden_dim")
     eye = vision(tower)

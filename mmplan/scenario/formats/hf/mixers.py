@@ -187,3 +187,15 @@ def modernbert(text: Fields, shape: Transformer) -> Transformer:
     window, bias = text.count("local_attention", most=100_000_000), text.flag("norm_bias")
     shape = replace(shape, norm="layer", norm_bias=bias, causal=False, activation="gelu")
     return each(shape, lambda i, block: block if types[i] == known[0] else replace(block, window_tokens=window))
+
+
+def ultrabert(text: Fields, shape: Transformer) -> Transformer:
+    """LLaMA's blocks that see both sides, so many tokens on each, but for every third layer."""
+    given = text.values.get("attention_windows")  # of each layer in older files, 0 or null where it sees all
+    radius = text.count("sliding_window", most=100_000_000)
+    if isinstance(given, list) and len(given) == shape.layers and text.get("layer_types") is None:
+        full: tuple[int, ...] = tuple(index for index, window in enumerate(given) if not window)
+        radius = next((window for window in given if window), radius)
+    else:
+        full = full_layers(text, shape.layers, 3)
+    return replace(shape, causal=False, window_tokens=2 * radius + 1, global_layers=full)

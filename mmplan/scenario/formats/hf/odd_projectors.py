@@ -207,3 +207,12 @@ def modernvbert(config: Fields, name: str) -> Model:
     words = replace(words, kind="text_encoder", text=TextInput(positions="rotary"))
     dims = (vision.output_width * merge, words.output_width)
     return chain(name, vision, projector_module(dims, merge=merge, bias=False), words)
+
+
+def ultravbert(config: Fields, name: str) -> Model:
+    """The same with a norm behind the linear."""
+    vision, words = tower_of(config), language_module(config.part("text_config"), tied=True)
+    words = replace(words, kind="text_encoder", text=TextInput(positions="rotary"))
+    merge, width = config.count("pixel_shuffle_factor", most=100) ** 2, words.output_width
+    steps: Steps = (Join(rows=merge), Dense(width=width, bias=False), Normed(kind="rms"))
+    return chain(name, vision, stepping(steps, (vision.output_width, width), name="projector", merge=merge), words)

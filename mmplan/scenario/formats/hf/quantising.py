@@ -1,13 +1,14 @@
 """Families whose images are words: a convolutional encoder gives each stretch of an image the nearest code, and the
-language model's own table the code's embedding (Chameleon, Emu3). GLM-Image has a ViT in its place."""
+language model's own table the code's embedding (Chameleon, Emu3, Apertus 1.5). GLM-Image has a ViT in its place."""
 
 from dataclasses import replace
 
+from mmplan.scenario.formats.hf.codecs import wavtokenizer
 from mmplan.scenario.formats.hf.resamplers import encoder_module
 from mmplan.scenario.formats.hf.text import language_module, text_module
 from mmplan.scenario.formats.hf.vit import native, vision_module, vit
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import SOURCE, chain, stepping
+from mmplan.scenario.formats.hf_modules import SOURCE, chain, merged, stepping
 from mmplan.scenario.scenario import Model, ModelModule, Transformer, VisionInput, Vocabulary
 from mmplan.scenario.steps import Active, Attend, Dense, Fork, Form, Kept, Look, Normed, Steps, conv, residual
 
@@ -77,6 +78,33 @@ def glm_image(config: Fields, name: str) -> Model:
     return chain(name, vision_module(shape, seen), stepping(steps, (latent, llm.output_width), name="codes"), llm)
 
 
+def apertus(config: Fields, name: str) -> Model:
+    """Codes of images as Emu3.5's, codes of sound as WavTokenizer's; the head may have fewer rows than the table."""
+    fields, text = config.part("vision_config"), config.part("text_config")
+    llm = text_module(config, "text_config")
+    rows = text.optional("output_vocab_size")
+    assert llm.vocabulary is not None
+    if rows is not None and rows != llm.vocabulary.size:
+        further = llm.vocabulary.size - rows
+        if further < 0 or llm.vocabulary.tied:
+            message = f"expected at most vocab_size = {llm.vocabulary.size:,} and a head of its own, found {rows:,}"
+            raise text.error("output_vocab_size", message)
+        llm = replace(llm, vocabulary=Vocabulary(size=rows), stored=llm.stored + further * llm.output_width)
+    levels, width = encoder(fields), llm.output_width
+    codes: Steps = (
+        *(Normed(), Active(function="silu"), conv(fields.count("latent_channels"), 3)),
+        *(Dense(width=fields.count("embed_dim")), Dense(width=fields.count("codebook_size"), bias=False)),
+        Look(size=0, width=width),
+    )
+    seen = stepping(codes, (levels[-1].output_width, width), name="vision_codes")
+    ear = wavtokenizer(config.part("audio_config"))
+    heard = replace(
+        stepping((Kept(size=0), Look(size=0, width=width)), (ear.output_width, width), name="audio_codes"),
+        modality="audio",
+    )
+    return merged(name, llm, (*levels, seen), (ear, heard))
+
+
 def encoder(fields: Fields) -> tuple[ModelModule, ...]:
     """Levels of residual blocks, each with half the side of the one before; attention at the last."""
     base, count = fields.count("base_channels"), fields.count("num_res_blocks", most=100)
@@ -84,11 +112,15 @@ def encoder(fields: Fields) -> tuple[ModelModule, ...]:
     at: tuple[int, ...] = ()
     if fields.kind == "emu3_vqgan":
         at = (3,) if fields.get("attn_resolutions") is None else fields.numbers("attn_resolutions")
+    elif fields.kind == "apertus1p5_vision_tokenizer":
+        whole, sides = fields.count("resolution", most=100_000), fields.numbers("attn_resolutions")
+        at = tuple(index for index in range(len(factors)) if whole // 2**index in sides)
     else:
         fields.refuse_unless("attn_resolutions", None, [], why="attention at several resolutions")
-    vanilla = fields.kind == "emu3_vqgan" or fields.get("attn_type") == "vanilla"
+    vanilla = fields.kind != "chameleon_vqgan" or fields.get("attn_type") == "vanilla"
     attending: Steps = (residual(Normed(), Attend()),)
-    side, channels = fields.optional("resolution", most=100_000) or SIDE, fields.count("in_channels", most=1_000)
+    side = None if fields.kind == "apertus1p5_vision_tokenizer" else fields.optional("resolution", most=100_000)
+    side, channels = side or SIDE, fields.count("in_channels", most=1_000)
     levels: list[ModelModule] = []
     before = base
     for index, factor in enumerate(factors):

@@ -10,7 +10,6 @@ _CODEC = "it turns sound into codes and back, without a language model"
 _SPEAKS = "its network between text and sound has no blocks of a transformer that a reader here knows"
 _WRITES = "it writes down speech without a language model"
 _PROTEIN = "it reads proteins"
-_ODD = "its blocks are of a kind that has no reader here"
 
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
@@ -40,7 +39,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("fastspeech2_conformer_with_hifigan", "gradium_phonon_tts", "pocket_tts"), _SPEAKS),
     **dict.fromkeys(
         (
-            *("granite_speech5_ctc", "lasr_ctc", "moonshine_streaming", "nemotron3_5_asr", "nemotron3_diarization"),
+            *("granite_speech5_ctc", "lasr_ctc", "moonshine_streaming", "nemotron3_5_asr"),
             *("nemotron_asr_streaming"),
         ),
         _WRITES,
@@ -57,13 +56,8 @@ REFUSED: Mapping[str, str] = {
         ("deepseek_ocr2_vision", "unlimited_ocr_vision", "t5gemma2_encoder"),
         "it is a part of a model: give the config of the whole one",
     ),
-    "apertus1p5": "its codes of sound come out of a recurrent network, which has no reader here",
     "omdet-turbo": "its neck mixes three resolutions at once (CSP blocks), and a module here reads one",
     "sam3_lite_text": "its words pass convolutions (RepMixer), which have no reader here",
-    "jev": _ODD,
-    "ultravbert": "its encoders are of a kind that has no reader here",
-    "nemo_speechlm": "a second encoder tells its speakers apart, which has no reader here",
-    "nemotron3_5_transcribe_audio": "a second encoder tells its speakers apart, which has no reader here",
     "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
     "so nothing confirms its parameters",
     "kimi_linear": "its linear attention has a gate for each column of a key (KDA), which has no cost model yet",

@@ -189,8 +189,12 @@ STEP = Stack(
     mlp_bias="mlp_bias",
     adapt=(experts.step_experts, mixers.step),
 )
+# An MLP without gate, whose activation has two numbers (xIELU, arXiv 2411.13010).
+APERTUS = replace(BIASED, shape={"qk_norm": True, "gated_mlp": False, "stored": 2})
 ADA = 32  # width of the condition on the delay (modeling_voxtral_realtime.py)
 STACKS: Mapping[str, Stack] = {
+    "apertus": APERTUS,
+    "apertus1p5_text": APERTUS,
     "aria_text": replace(LLAMA, adapt=(experts.aria_experts,)),
     "arcee": replace(LLAMA, shape={"gated_mlp": False}),
     "chameleon": replace(
@@ -307,6 +311,7 @@ STACKS: Mapping[str, Stack] = {
     ),
     "molmo2_text": Stack(qkv_bias="attention_bias", adapt=(_molmo,), stored=_further_words),
     "step3p5": STEP,
+    "ultrabert": replace(LLAMA, adapt=(mixers.ultrabert,)),
     "voxtral_realtime_text": Stack(
         adapt=(_window, lambda text, shape: replace(shape, stored=2 * ADA * shape.hidden)),
     ),

@@ -32,7 +32,7 @@ def text_module(
     """
     text = config.part(*keys, kind=default, flat=flat) if keys else config
     if text.kind not in STACKS:
-        raise text.error("model_type", f"expected {listed(sorted(STACKS), 100)}, found {shown(text.kind)}")
+        raise text.error("model_type", f"expected {listed(sorted(STACKS), 200)}, found {shown(text.kind)}")
     if tied is None:
         tied = STACKS[text.kind].ties and is_tied(config, text)
     return language_module(text, tied=tied, rows=rows, name=name)
