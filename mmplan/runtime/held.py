@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from mmplan.runtime.checkpoint.boxes import Box, whole
 from mmplan.runtime.flat import FlatBuffer
-from mmplan.runtime.optimizer import WEIGHT
+from mmplan.runtime.optimizer import WEIGHT, Elements, StageOptimizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -23,6 +23,15 @@ class Held:
     box: Box
     tensors: Mapping[str, Tensor]
     copied: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Trained:
+    """Elements of a parameter whose summed gradient this rank has, and what updates them."""
+
+    parameter: Parameter
+    optimizer: StageOptimizer
+    elements: Elements
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,3 +76,15 @@ def shared_parameters(
     for index, box, place in buffer.shared(replicas):
         tensors = {kind: tensor[place].view(box.shape) for kind, tensor in share.items()}
         yield Held(parameter=parameters[index], box=box, tensors=tensors, copied=False)
+
+
+def shared_gradients(
+    parameters: Sequence[Parameter],
+    buffer: FlatBuffer,
+    replicas: dist.ProcessGroup,
+    optimizer: StageOptimizer,
+    weight: int = 0,
+) -> Iterator[Trained]:
+    """What is in this rank's share of a buffer of the parameters: the optimizer's weight of that index."""
+    for index, _, place in buffer.shared(replicas):
+        yield Trained(parameter=parameters[index], optimizer=optimizer, elements=(weight, place))

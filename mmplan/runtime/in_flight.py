@@ -5,7 +5,6 @@ Layers are cut from each other, and no tensor is held but by autograd inside a l
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -40,12 +39,22 @@ class InFlight:
         self.gradients[producer] = gradient if known is None else known + gradient
 
 
-def cut_off(producer: str, value: Tensor, state: InFlight, key: str | None = None) -> Tensor:
-    """The same rows; their gradient goes to the microbatch's state (under `key`, else the producer's name) and not into
-    the layer that made them."""
+def cut_off(
+    producer: str,
+    value: Tensor,
+    state: InFlight,
+    key: str | None = None,
+    rescale: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """The same rows; their gradient, after `rescale`, goes to the microbatch's state (under `key`, else the producer's
+    name) and not into the layer that made them."""
     if producer not in state.carrying:
         return value
-    rows: Tensor = _Cut.apply(value, torch.empty(0, requires_grad=True), partial(state.add, key or producer))  # type: ignore[no-untyped-call]
+
+    def take(gradient: Tensor) -> None:
+        state.add(key or producer, gradient if rescale is None else rescale(gradient))
+
+    rows: Tensor = _Cut.apply(value, torch.empty(0, requires_grad=True), take)  # type: ignore[no-untyped-call]
     return rows
 
 

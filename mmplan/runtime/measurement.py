@@ -7,7 +7,7 @@ time, losses and statistics by rank, stage and kind are kept. All steps go to a 
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,14 @@ OnNote = Callable[[str], None]  # what a user has to know while the run goes on
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMeasurement:
     """`step_time_s`: from the common start to the end of the last rank's last action; losses by loss module, none that
-    is no number. `skipped`: the weights were not updated, because of such a one or such a gradient."""
+    is no number. `skipped`: the weights were not updated, because of such a one or such a gradient. `loss_scales`: by
+    which losses were multiplied, by modality; empty where they were not (they are in fp16)."""
 
     index: int
     step_time_s: float
     losses: dict[str, float]
     skipped: bool = False
+    loss_scales: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """The optimizer of one stage: AdamW or SGD on fp32 weights, with a master copy when the model computes in 16 bits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from mmplan.runtime.finite import are_finite
 from mmplan.scenario.scenario import Optimizer
 
 WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
+Elements = tuple[int, slice]  # index of a weight, and elements of it laid flat
 
 
 class StageOptimizer:
@@ -23,6 +24,7 @@ class StageOptimizer:
         self._master_bytes = sum(master.nbytes for master, weight in pairs if master is not weight)
         self._moment_bytes = 0
         self._forgone = False
+        self._unscaling: list[tuple[Callable[[], float], list[Elements]]] = []
         self._optimizer: torch.optim.Optimizer | None = None
         self._adaptive: torch.optim.AdamW | None = None  # the same, where it has moments
         if self._masters and settings.name == "adamw":
@@ -35,6 +37,15 @@ class StageOptimizer:
     def finite(self) -> bool:
         """Whether all gradients are numbers."""
         return are_finite(self._gradients)
+
+    def gradient(self, elements: Elements) -> Tensor:
+        """Live."""
+        index, place = elements
+        return self._gradients[index].view(-1)[place]
+
+    def unscale_by(self, scales: Mapping[Callable[[], float], Sequence[Elements]]) -> None:
+        """From now on a step divides gradients by the scale that they have then."""
+        self._unscaling = [(scale, list(elements)) for scale, elements in scales.items()]
 
     def forgo(self) -> None:
         """The next step changes nothing: neither weights nor moments nor counters."""
@@ -51,12 +62,23 @@ class StageOptimizer:
             return
         for master, gradient in zip(self._masters, self._gradients, strict=True):
             master.grad = gradient.to(master.dtype)
+        self._unscale()
         self._optimizer.step()
         for master in self._masters:
             master.grad = None
         self.publish()
         if self._moment_bytes == 0:
             self._moment_bytes = self._count_moments()
+
+    def _unscale(self) -> None:
+        """In the type of the master copies, which holds what is left."""
+        for scale, elements in self._unscaling:
+            flat = [
+                gradient.view(-1)[place]
+                for index, place in elements
+                if (gradient := self._masters[index].grad) is not None
+            ]
+            torch._foreach_mul_(flat, 1 / scale())
 
     def publish(self) -> None:
         """Give the weights the values of their master copies."""

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from mmplan.runtime.flat import FlatBuffer
 from mmplan.runtime.gradients import FlatGradients
-from mmplan.runtime.held import Held, shared_parameters, whole_parameter
+from mmplan.runtime.held import Held, Trained, shared_gradients, shared_parameters, whole_parameter
 from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.optimizer import WEIGHT, StageOptimizer
 from mmplan.scenario.scenario import Optimizer
@@ -56,6 +56,13 @@ class OptimizerShards:
     def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
         self._gradients.accumulate(parameter, gradient)
 
+    def trained(self) -> list[Trained]:
+        parameters, buffer = self._gradients.parameters, self._gradients.buffer
+        return list(shared_gradients(parameters, buffer, self._replicas, self._optimizer)) if parameters else []
+
+    def rescale(self, factors: Mapping[Parameter, float]) -> None:
+        """Nothing is kept."""
+
     def addresses(self) -> Set[int]:
         return _storages(self._parameters).keys()
 
@@ -94,10 +101,7 @@ class LayerShards:
     ) -> None:
         self.moved_bytes = 0
         dtype = TORCH_DTYPES[optimizer.gradient_dtype]
-        owner: dict[Parameter, str] = {}
-        for layer, parameters in layers.items():
-            for parameter in parameters:
-                owner.setdefault(parameter, layer)
+        owner = owners_of(layers)
         units = {
             layer: _Unit([p for p in parameters if owner[p] == layer], dtype, replicas, split=weights)
             for layer, parameters in layers.items()
@@ -132,6 +136,13 @@ class LayerShards:
 
     def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
         raise ValueError("gradients that are sharded cannot wait for a second part of a backward")
+
+    def trained(self) -> list[Trained]:
+        with_weights = [unit for unit in self._units if unit.own_weights]
+        return [one for index, unit in enumerate(with_weights) for one in unit.trained(self._optimizer, index)]
+
+    def rescale(self, factors: Mapping[Parameter, float]) -> None:
+        """Nothing is kept."""
 
     def addresses(self) -> Set[int]:
         return {address for unit in self._units for address in _storages(unit.parameters)}
@@ -218,6 +229,10 @@ class _Unit:
             held += shared_parameters(part, buffer, tensors, self._replicas)
         return held
 
+    def trained(self, optimizer: StageOptimizer, index: int) -> Iterator[Trained]:
+        """See `StageState`; `index`: of the own weights in the optimizer."""
+        return shared_gradients(self.gradients.parameters, self.gradients.buffer, self._replicas, optimizer, index)
+
     def memory_bytes(self) -> int:
         held_bytes = sum(_storages(self.parameters).values()) + self.gradients.buffer.held_bytes
         shares = self._shares if self._split else []
@@ -234,6 +249,15 @@ class _Unit:
 def each_once(layers: Mapping[str, Sequence[Parameter]]) -> tuple[Parameter, ...]:
     """The parameters of all layers, in order; layers may share some."""
     return tuple(dict.fromkeys(parameter for parameters in layers.values() for parameter in parameters))
+
+
+def owners_of(layers: Mapping[str, Sequence[Parameter]]) -> dict[Parameter, str]:
+    """The layer of each parameter; one that two layers share is the first one's."""
+    owners: dict[Parameter, str] = {}
+    for layer, parameters in layers.items():
+        for parameter in parameters:
+            owners.setdefault(parameter, layer)
+    return owners
 
 
 def _flattened(parameters: Sequence[Parameter], shares: int) -> FlatBuffer:

@@ -4,7 +4,8 @@ The executor moves bytes whose sizes the program states; only a stage knows shap
 (a layer subset here) can change without touching the executor.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -23,6 +24,7 @@ from mmplan.runtime.finite import Unsound
 from mmplan.runtime.holders import Holders
 from mmplan.runtime.in_flight import Computed, InFlight, cut_off
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
+from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.recompute import recomputed
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
@@ -92,6 +94,7 @@ class LayerStage(WeightedStage):
         count_kept: see `WeightedStage`.
         split_backward: the program has I and W instead of whole backwards.
         ranks: who shares the layers with this rank; None: they are whole.
+        scales: of losses, by modality; None: losses are not scaled.
     """
 
     def __init__(
@@ -108,8 +111,9 @@ class LayerStage(WeightedStage):
         count_kept: bool,
         split_backward: bool = False,
         ranks: TensorRanks | None = None,
+        scales: PartScales | None = None,
     ) -> None:
-        self.model = model
+        self.model, self._scales = model, scales
         edges = [edge for edge in graph.edges() if {edge.producer, edge.consumer} & {layer.id for layer in layers}]
         self._dealt = Dealt(layers, edges, scenario.model, ranks)
         self._layers = tuple(layers)
@@ -130,8 +134,10 @@ class LayerStage(WeightedStage):
             holders.state(scenario.optimizer, layout.sharding, messages_of(layers, scenario.technique)),
             store,
             holders.places(),
+            {p: scenario.model.module(la.module).modality for la in layers for p in modules[la.id].parameters()},
             count_kept=count_kept,
         )
+        self._modality_of = {module.name: module.modality for module in scenario.model.modules}
         self._microbatches: Sequence[Microbatch] = ()
         self._own_microbatches: Sequence[Microbatch] = ()  # of layers that take images or clips in turn
         self._in_flight: dict[int, InFlight] = {}
@@ -185,7 +191,8 @@ class LayerStage(WeightedStage):
             computed = state.computed.pop()
             name = computed.layer.id
             if computed.layer.kind == "loss":
-                state.gradients[name] = torch.ones_like(computed.like, device=self.model.device)
+                scale = 1.0 if self._scales is None else self._scales.of[self._modality_of[computed.layer.module]].scale
+                state.gradients[name] = torch.full_like(computed.like, scale, device=self.model.device)
             self.state.enter(name, backward=True)
             self._join_gradients(name, computed.like, state, batch)
             gradient = state.gradients.pop(name, None)  # None: nobody reads what has no rows
@@ -248,13 +255,22 @@ class LayerStage(WeightedStage):
         """What the layer reads, cut off: all rows, or of a dealt layer this rank's."""
         parts, inputs = self._dealt.parts, dict[str, Tensor]()
         for name in self._reads[layer.id]:
+            rescale = self._rescaling(name, layer)
             if layer.id not in parts:
-                inputs[name] = cut_off(name, whole[name], state, whole_key(name) if name in parts else None)
+                inputs[name] = cut_off(name, whole[name], state, whole_key(name) if name in parts else None, rescale)
             elif name in parts:
-                inputs[name] = cut_off(name, values[name], state)
+                inputs[name] = cut_off(name, values[name], state, None, rescale)
             else:
-                inputs[name] = cut_off(name, self._dealt.part(name, values[name], batch), state, part_key(name))
+                part = self._dealt.part(name, values[name], batch)
+                inputs[name] = cut_off(name, part, state, part_key(name), rescale)
         return inputs
+
+    def _rescaling(self, producer: str, layer: Layer) -> Callable[[Tensor], Tensor] | None:
+        """What becomes of a gradient on its way back to what the layer has read: it goes on in that one's scale."""
+        source, target = self._modality_of[producer.rsplit(".", 1)[0]], self._modality_of[layer.module]
+        if self._scales is None or source == target:
+            return None
+        return partial(self._scales.passed, source=source, target=target)
 
     def _join_gradients(self, name: str, like: Tensor, state: InFlight, batch: Microbatch) -> None:
         """Gradients that came for all rows of a part, or for parts of all rows, are added to the producer's own."""

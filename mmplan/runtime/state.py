@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from mmplan.runtime.compression.sums import CompressedSums, Messages
 from mmplan.runtime.gradients import FlatGradients
-from mmplan.runtime.held import Held, whole_parameter
+from mmplan.runtime.held import Held, Trained, whole_parameter
 from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.optimizer import StageOptimizer
 from mmplan.runtime.shards import LayerShards, OptimizerShards, each_once
@@ -46,6 +46,12 @@ class StageState(Protocol):
 
     def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
         """Add a gradient that autograd has not made."""
+
+    def trained(self) -> list[Trained]:
+        """Whose gradients this rank has once they are summed."""
+
+    def rescale(self, factors: Mapping[Parameter, float]) -> None:
+        """What is kept of gradients from step to step: times a factor."""
 
     def addresses(self) -> Set[int]:
         """Of the storages of weights in memory now."""
@@ -113,6 +119,13 @@ class JointState:
     def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
         self._part_of[parameter].accumulate(parameter, gradient)
 
+    def trained(self) -> list[Trained]:
+        return [trained for part in self._parts for trained in part.trained()]
+
+    def rescale(self, factors: Mapping[Parameter, float]) -> None:
+        for part in self._parts:
+            part.rescale(factors)
+
     def addresses(self) -> Set[int]:
         return {address for part in self._parts for address in part.addresses()}
 
@@ -175,6 +188,16 @@ class WholeState:
 
     def accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
         self._gradients.accumulate(parameter, gradient)
+
+    def trained(self) -> list[Trained]:
+        return [
+            Trained(parameter=parameter, optimizer=self._optimizer, elements=(index, slice(None)))
+            for index, parameter in enumerate(self._gradients.parameters)
+        ]
+
+    def rescale(self, factors: Mapping[Parameter, float]) -> None:
+        if self._compressed is not None:
+            self._compressed.rescale(factors)
 
     def addresses(self) -> Set[int]:
         return self._weights.keys()

@@ -26,7 +26,9 @@ from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.clock import Clock
 from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.finite import Unsound
+from mmplan.runtime.loss_scaling import run_scales
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
+from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.places import Place, listed_places, mesh_of_row, one_process_each, place_of, program_of_shard
 from mmplan.runtime.position import Position
 from mmplan.runtime.rehearse import SleepStage, collapse_shards
@@ -118,10 +120,11 @@ def build_stages(
     device: torch.device,
     ranks: TensorRanks | None = None,
     replicas: dist.ProcessGroup | None = None,
+    scales: PartScales | None = None,
 ) -> dict[int, LayerStage]:
     """The stages of a pipeline rank with their weights, on `device`; `ranks`: who shares their layers; `replicas`: who
-    holds the same weights."""
-    return {stage: _build_stage(plan, graph, stage, device, ranks, replicas) for stage in plan.stages_of(row)}
+    holds the same weights; `scales`: of losses."""
+    return {stage: _build_stage(plan, graph, stage, device, ranks, replicas, scales) for stage in plan.stages_of(row)}
 
 
 def _build_stage(
@@ -131,6 +134,7 @@ def _build_stage(
     device: torch.device,
     ranks: TensorRanks | None,
     replicas: dist.ProcessGroup | None,
+    scales: PartScales | None,
 ) -> LayerStage:
     stages = build_stage_graph([part.layers for part in plan.stages], graph)
     layers = [graph.layer(layer) for layer in plan.stages[stage].layers]
@@ -148,6 +152,7 @@ def _build_stage(
         count_kept=device.type == "cpu",
         split_backward=any("I" in order for order in plan.orders),
         ranks=ranks,
+        scales=scales,
     )
 
 
@@ -159,12 +164,13 @@ Prepare = Callable[[int], tuple[RankProgram, Mapping[int, Stage]]]
 class Prepared:
     """A rank's training: each step, and the stages that hold its state; a rehearsal has none.
 
-    `model`: the user's own, where that is trained.
+    `model`: the user's own, where that is trained. `scales`: of losses, where these are scaled.
     """
 
     step: Prepare
     stages: tuple[WeightedStage, ...] = ()
     model: nn.Module | None = None
+    scales: PartScales | None = None
 
 
 def prepare_training(
@@ -173,7 +179,8 @@ def prepare_training(
     """Real computes on synthetic data."""
     graph = build_graph(plan.scenario)
     place = place_of(plan, rank)
-    stages = build_stages(plan, graph, place.row, device, ranks, replicas)
+    scales = run_scales(plan)
+    stages = build_stages(plan, graph, place.row, device, ranks, replicas, scales)
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         data = step_data(plan, step)
@@ -182,7 +189,7 @@ def prepare_training(
             stage.load(step_microbatches(plan, data, place, stage.raw_modules, device))
         return program_of_shard(plan, listed, place.shard), stages
 
-    return Prepared(step=prepare, stages=tuple(stages.values()))
+    return Prepared(step=prepare, stages=tuple(stages.values()), scales=scales)
 
 
 def prepare_rehearsal(plan: Plan, rank: int, scale: float, replicas: dist.ProcessGroup | None) -> Prepared:
@@ -239,6 +246,7 @@ def run_steps(
             position=position,
             check=check,
         )
+        check.settle()
         position.enter("tell", EVERYBODY)
         losses: dict[str, float] = {}
         for stage in stages.values() if ranks is None or ranks.index == 0 else ():

@@ -21,6 +21,7 @@ class WeightedStage(ABC):
 
     Args:
         places: where the stage's parameters lie in the whole model.
+        parts: the part of the model whose loss scale the gradient of a parameter carries.
         buffers: what it keeps besides.
         count_kept: count the bytes autograd keeps, by hooks on saved tensors (for devices without an allocator that
             counts). Parameters and the raw batch are left out, a storage that several operators keep counts once.
@@ -32,11 +33,13 @@ class WeightedStage(ABC):
         state: StageState,
         store: WeightStore,
         places: Mapping[Parameter, Place],
+        parts: Mapping[Parameter, str],
         *,
         count_kept: bool,
         buffers: Sequence[Buffer] = (),
     ) -> None:
         self.stage, self.state, self.places, self.buffers = stage, state, places, tuple(buffers)
+        self.parts = parts
         self.outputs = OutputSums()
         self._store, self._count_kept = store, count_kept
 

@@ -36,6 +36,7 @@ from mmplan.runtime.ghost.train import prepare_job
 from mmplan.runtime.groups import GroupOf, group_maker, peer_pairs, replica_group, tensor_ranks
 from mmplan.runtime.health.run_health import RunHealth
 from mmplan.runtime.limits import limits, time_scale
+from mmplan.runtime.loss_scaling import LossScaling
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, StepMeasurement, save_run
 from mmplan.runtime.network import connect
 from mmplan.runtime.places import listed_ranks, one_process_each, place_of
@@ -54,17 +55,12 @@ from mmplan.runtime.run_options import RunOptions, load_options
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.torchrun import OnFailure
 from mmplan.runtime.trace import TracedStep, write_trace
-from mmplan.runtime.train import Prepare, RankStep, prepare_rehearsal, prepare_training, run_steps
+from mmplan.runtime.train import Prepared, RankStep, prepare_rehearsal, prepare_training, run_steps
 from mmplan.runtime.update_check import UpdateCheck
 from mmplan.runtime.wait_chain import EVERYBODY
 from mmplan.runtime.watch import Watch, Watched, start_watch
 
 T = TypeVar("T")
-
-UNSCALED = (
-    "precision fp16: losses are not scaled here, so that gradients below 6e-8 become 0; take bf16, or scale them in a "
-    "loop of your own (docs/numerics.md)"
-)
 
 
 def run_worker(
@@ -123,8 +119,6 @@ def run_worker(
         backend = backend_of(device, share=options.share_devices)
         groups = _join(started, rank, device, backend, limit.wait_s)
         note = on_note if on_note is not None and rank == 0 else _nobody
-        if plan.scenario.precision == "fp16" and not options.rehearse:
-            note(UNSCALED)
         start = find_start(plan, options, note)
         if start.finished and options.save_weights is None:
             _leave(watch)
@@ -138,16 +132,18 @@ def run_worker(
             )
         else:
             prepared = prepare_training(plan, rank, device, groups.tensor, groups.replicas)
-        resumed = start.load(plan, prepared.stages)
+        resumed = start.load(plan, prepared.stages, prepared.scales)
         checkpoints = None
         if options.checkpoints.folder is not None and not start.finished:
-            checkpoints = RunCheckpoints(plan, options, prepared.stages, timeout_s=limit.start_wait_s, note=note)
+            checkpoints = RunCheckpoints(
+                plan, options, prepared.stages, prepared.scales, timeout_s=limit.start_wait_s, note=note
+            )
         watch.position.enter("start", EVERYBODY)
         dist.barrier()  # stages differ much in size: whoever is ready waits here, not in a step
         run = None
         if not start.finished:
             shown = (on_step, note)
-            run = _run(plan, options, groups, prepared.step, device, scale, watch, shown, start.steps, checkpoints)
+            run = _run(plan, options, groups, prepared, device, scale, watch, shown, start.steps, checkpoints)
         if options.save_weights is not None and prepared.model is not None:
             save_weights(options.save_weights, prepared.model, prepared.stages, replica=place_of(plan, rank).replica)
         _leave(watch)
@@ -206,7 +202,7 @@ def _run(
     plan: Plan,
     options: RunOptions,
     groups: _Groups,
-    prepare: Prepare,
+    prepared: Prepared,
     device: torch.device,
     scale: float,
     watch: Watch,
@@ -224,6 +220,9 @@ def _run(
     connect(groups.pairs, rank, device, groups.network)
     health = RunHealth(options.health, modalities) if options.health is not None and rank == 0 else None
     kept, steps_done = StepKeeper(), list(before)
+    scaling = None if prepared.scales is None else LossScaling(prepared.scales, prepared.stages)
+    skips = options.on_nan == "skip"
+    check = UpdateCheck(control if skips or scaling is not None else None, scaling, skips_losses=skips)
     listed = range(world) if options.rehearse else listed_ranks(plan)
 
     def take(step: int, done: RankStep) -> None:
@@ -232,13 +231,14 @@ def _run(
         dist.all_gather_object(ends, end, group=control)
         totals = step_measurement(step, ends, listed)
         finite = {module: loss for module, loss in totals.losses.items() if math.isfinite(loss)}
-        steps_done.append(replace(totals, losses=finite))
+        used = {} if scaling is None else scaling.used
+        steps_done.append(replace(totals, losses=finite, loss_scales=used))
         unsound = [end.unsound for end in ends]
         if health is not None:
             health.take(step, totals.losses, unsound)
         left_out = require_numbers(steps_done, totals.losses, unsound, max_skips=options.max_skips)
         if left_out:
-            note(left_out)
+            note(left_out if scaling is None else left_out + scaling.told())
         kept.add(step, done, totals.step_time_s)
         if options.trace is not None:
             traced.append(TracedStep(step=step, rank=done))
@@ -251,7 +251,7 @@ def _run(
             checkpoints.save_if_due(step + 1, steps_done)
 
     run_steps(
-        prepare,
+        prepared.step,
         steps=range(len(before), options.steps),
         network=groups.network,
         device=device,
@@ -259,7 +259,7 @@ def _run(
         clock=clock,
         modalities=modalities,
         position=watch.position,
-        check=UpdateCheck(control if options.on_nan == "skip" else None),
+        check=check,
         on_step=take,
     )
     if health is not None:

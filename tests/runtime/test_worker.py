@@ -9,9 +9,7 @@ from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.runtime.devices import run_device
-from mmplan.runtime.launch import execute
 from mmplan.runtime.limits import default_timeout_s
-from mmplan.runtime.worker import UNSCALED
 from mmplan.scenario.catalogue import catalogue_device
 
 
@@ -26,15 +24,6 @@ def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-
-
-@pytest.mark.distributed
-def test_a_run_in_fp16_says_that_it_scales_no_losses() -> None:
-    scenario = replace(plan_for("h100-sxm").scenario, global_batch=1, precision="fp16")
-    notes = list[str]()
-    plan = hand_plan(scenario, ((*TWO_STAGES[0], *TWO_STAGES[1]),))
-    assert execute(plan, steps=1, local=1, on_note=notes.append) is not None
-    assert notes == [UNSCALED]
 
 
 @pytest.mark.usefixtures("two_processes")

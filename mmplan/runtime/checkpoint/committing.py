@@ -16,6 +16,7 @@ from mmplan.runtime.checkpoint.folder import commit, partial_folder, prune, writ
 from mmplan.runtime.checkpoint.manifest import PLAN, STEPS, Manifest, SavedTensor, part_name
 from mmplan.runtime.checkpoint.save import WrittenPart
 from mmplan.runtime.measurement import SavedCheckpoint, StepMeasurement, plan_hash
+from mmplan.runtime.numerics.loss_scale import LossScale
 
 STEP_LIST = TypeAdapter(list[StepMeasurement])
 
@@ -26,6 +27,7 @@ class _Open:
 
     folder: Path
     steps: tuple[StepMeasurement, ...]
+    loss_scales: Mapping[str, LossScale]
     parts: dict[int, WrittenPart] = field(default_factory=dict)
 
 
@@ -50,10 +52,12 @@ class Committer:
         self._thread: Thread | None = None
         self.saved: list[SavedCheckpoint] = []
 
-    def begin(self, step: int, steps: Sequence[StepMeasurement]) -> None:
+    def begin(
+        self, step: int, steps: Sequence[StepMeasurement], loss_scales: Mapping[str, LossScale] | None = None
+    ) -> None:
         """A checkpoint behind `step` steps is being written; `steps`: those so far."""
         assert self._open is None
-        self._open = _Open(partial_folder(self._folder, step, self._attempt), tuple(steps))
+        self._open = _Open(partial_folder(self._folder, step, self._attempt), tuple(steps), dict(loss_scales or {}))
 
     def take(self, parts: Sequence[WrittenPart | None]) -> None:
         """What ranks have reported; with the last of them the checkpoint is committed, by a thread."""
@@ -118,6 +122,7 @@ class Committer:
             files={part_name(part.rank): part.bytes for part in parts}
             | {name: len(content) for name, content in contents.items()},
             tensors=self._tensors,
+            loss_scales=dict(opened.loss_scales),
         )
         checksums = {part_name(part.rank): part.sha256 for part in parts}
         return manifest, checksums | {n: hashlib.sha256(content).hexdigest() for n, content in contents.items()}

@@ -4,10 +4,12 @@ A checkpoint is a folder `step-00000010` with `manifest.json`, `plan.json`, `ste
 `rank-00000.safetensors` of each rank, and `checksums.sha256` over all of them, which `sha256sum -c` reads.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
+
+from mmplan.runtime.numerics.loss_scale import LossScale
 
 SCHEMA_VERSION = 1
 MANIFEST, CHECKSUMS, PLAN, STEPS = "manifest.json", "checksums.sha256", "plan.json", "steps.json"
@@ -34,7 +36,8 @@ class SavedTensor:
 class Manifest:
     """`step`: optimizer steps done, and so the number of the next one; `samples`: how many the data had given by then.
 
-    `updates`: steps that the moments have seen, None without moments. `job`: the model is the user's own. `files`:
+    `updates`: steps that the moments have seen, None without moments. `loss_scales`: by modality, where losses are
+    scaled. `job`: the model is the user's own. `files`:
     bytes by name, without this file and the checksums.
     """
 
@@ -49,6 +52,7 @@ class Manifest:
     job: bool
     files: dict[str, int]
     tensors: dict[str, SavedTensor]
+    loss_scales: dict[str, LossScale] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         least = (self.step, self.samples, self.updates or 0, self.ranks - 1, *self.files.values())

@@ -26,6 +26,7 @@ from mmplan.runtime.checkpoint.part import key_of, read_box
 from mmplan.runtime.checkpoint.pieces import Piece, pieces_of
 from mmplan.runtime.checkpoint.random_states import restore_random_states
 from mmplan.runtime.measurement import OnNote, Resumed, StepMeasurement, plan_hash
+from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.run_options import RunOptions
 from mmplan.runtime.weighted_stage import WeightedStage
 
@@ -51,11 +52,13 @@ class Start:
     def samples(self) -> int:
         return 0 if self.found is None else self.found.manifest.samples
 
-    def load(self, plan: Plan, stages: Sequence[WeightedStage]) -> Resumed | None:
-        """Fill the stages from the checkpoint, if there is one. Collective."""
+    def load(self, plan: Plan, stages: Sequence[WeightedStage], scales: PartScales | None = None) -> Resumed | None:
+        """Fill the stages and the loss scales from the checkpoint, if there is one. Collective."""
         if self.found is None:
             return None
         manifest = self.found.manifest
+        if scales is not None and manifest.loss_scales:
+            _load_scales(self.found, scales)
         counts = torch.tensor(load_state(self.found, plan, stages, dist.get_rank()))
         dist.all_reduce(counts)
         read_bytes, moved_bytes = counts.tolist()
@@ -154,6 +157,14 @@ def load_state(found: Found, plan: Plan, stages: Sequence[WeightedStage], rank: 
     if found.manifest.plan_hash == plan_hash(plan):
         restore_random_states(found.path / part_name(rank))
     return bytes_of.total(), bytes_of.total() - bytes_of[rank]
+
+
+def _load_scales(found: Found, scales: PartScales) -> None:
+    saved = found.manifest.loss_scales
+    if saved.keys() != scales.of.keys():
+        has, wanted = (", ".join(sorted(parts)) for parts in (saved, scales.of))
+        raise InputError(f"the run scales losses of {wanted}, the checkpoint of {has}", file=found.path)
+    scales.of = {part: saved[part] for part in scales.of}
 
 
 def _load(piece: Piece, found: Found, files: dict[int, Any], stack: ExitStack) -> Counter[int]:

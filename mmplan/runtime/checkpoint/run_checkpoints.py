@@ -21,6 +21,7 @@ from mmplan.runtime.checkpoint.pieces import pieces_of, to_write
 from mmplan.runtime.checkpoint.random_states import random_states
 from mmplan.runtime.checkpoint.save import PartWriter, WrittenPart
 from mmplan.runtime.measurement import OnNote, SavedCheckpoint, StepMeasurement
+from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.places import place_of
 from mmplan.runtime.run_options import RunOptions
 from mmplan.runtime.weighted_stage import WeightedStage
@@ -41,10 +42,12 @@ class RunCheckpoints:
         plan: Plan,
         options: RunOptions,
         stages: Sequence[WeightedStage],
+        scales: PartScales | None = None,
         *,
         timeout_s: float,
         note: OnNote,
     ) -> None:
+        self._scales = scales
         rank, folder = dist.get_rank(), options.checkpoints.folder
         assert folder is not None
         self._folder, self._every, self._steps = folder, options.checkpoints.every, options.steps
@@ -90,7 +93,7 @@ class RunCheckpoints:
         if step == self._steps or (self._every is not None and step % self._every == 0):
             self._settle()
             if self._committer is not None:
-                self._committer.begin(step, steps)
+                self._committer.begin(step, steps, None if self._scales is None else self._scales.of)
             self._writer.start(step, partial_folder(self._folder, step, self._attempt))
             self._started = True
 

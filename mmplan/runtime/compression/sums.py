@@ -11,6 +11,7 @@ from mmplan.cost_models.compressed_bytes import FORMATS, GradientFormat
 from mmplan.cost_models.layer import Layer
 from mmplan.runtime.compression.feedback import ErrorFeedback
 from mmplan.runtime.gradients import FlatGradients
+from mmplan.runtime.shards import owners_of
 from mmplan.scenario.technique import Technique
 
 
@@ -41,10 +42,8 @@ class CompressedSums:
     ) -> None:
         """`layers`: the parameters in the order of the gradients; one that two layers share is the first one's."""
         self._feedback = ErrorFeedback(messages.form, replicas, sums=True)
-        owner: dict[Parameter, str] = {}
-        for layer, parameters in layers.items():
-            for parameter in parameters:
-                owner.setdefault(parameter, layer)
+        owner = owners_of(layers)
+        self._first = {layer: parameters[0] for layer, parameters in layers.items() if parameters}
         counts: dict[str, int] = {}
         for parameter in gradients.parameters:
             counts[owner[parameter]] = counts.get(owner[parameter], 0) + parameter.numel()
@@ -56,6 +55,10 @@ class CompressedSums:
     @property
     def held_bytes(self) -> int:
         return self._feedback.held_bytes
+
+    def rescale(self, factors: Mapping[Parameter, float]) -> None:
+        """What is not said yet of gradients: times a factor, the same for all of a layer."""
+        self._feedback.rescale({layer: factors[self._first[layer]] for layer in self._coded})
 
     def sum(self) -> int:
         """In place; returns the bytes handed to collectives. Collective."""

@@ -20,7 +20,10 @@ from mmplan.runtime.ghost.recording import Batch, Recording, Source, loss_of
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import parameter_names
 from mmplan.runtime.ghost.weightless import set_parameter
+from mmplan.runtime.numerics.boundary import map_floats
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
+
+Crossing = Callable[[Tensor, str, bool], Tensor]  # a tensor, the unit, and whether it goes into it
 
 
 class _BehindTheLastUnit(Exception):
@@ -63,6 +66,7 @@ class GhostModel:
         units: as `units.py` finds them.
         weights: the value of a parameter by its name, on the host.
         trained: names of parameters to train.
+        scaled: lets a tensor pass into a unit, or out of it; None: losses are not scaled.
     """
 
     def __init__(
@@ -75,8 +79,9 @@ class GhostModel:
         weights: Callable[[str, Tensor], Tensor],
         device: torch.device,
         dtype: torch.dtype,
+        scaled: Crossing | None = None,
     ) -> None:
-        self.model, self.device = model, device
+        self.model, self.device, self._scaled = model, device, scaled
         own = {id(model.get_parameter(name)) for piece in pieces for name in parameter_names(model, piece)}
         to_train = {id(model.get_parameter(name)) for name in trained}
         made: dict[int, nn.Parameter] = {}
@@ -132,7 +137,8 @@ class GhostModel:
             else:
                 self._inside = True
                 try:
-                    result = self._work(work, name, args, kwargs)
+                    args, kwargs = self._passed(name, args, True), self._passed(name, kwargs, True)
+                    result = self._passed(name, self._work(work, name, args, kwargs), False)
                 finally:
                     self._inside = False
                 for slot, leaf in enumerate(tree_leaves(result)):
@@ -155,6 +161,11 @@ class GhostModel:
             else:
                 result = self._forwards[name](*args, **kwargs)
         return result if work.turns is None else work.turns.marked(name, result, (args, kwargs))
+
+    def _passed(self, name: str, tree: Any, inward: bool) -> Any:
+        """What a unit is given or returns; its gradients change scale on the way back."""
+        scaled = self._scaled
+        return tree if scaled is None else map_floats(lambda x: scaled(x, name, inward), tree)
 
     def _ghost(self, work: Pass, name: str, number: int) -> Any:
         """What stands in for another stage's unit."""

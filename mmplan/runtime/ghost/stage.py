@@ -14,6 +14,9 @@ from mmplan.runtime.ghost.recording import Batch, Recording, Source
 from mmplan.runtime.ghost.traffic import Owners, payload
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.held import Buffer, Place
+from mmplan.runtime.norms import wide
+from mmplan.runtime.numerics.modality_parts import SHARED
+from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.state import StageState
 from mmplan.runtime.weight_store import WeightStore
 from mmplan.runtime.weighted_stage import WeightedStage
@@ -49,6 +52,8 @@ class GhostStage(WeightedStage):
         places: their parameters by the names of the model.
         buffers: of the whole model.
         turns: when which units have whole weights.
+        parts: whose loss scale gradients carry.
+        scales: of losses; None: they are not scaled.
     """
 
     def __init__(
@@ -66,9 +71,11 @@ class GhostStage(WeightedStage):
         store: WeightStore,
         turns: Turns,
         count_kept: bool,
+        parts: Mapping[Parameter, str],
+        scales: PartScales | None = None,
     ) -> None:
-        super().__init__(stage, state, store, places, count_kept=count_kept, buffers=buffers)
-        self._turns = turns
+        super().__init__(stage, state, store, places, parts, count_kept=count_kept, buffers=buffers)
+        self._turns, self._scales = turns, scales
         self._layers = frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
         self._model = model
@@ -113,7 +120,7 @@ class GhostStage(WeightedStage):
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         done = self._in_flight.pop(microbatch)
         recording, work = self._examples[microbatch].recording, done.work
-        roots: list[Tensor] = [] if work.loss is None else [work.loss]
+        roots: list[Tensor] = [] if work.loss is None else [self._scaled(work.loss)]
         gradients: list[Tensor | None] = [None] * len(roots)
         for cut, readers in self._outgoing:
             if cut.gradient in received:
@@ -126,6 +133,10 @@ class GhostStage(WeightedStage):
             if any(root.requires_grad for root in roots):
                 torch.autograd.backward(roots, gradients)
         return {cut.gradient: self._returned(recording, cut, done.leaves) for cut in self._incoming if cut.carries_grad}
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        """Outside of all units the scale is that of what is shared."""
+        return loss if self._scales is None else wide(loss) * self._scales.of[SHARED].scale
 
     def reads(self, *, gradients: bool) -> tuple[str, ...]:
         if gradients:

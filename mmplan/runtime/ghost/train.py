@@ -25,6 +25,7 @@ from mmplan.runtime.ghost.job import Job
 from mmplan.runtime.ghost.model import GhostModel, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
+from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
 from mmplan.runtime.ghost.stage import Example, GhostStage
 from mmplan.runtime.ghost.traffic import Owners, payload, payload_bytes, recorded_graph
 from mmplan.runtime.ghost.turns import Turns
@@ -32,7 +33,10 @@ from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
 from mmplan.runtime.groups import GroupOf
 from mmplan.runtime.held import Buffer
+from mmplan.runtime.loss_scaling import run_scales
 from mmplan.runtime.model import TORCH_DTYPES
+from mmplan.runtime.numerics.modality_parts import SHARED
+from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.places import Place, place_of
 from mmplan.runtime.stage import Stage
 from mmplan.runtime.train import Prepared
@@ -84,7 +88,9 @@ def prepare_job(
     laid, recordings = _laid(plan, job, graph, first)
     pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
     groups = [group_of(tie.ranks(plan)) for tie in laid.held.ties]
-    stages = _stages(plan, graph, laid, at, device, replicas, groups, pretrained, resumed=samples > 0)
+    scales = run_scales(plan, [SHARED])
+    parts = parts_of(plan, laid.held, laid.owners, recordings)
+    stages = _stages(plan, graph, laid, at, device, replicas, groups, pretrained, parts, scales, resumed=samples > 0)
     seen: dict[tuple[str, str], Recording] = {}  # edges of layers: what once passed keeps its place
     stream = _behind(chain(first, stream), job, plan, samples)
 
@@ -107,7 +113,7 @@ def prepare_job(
             stage.load(examples, cut.cuts, [part.layers for part in plan.stages])
         return program, stages
 
-    return Prepared(step=prepare, stages=tuple(stages.values()), model=laid.model)
+    return Prepared(step=prepare, stages=tuple(stages.values()), model=laid.model, scales=scales)
 
 
 def _behind(stream: Iterator[Batch], job: Job, plan: Plan, samples: int) -> Iterator[Batch]:
@@ -156,6 +162,8 @@ def _stages(
     replicas: dist.ProcessGroup | None,
     groups: Sequence[dist.ProcessGroup | None],
     pretrained: Pretrained | None,
+    parts: UnitParts,
+    scales: PartScales | None,
     *,
     resumed: bool,
 ) -> dict[int, GhostStage]:
@@ -176,6 +184,7 @@ def _stages(
         weights=first_value if pretrained is None else pretrained.value,
         device=device,
         dtype=dtype,
+        scaled=None if scales is None else crossing(scales, parts),
     )
     kept = saved_buffers(laid.model)
     for name, tensor in kept.items():
@@ -211,6 +220,8 @@ def _stages(
             store=store,
             turns=Turns(state, laid.held.slots[index] if laid.held.slots else None),
             count_kept=device.type == "cpu",
+            parts={laid.model.get_parameter(name): part for name, part in parts.parameters.items()},
+            scales=scales,
         )
     return stages
 

@@ -60,10 +60,15 @@ class _Cross(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         ctx.note(gradients[0])
-        if ctx.ratio == 1:
-            return gradients[0], None, None
-        # In fp32: the ratio may be beyond fp16. If the product is, the scale of `source` is too large for it.
-        return (wide(gradients[0]) * ctx.ratio).to(gradients[0].dtype), None, None
+        return in_other_scale(gradients[0], ctx.ratio), None, None
+
+
+def in_other_scale(gradient: Tensor, ratio: float) -> Tensor:
+    """The gradient times a ratio of scales."""
+    if ratio == 1:
+        return gradient
+    # In fp32: the ratio may be beyond fp16. If the product is, the new scale is too large for the gradient.
+    return (wide(gradient) * ratio).to(gradient.dtype)
 
 
 def cross(x: Tensor, ratio: float, note: Callable[[Tensor], None]) -> Tensor:
@@ -111,13 +116,13 @@ class Border:
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         is_border = not self._calls and (module is self._root or torch._C._current_graph_task_id() == -1)
         self._calls.append((module, is_border))
-        return (_map(self._inward, args), _map(self._inward, kwargs)) if is_border else None
+        return (map_floats(self._inward, args), map_floats(self._inward, kwargs)) if is_border else None
 
     def _leave(self, module: nn.Module, args: Any, result: Any) -> Any:
         if not self._calls or self._calls[-1][0] is not module:  # it failed before it was entered
             return None
         _, is_border = self._calls.pop()
-        return _map(self._outward, result) if is_border else None
+        return map_floats(self._outward, result) if is_border else None
 
 
 def cross_parameters(
@@ -137,5 +142,6 @@ def cross_parameters(
     return [owner.register_forward_pre_hook(enter), owner.register_forward_hook(leave, always_call=True)]
 
 
-def _map(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+def map_floats(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """A tree of what torch's pytree knows, with its floating-point tensors changed."""
     return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree)

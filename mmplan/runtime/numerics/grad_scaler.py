@@ -19,7 +19,7 @@ from torch.nn.utils import get_total_norm
 from torch.utils.hooks import RemovableHandle
 
 from mmplan.runtime.norms import wide
-from mmplan.runtime.numerics.boundary import Border, Crossings, cross, cross_parameters
+from mmplan.runtime.numerics.boundary import Border, Crossings, cross_parameters
 from mmplan.runtime.numerics.collectives import Group, reduce_
 from mmplan.runtime.numerics.loss_scale import (
     BACKOFF_FACTOR,
@@ -30,9 +30,8 @@ from mmplan.runtime.numerics.loss_scale import (
     ScaleRule,
 )
 from mmplan.runtime.numerics.modality_parts import SHARED, Parts, part_of_parameters, tied_parameters
+from mmplan.runtime.numerics.part_scales import FOUND, PASSED, SEEN, part_scales
 from mmplan.runtime.numerics.sharing import held
-
-_FOUND, _SEEN, _GUILTY, _TAINTED, _PASSED = range(5)  # what ranks agree on for each part
 
 
 class ModalityGradScaler:
@@ -64,13 +63,10 @@ class ModalityGradScaler:
     ) -> None:
         if SHARED in modalities:
             raise ValueError(f"'{SHARED}' is the name of what is no modality's alone")
-        self._rule = ScaleRule(
-            growth_factor=growth_factor, backoff_factor=backoff_factor, growth_interval=growth_interval
-        )
+        rule = ScaleRule(growth_factor=growth_factor, backoff_factor=backoff_factor, growth_interval=growth_interval)
         self._model, self._group, self._enabled = model, group, enabled
         self._parts = {name: own if isinstance(own, nn.Module) else tuple(own) for name, own in modalities.items()}
-        self._scales = {part: LossScale(scale=init_scale) for part in (*self._parts, SHARED)}
-        self._crossings = Crossings()
+        self._scales = part_scales((*self._parts, SHARED), init_scale, rule)
         self._agreed: dict[int, Tensor] = {}  # by optimizer: [parts, 5] of 0 and 1
         self._hooks: list[RemovableHandle] = []
         if enabled:
@@ -95,10 +91,7 @@ class ModalityGradScaler:
 
     def cross(self, x: Tensor, source: str, target: str) -> Tensor:
         """`x`, computed in one part and used in another; its gradient changes scale on the way back."""
-        if not self._enabled:
-            return x
-        ratio = self._scales[source].scale / self._scales[target].scale
-        return cross(x, ratio, lambda gradient: self._crossings.note(gradient, source=source, target=target))
+        return self._scales.cross(x, source, target) if self._enabled else x
 
     def scale(self, outputs: Any, modality: str = SHARED) -> Any:
         """A loss, or several, times the scale; `modality`: the part in which it was computed."""
@@ -124,22 +117,12 @@ class ModalityGradScaler:
             return
         if id(optimizer) in self._agreed:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update()")
-        parts = tuple(self._scales)
-        by_part = self._gradients(optimizer)
         device = next(p.device for group in optimizer.param_groups for p in group["params"])
-        flags = torch.zeros(len(parts), 5, device=device)
-        crossings = self._crossings
-        for index, part in enumerate(parts):
-            if gradients := by_part.get(part):
-                largest = get_total_norm(gradients, torch.inf).to(device)
-                flags[index, _FOUND] = ~torch.isfinite(largest)
-                flags[index, _SEEN] = largest > 0
-                torch._foreach_mul_(gradients, 1 / self._scales[part].scale)
-            for column, noted in ((_SEEN, crossings.seen), (_GUILTY, crossings.guilty), (_TAINTED, crossings.tainted)):
-                if part in noted:
-                    flags[index, column] = flags[index, column].maximum(noted[part].to(device))
-            flags[index, _PASSED] = part in crossings.passed
-        self._agreed[id(optimizer)] = reduce_(flags, self._group, largest=True)
+        largest: dict[str, Tensor] = {}
+        for part, gradients in self._gradients(optimizer).items():
+            largest[part] = get_total_norm(gradients, torch.inf).to(device)
+            torch._foreach_mul_(gradients, 1 / self._scales.of[part].scale)
+        self._agreed[id(optimizer)] = reduce_(self._scales.flags(largest, device), self._group, largest=True)
 
     def _gradients(self, optimizer: torch.optim.Optimizer) -> dict[str, list[Tensor]]:
         """What this rank holds of them, by part."""
@@ -169,14 +152,14 @@ class ModalityGradScaler:
             return optimizer.step(**kwargs)
         if id(optimizer) not in self._agreed:
             self.unscale_(optimizer)
-        agreed = dict(zip(self._scales, self._agreed[id(optimizer)].bool().tolist(), strict=True))
+        agreed = dict(zip(self._scales.of, self._agreed[id(optimizer)].bool().tolist(), strict=True))
         for part, own in self._parts.items():
-            if isinstance(own, nn.Module) and agreed[part][_SEEN] and not agreed[part][_PASSED]:
+            if isinstance(own, nn.Module) and agreed[part][SEEN] and not agreed[part][PASSED]:
                 raise ValueError(
                     f"parameters of '{part}' have gradients, but no output of its modules passed: call these as "
                     "modules, or give the parameters and use `cross`"
                 )
-        overflowed = {part for part, flags in agreed.items() if flags[_FOUND]}
+        overflowed = {part for part, flags in agreed.items() if flags[FOUND]}
         part_of = part_of_parameters(self._model, self._parts) if overflowed else {}
         parameters = _with_gradients(optimizer)
         missing = [(p, p.grad) for p in parameters if overflowed and part_of.get(p, SHARED) in overflowed]
@@ -200,47 +183,43 @@ class ModalityGradScaler:
         if not self._enabled:
             return
         if new_scale is not None:
-            given = new_scale if isinstance(new_scale, Mapping) else dict.fromkeys(self._scales, new_scale)
-            self._scales |= {part: LossScale(scale=float(scale)) for part, scale in given.items() if self._known(part)}
+            given = new_scale if isinstance(new_scale, Mapping) else dict.fromkeys(self._scales.of, new_scale)
+            new = {part: LossScale(scale=float(scale)) for part, scale in given.items() if self._known(part)}
+            self._scales.of |= new
+            self._scales.crossings = Crossings()
         elif not self._agreed:
             raise RuntimeError("no gradients were unscaled since the last update()")
         else:
-            agreed = torch.stack([flags.cpu() for flags in self._agreed.values()]).amax(0).bool().tolist()
-            for part, (found, seen, guilty, tainted, _) in zip(tuple(self._scales), agreed, strict=True):
-                if guilty or (found and not tainted):
-                    self._scales[part] = self._scales[part].after_overflow(self._rule)
-                elif seen and not found and not tainted:
-                    self._scales[part] = self._scales[part].after_quiet(self._rule)
+            self._scales.move(torch.stack([flags.cpu() for flags in self._agreed.values()]).amax(0))
         self._agreed.clear()
-        self._crossings = Crossings()
 
     def _known(self, part: str) -> bool:
-        if part not in self._scales:
-            raise ValueError(f"no modality '{part}': there are {', '.join(self._scales)}")
+        if part not in self._scales.of:
+            raise ValueError(f"no modality '{part}': there are {', '.join(self._scales.of)}")
         return True
 
     def get_scale(self, modality: str = SHARED) -> float:
         """Of a part; without one, what `scale` multiplies a loss by."""
         self._known(modality)
-        return self._scales[modality].scale if self._enabled else 1.0
+        return self._scales.of[modality].scale if self._enabled else 1.0
 
     def get_growth_factor(self) -> float:
-        return self._rule.growth_factor
+        return self._scales.rule.growth_factor
 
     def set_growth_factor(self, new_factor: float) -> None:
-        self._rule = replace(self._rule, growth_factor=new_factor)
+        self._scales.rule = replace(self._scales.rule, growth_factor=new_factor)
 
     def get_backoff_factor(self) -> float:
-        return self._rule.backoff_factor
+        return self._scales.rule.backoff_factor
 
     def set_backoff_factor(self, new_factor: float) -> None:
-        self._rule = replace(self._rule, backoff_factor=new_factor)
+        self._scales.rule = replace(self._scales.rule, backoff_factor=new_factor)
 
     def get_growth_interval(self) -> int:
-        return self._rule.growth_interval
+        return self._scales.rule.growth_interval
 
     def set_growth_interval(self, new_interval: int) -> None:
-        self._rule = replace(self._rule, growth_interval=new_interval)
+        self._scales.rule = replace(self._scales.rule, growth_interval=new_interval)
 
     def is_enabled(self) -> bool:
         return self._enabled
@@ -250,11 +229,10 @@ class ModalityGradScaler:
         if not self._enabled:
             return {}
         return {
-            "scale": {part: one.scale for part, one in self._scales.items()},
-            "growth_factor": self._rule.growth_factor,
-            "backoff_factor": self._rule.backoff_factor,
-            "growth_interval": self._rule.growth_interval,
-            "_growth_tracker": {part: one.quiet_steps for part, one in self._scales.items()},
+            **self._scales.state(),
+            "growth_factor": self._scales.rule.growth_factor,
+            "backoff_factor": self._scales.rule.backoff_factor,
+            "growth_interval": self._scales.rule.growth_interval,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -269,14 +247,12 @@ class ModalityGradScaler:
         if not state_dict:
             raise RuntimeError("the state is empty, perhaps saved from a disabled scaler")
         scales, trackers = (
-            one if isinstance(one, Mapping) else dict.fromkeys(self._scales, one)
+            one if isinstance(one, Mapping) else dict.fromkeys(self._scales.of, one)
             for one in (state_dict["scale"], state_dict["_growth_tracker"])
         )
-        if set(scales) != set(self._scales):
-            raise ValueError(f"a state of {', '.join(sorted(scales))} for {', '.join(sorted(self._scales))}")
         rule = {name: state_dict[name] for name in ("growth_factor", "backoff_factor", "growth_interval")}
-        self._rule = ScaleRule(**rule)
-        self._scales = {part: LossScale(scale=scales[part], quiet_steps=trackers[part]) for part in self._scales}
+        self._scales.load(scales, trackers)
+        self._scales.rule = ScaleRule(**rule)
 
 
 def _with_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
