@@ -80,6 +80,12 @@ class Run:
     average: float | None = None
 
 
+def program_in(text: str) -> str | None:
+    """The collective whose program a text names."""
+    program = _PROGRAM.search(text)
+    return None if program is None else program[1]
+
+
 def read_runs(lines: Sequence[str], file: Path) -> list[Run]:
     """The runs of a text, those of each tag in turn, with tables or without.
 

@@ -22,6 +22,7 @@ from mmplan.cost_models.formats.nccl_fit import (
     plain_fit,
     small_points,
 )
+from mmplan.cost_models.formats.nccl_json import is_nccl_json, runs_of_json
 from mmplan.cost_models.formats.nccl_log import Run, read_runs
 from mmplan.cost_models.formats.nccl_network import inside_is_slower, joined, network_of
 from mmplan.cost_models.formats.nccl_rows import Row, read_row
@@ -40,7 +41,7 @@ MOST_SWEEPS = 200
 _MARK = re.compile(
     r"\b(?:size +count|bytes +N) +type\b.*\bbusbw|\bnThread +\d+ +nGpus +\d+|Collective test starting|"
     r"\b(?:all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|sendrecv|gather|scatter|hypercube)_perf\b|"
-    r"\b(?:all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf_mpi\b"
+    r"\b(?:all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf_mpi\b|\"bus_?bw\"\s*:"
 )
 _ROUNDING = 1.03
 
@@ -67,7 +68,7 @@ def read_nccl(paths: Sequence[Path], hosts: Mapping[str, object] | None = None, 
     Raises:
         InputError: no table, or none that can be used: the reason of the first one.
     """
-    sweeps, ignored = _sweeps([run for path in paths for run in read_runs(list(read_lines(path)), path)], paths[0])
+    sweeps, ignored = _sweeps([run for path in paths for run in _runs(path)], paths[0])
     _refuse_unlike_machines(sweeps)
     sweeps = [_placed(sweep, hosts or {}) for sweep in sweeps]
     chip, named = _chip(sweeps, chip_of(device))
@@ -96,6 +97,11 @@ def read_nccl(paths: Sequence[Path], hosts: Mapping[str, object] | None = None, 
         ignored=tuple(dict.fromkeys(ignored)),
         warnings=tuple(dict.fromkeys(warnings)),
     )
+
+
+def _runs(path: Path) -> list[Run]:
+    lines = list(read_lines(path))
+    return runs_of_json(lines, path) if is_nccl_json(lines) else read_runs(lines, path)
 
 
 def _faster_than_ports(cluster: Mapping[str, object], sweeps: Sequence[Sweep], chip: Chip | None) -> list[str]:

@@ -111,6 +111,9 @@ def _refuse_empty(run: Run) -> None:
     placeholder = next((item for item in run.damaged if item.placeholder), None)
     if placeholder is not None:
         raise InputError(placeholder.why, file=run.file, line=placeholder.line)
+    if "cputime" in run.titles:
+        why = "the times are the CPU's (-C 1), not those of the collective: run it without that option"
+        raise InputError(why, file=run.file, line=run.titles_line)
     if run.rows:
         return
     if run.damaged:

@@ -51,7 +51,8 @@ UNKNOWN_DEVICE = "no file names a device of the catalogue: write cluster.device"
 def device_told_once(warnings: Iterable[str]) -> tuple[str, ...]:
     """Warnings without repetitions; the general one on the device goes where another says more."""
     kept = dict.fromkeys(warnings)
-    if any(text.startswith(("the device is not known", "no file says which GPU")) for text in kept):
+    more = ("the device is not known", "no file says which GPU", "mmplan knows no MetaX device")
+    if any(text.startswith(more) for text in kept):
         kept.pop(UNKNOWN_DEVICE, None)
     return tuple(kept)
 
