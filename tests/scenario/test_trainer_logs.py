@@ -90,6 +90,25 @@ def test_logs_are_called_by_what_wrote_them(tmp_path: Path) -> None:
     assert read(tmp_path, "".join(iteration.format(n) for n in range(1, 9))).kind == "megatron-log"
 
 
+def test_xtuner_and_veomni_are_known_by_their_lines(tmp_path: Path) -> None:
+    old = (
+        "05/01 12:00:{:02d} - mmengine - INFO - Iter(train) [ {:4d}/3600]  lr: 2.1e-06  eta: 1:50:20  time: 1.8440  "
+        "data_time: 0.0081  memory: 15433  loss: 1.6000\n"
+    )
+    reading = read(tmp_path, "".join(old.format(n, 10 * n) for n in range(1, 30)))
+    assert (reading.kind, step_of(reading)["median_s"]) == ("training-log", 1.844)
+    assert reading.fragment["memory"] == {"max_allocated_bytes": 15433 * 2**20}
+    new = (
+        "[XTuner][RANK 0][2025-09-01 12:00:00][INFO] Epoch 0 Step {}/100 data_time: 0.01 lr: 1e-6 time: 5.125 "
+        "total_loss: 1.2 max_memory: 40.00 GB reserved_memory: 50.00 GB tgs: 1234.5\n"
+    )
+    reading = read(tmp_path, "".join(new.format(n) for n in range(1, 30)))
+    assert step_of(reading)["median_s"] == 5.125
+    assert reading.fragment["memory"] == {"max_allocated_bytes": 40 * 2**30, "max_reserved_bytes": 50 * 2**30}
+    veomni = "\r".join(bar(step, 50, "3.00s/it, total_loss: 1.23", "Epoch 1/3: ") for step in range(1, 50))
+    assert step_of(read(tmp_path, veomni))["median_s"] == 3.0
+
+
 def test_a_bar_of_something_else_is_no_step(tmp_path: Path) -> None:
     """Shards that are loaded, beside lines of memory alone."""
     memory = "[Rank 0] (after 1 iterations) memory (MB) | allocated: 10.0 | max allocated: 20.0 | reserved: 30.0 |\n"

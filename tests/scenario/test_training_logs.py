@@ -190,6 +190,12 @@ def test_the_estimate_in_a_file_name_stands_beside_the_measurement(tmp_path: Pat
     assert "1.9 s a step: 0.95 x measured" in told(read)
 
 
+def test_the_precision_that_a_line_says_counts_without_an_argument(tmp_path: Path) -> None:
+    unsaid = "".join(line for line in START.splitlines(keepends=True) if "16 ......" not in line)
+    read = record(tmp_path, unsaid + STEPS)
+    assert dict(read.fragment["configuration"])["precision"] == "bf16"  # type: ignore[call-overload]
+
+
 def test_a_log_without_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not the log of a training"):
         read_files(["megatron-log", str(record_file(tmp_path, "hello\nworld\n"))])

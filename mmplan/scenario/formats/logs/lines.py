@@ -40,6 +40,8 @@ _TIMER_MEMORY = re.compile(r"\bMemAllocated=([\d.]{1,20})GB, MaxMemAllocated=([\
 _TITAN_MEMORY = re.compile(r"\bmemory:\s*([\d.]{1,20})GiB\([\d.]{1,8}%\)")  # max_reserved_gib
 _AUTOMODEL_MEMORY = re.compile(r"\| mem:? ([\d.]{1,20}) GiB \|")  # torch.cuda.max_memory_allocated
 _SWIFT_MEMORY = re.compile(r"['\"]memory\(GiB\)['\"]:\s*['\"]?([\d.]{1,20})")
+_MMENGINE_MEMORY = re.compile(r"Iter\(train\).{0,400}(?<![\w_])memory: (\d{1,12})(?=\s|$)")  # max_memory_allocated, MB
+_XTUNER_MEMORY = re.compile(r"(?<![\w_])max_memory: ([\d.]{1,12}) GB\b.{0,60}\breserved_memory: ([\d.]{1,12}) GB")
 _RANK = re.compile(r"\[[^\]]{0,60}?[Rr]ank (\d{1,7})\]")
 _PARAMETERS = re.compile(
     r"number of parameters on \(tensor, pipeline\) model parallel rank \((\d{1,5}), (\d{1,5})\): (\d{1,18})\b"
@@ -166,7 +168,8 @@ def step_time_in(text: str) -> tuple[float | None, float | None] | None:
 def memory_in(text: str) -> Memory | None:
     """What an allocator line says. Megatron's MB are MiB (bytes / 1024 / 1024); `-gigabytes` are 10^9 bytes."""
     if "memory (" not in text and "Max_MA" not in text:
-        return _other_memory(text) if "emAllocated=" in text or "GiB" in text else None
+        told = any(word in text for word in ("emAllocated=", "GiB", "Iter(train)", "max_memory:"))
+        return _other_memory(text) if told else None
     start = _MEMORY_START.search(text)
     rank = _RANK.search(text)
     whose = int(rank[1]) if rank is not None else label_of(text)
@@ -201,6 +204,11 @@ def _other_memory(text: str) -> Memory | None:
         return Memory(rank=whose, allocated_bytes=sizes[0], max_allocated_bytes=sizes[1])
     if (most := _AUTOMODEL_MEMORY.search(text)) is not None:
         return Memory(rank=whose, max_allocated_bytes=_size(most[1], "GiB"))
+    if (most := _MMENGINE_MEMORY.search(text)) is not None:
+        return Memory(rank=whose, max_allocated_bytes=_size(most[1], "MiB"))
+    if (both := _XTUNER_MEMORY.search(text)) is not None:
+        sizes = [_size(value, "GiB") for value in both.groups()]
+        return Memory(rank=whose, max_allocated_bytes=sizes[0], max_reserved_bytes=sizes[1])
     reserved = _TITAN_MEMORY.search(text) or _SWIFT_MEMORY.search(text)
     return None if reserved is None else Memory(rank=whose, max_reserved_bytes=_size(reserved[1], "GiB"))
 

@@ -36,6 +36,10 @@ _FACTORY_CLOCK = re.compile(r"\"elapsed_time\":\s*\"(?:(\d{1,4}) days?, )?(\d{1,
 _SWIFT_CLOCK = re.compile(
     r"'elapsed_time':\s*'(?:(\d{1,4})d ?)?(?:(\d{1,2})h ?)?(?:(\d{1,2})m ?)?(\d{1,2})s'"
 )  # swift/trainers/callback.py
+# mmengine/hooks/logger_hook.py of XTuner 0.1 and the other OpenMMLab tools; xtuner/v1/train/trainer.py
+_MMENGINE = re.compile(r"\b(?:Iter\(train\) +\[ *|Epoch \d{1,9} Step )(\d{1,12})/(\d{1,12})(?:\]|\s)")
+_MMENGINE_TIME = re.compile(r"(?<![\w_])time: ([\d.]{1,20})(?=\s|$)")
+_MMENGINE_LOSS = re.compile(r"(?<![\w_])(?:total_)?loss: ([-+.\w]{1,30})(?=\s|$)")
 _LOSS = re.compile(r"['\"]loss['\"]:\s*['\"]?([-+.\deE]{1,30}|nan|inf)['\"]?\s*[,}]")
 
 
@@ -69,6 +73,16 @@ def other_steps_in(text: str, line: int) -> Iterator[Iteration]:
             seconds=_possible(seconds),
             fields=loss_in(text),
             at_s=_elapsed_s(_SWIFT_CLOCK.search(text)),
+        )
+    elif "time: " in text and (own := _MMENGINE.search(text)) is not None:
+        lasted, lost = _MMENGINE_TIME.search(text), _MMENGINE_LOSS.search(text)
+        yield Iteration(
+            line=line,
+            step=int(own[1]),
+            steps=int(own[2]),
+            seconds=_possible(number_of(lasted[1])) if lasted is not None else None,
+            fields=_loss(lost[1]) if lost is not None else {},
+            label=label_of(text),
         )
     elif "current_steps" in text and "eval_loss" not in text and (own := _FACTORY.search(text)) is not None:
         at_s = _elapsed_s(_FACTORY_CLOCK.search(text))

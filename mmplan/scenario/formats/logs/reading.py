@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -36,7 +37,8 @@ _OTHER_MARKS = re.compile(
     r"|[{,] ?'loss': ?['\d].{0,200}'epoch': ?['\d]|['\"]train_runtime['\"]: ?['\"\d]|\btrain_runtime\s+=\s+\d"
     r"|\"current_steps\": ?\d+, ?\"total_steps\": ?\d|\*{3,} Running training \*{3,}"
     r"|\"log_history\": ?\[|\bstep \d+ \| epoch \d+ \| loss .{0,200}\btps \d"
-    r"|\bEpoch \d+:\s+\d{1,3}%\|[^|\n]{0,300}\| \d+/\d+ \["
+    r"|Iter\(train\) +\[ *\d+/\d+\]|\[XTuner\].{0,200}\bStep \d+/\d+ "
+    r"|\bEpoch \d+(?:/\d+)?:\s+\d{1,3}%\|[^|\n]{0,300}\| \d+/\d+ \["
 )
 _OF_A_MAPPING = re.compile(
     r"\{'|\{\"current_steps\"|\{[^{}]{0,4000}\"(?:train_runtime|log_history)\""
@@ -308,9 +310,10 @@ def _step_warnings(steps: Steps, run: Run) -> list[str]:
         warnings.append(f"{len(steps.outliers) - 5} more outliers")
     if run.repeated:
         warnings.append(f"{counted(run.repeated, 'line')} repeat an iteration (several ranks write into the file)")
-    spacing = {later.step - earlier.step for earlier, later in pairwise(run.iterations)}
+    spacing = Counter(later.step - earlier.step for earlier, later in pairwise(run.iterations))
     if spacing and min(spacing) > 1:
-        warnings.append(f"a line stands for {min(spacing)} steps: P10 and P90 are of means over so many")
+        usual = spacing.most_common(1)[0][0]
+        warnings.append(f"a line stands for {usual} steps: P10 and P90 are of means over so many")
     return warnings
 
 

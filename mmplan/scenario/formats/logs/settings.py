@@ -43,6 +43,10 @@ def arguments_in(text: str, line: int, file: Path) -> Iterator[tuple[str, Argume
     def argument(name: str, value: str, written: str) -> tuple[str, Argument]:
         return name, Argument(written=written, values=(value.strip(),), line=line, file=file)
 
+    if "using torch" in text and (dtype := _DTYPE.search(text)) is not None:  # it ends as a line of the dump does
+        if dtype[1] in _WORDS:
+            yield argument(_WORDS[dtype[1]], "True", "using torch dtype")
+        return
     if " ..." in text and (dumped := _DUMPED.search(text)) is not None:
         name = dumped[1].replace("-", "_").lower()
         yield argument(_OF_DEEPSPEED.get(name, name), dumped[2], dumped[1])
@@ -51,14 +55,12 @@ def arguments_in(text: str, line: int, file: Path) -> Iterator[tuple[str, Argume
         yield argument("world_size", world[1], "using world size")
         for match in _DEGREES.finditer(text):
             yield argument(_NAMES[match[1]], match[2], f"{match[1]} size")
-    if "size" not in text and "mbs" not in text and "micro" not in text and "using torch" not in text:
+    if "size" not in text and "mbs" not in text and "micro" not in text:
         return
     if (started := _INITIALISED.search(text)) is not None:
         yield argument(f"{started[1]}_model_parallel_size", started[2], f"initialized {started[1]} model parallel")
     if (padded := _PADDED.search(text)) is not None:
         yield argument("padded_vocab_size", padded[1], "padded vocab")
-    if (dtype := _DTYPE.search(text)) is not None and dtype[1] in _WORDS:
-        yield argument(_WORDS[dtype[1]], "True", "using torch dtype")
     if (constant := _CONSTANT.search(text)) is not None:
         yield argument("constant_microbatches", constant[1], "number of micro-batches")
     if (named := _NAMED.search(text)) is not None:
