@@ -124,6 +124,31 @@ def test_a_lock_inside_calls_of_the_driver_is_the_drivers(tmp_path: Path) -> Non
     assert cluster["cause"].startswith("the driver's own lock inside cudaLaunchKernel")
 
 
+def test_two_dense_stretches_far_apart_are_two(tmp_path: Path) -> None:
+    tid = of_process(9)
+    waits = [(at + 50_000 * n, at + 50_000 * n + 40_000, tid, 0, LOCK) for at in (MS, 15 * MS) for n in range(20)]
+    (rank,) = ranks(read_files([str(database(tmp_path / "a.sqlite", {**a_step(), "OSRT_API": waits}))]))
+    assert [(lock["waits"], round(lock["per_ms"])) for lock in rank["locks"]] == [(20, 20), (20, 20)]
+
+
+def test_tables_with_a_version_behind_their_names_are_the_same_tables(tmp_path: Path) -> None:
+    plain = ranks(read_files([str(database(tmp_path / "a.sqlite", a_step()))]))
+    schema, rows = SCHEMA, {}
+    for table, values in a_step().items():
+        schema = schema.replace(f"CREATE TABLE {table} ", f"CREATE TABLE {table}_V12 ")
+        rows[f"{table}_V12"] = values
+        INSERT[f"{table}_V12"] = INSERT[table]
+    versioned = ranks(read_files([str(database(tmp_path / "b.sqlite", rows, schema))]))
+    assert [rank | {"file": ""} for rank in versioned] == [rank | {"file": ""} for rank in plain]
+
+
+def test_what_a_database_lacks_is_told_in_the_words_of_its_profiler(tmp_path: Path) -> None:
+    rows = a_step()
+    del rows["CUPTI_ACTIVITY_KIND_KERNEL"]
+    told = " ".join(read_files([str(database(tmp_path / "a.sqlite", rows))]).ignored)
+    assert "record with --trace=cuda,nvtx" in told and "ProfilerActivity" not in told
+
+
 def test_processes_of_one_file_are_ranks_by_their_devices(tmp_path: Path) -> None:
     first, second = a_step(9, 1), a_step(8, 0)
     both = {table: first[table] + second[table] for table in first}

@@ -4,6 +4,7 @@ The file is opened immutable, so that no journal beside it is replayed and nothi
 alone, an authoriser allows them to read columns and nothing else, and a counter stops what runs for too long.
 """
 
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ MOST_VALUE_BYTES = 1_000_000
 _STEPS_PER_CHECK = 1_000_000
 _MOST_CHECKS = 20_000  # virtual machine steps: about ten minutes
 
+_VERSIONED = re.compile(r"(\w{1,100})_V(\d{1,4})", re.IGNORECASE)
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_PRAGMA}
 _PRAGMAS = {"table_info", "trusted_schema", "query_only", "cell_size_check"}
 
@@ -28,6 +30,11 @@ class Database:
         rows = self._run("SELECT type, name, sql FROM sqlite_master WHERE type IN ('table', 'view') LIMIT 5000")
         self._hostile = {str(name): kind for kind, name, sql in rows if kind == "view" or _is_virtual(sql)}
         self.tables = {str(name): self._columns(str(name)) for _, name, _ in rows if str(name) not in self._hostile}
+        # some exports number the version of a table's columns behind its name
+        versions = sorted(
+            (int(match[2]), match[1], match[0]) for match in map(_VERSIONED.fullmatch, self.tables) if match
+        )
+        self._own = {plain: name for _, plain, name in versions if plain not in self.tables}
 
     def rows(self, table: str, wanted: Sequence[str]) -> Iterator[tuple[object, ...]]:
         """The wanted columns of each row, None where the table lacks a column; nothing where there is no such table.
@@ -35,6 +42,7 @@ class Database:
         Raises:
             InputError: the table is a view or virtual, or the file is damaged.
         """
+        table = self._own.get(table, table)
         if table in self._hostile:
             raise InputError(f"'{table}' is a view or virtual: a profiler writes plain tables", file=self.path)
         known = {column.lower(): column for column in self.tables.get(table, ())}
@@ -47,11 +55,12 @@ class Database:
             raise _refusal(self.path, error) from error
 
     def __contains__(self, table: str) -> bool:
-        return table in self.tables or table in self._hostile
+        return table in self.tables or table in self._own or table in self._hostile
 
     def has(self, table: str, *columns: str) -> bool:
         """Whether the table has all these columns."""
-        return {column.lower() for column in columns} <= {column.lower() for column in self.tables.get(table, ())}
+        known = self.tables.get(self._own.get(table, table), ())
+        return {column.lower() for column in columns} <= {column.lower() for column in known}
 
     def _columns(self, table: str) -> tuple[str, ...]:
         return tuple(str(row[1]) for row in self._run(f"PRAGMA table_info({_quoted(table)})"))

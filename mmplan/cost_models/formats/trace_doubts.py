@@ -63,10 +63,12 @@ def missing(recording: Recording, trace: RankTrace) -> list[str]:
     work, host = recording.work, recording.host
     who, sentences = recording.file, list[str]()
     if not len(work) and not recording.on_cpu:
-        return [
-            f"{who}: no device work although the job ran on GPUs, so there are no costs: record with "
+        how = (
             "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], without another profiler attached"
-        ]
+            if recording.source == "kineto"
+            else "--trace=cuda,nvtx, and the kernels' tables exported"
+        )
+        return [f"{who}: no device work although the job ran on GPUs, so there are no costs: record with {how}"]
     if recording.source == "kineto":
         if not recording.calls and (host.kind == OPERATOR).any():
             sentences.append(
@@ -78,9 +80,9 @@ def missing(recording: Recording, trace: RankTrace) -> list[str]:
                 f"{who}: modules of the model are not visible: {named} would show vision, audio and text apart"
             )
     if any(message.bytes is None for message in trace.messages):
-        sentences.append(
-            f"{who}: some collectives without message sizes: PyTorch 2.2 or newer writes them into the kernels"
-        )
+        of_torch = recording.source == "kineto"
+        why = "PyTorch 2.2 or newer writes them into the kernels" if of_torch else "this profiler does not record them"
+        sentences.append(f"{who}: some collectives without message sizes: {why}")
     copies = np.isin(work.kind, (CLASS_INDEX[MEMCPY], CLASS_INDEX[MEMSET]))
     if len(work) and (work.bytes[copies] < 0).any():
         sentences.append(f"{who}: copies whose bytes are not recorded count as 0 bytes")

@@ -12,6 +12,7 @@ from mmplan.cost_models.traces.intervals import Ints, Spans, common, covered_ns,
 from mmplan.cost_models.traces.kernel_classes import CLASS_INDEX, COMMUNICATION, collective, short_name
 from mmplan.cost_models.traces.record import Gap, LockCluster
 from mmplan.cost_models.traces.recording import CALL, Host, Recording
+from mmplan.scenario.document import counted
 from mmplan.units import format_bytes, format_seconds, seconds_of_nanoseconds
 
 LEAST_GAP_NS = 5_000_000
@@ -130,7 +131,8 @@ def _dense(start_ns: Ints) -> list[tuple[int, int]]:
     )
     runs: list[tuple[int, int]] = []
     for first in tenth.tolist():
-        if runs and first <= runs[-1][1]:
+        near = runs and start_ns[min(first, runs[-1][1])] - start_ns[runs[-1][1] - 1] <= _MILLISECOND_NS
+        if near and first <= runs[-1][1]:
             runs[-1] = (runs[-1][0], first + LEAST_WAITS_PER_MS)
         else:
             runs.append((first, first + LEAST_WAITS_PER_MS))
@@ -170,10 +172,14 @@ def _lock_cause(
         inside = int(((at >= 0) & (reach[np.maximum(at, 0)] >= host.end_ns[rows])).sum())
     if inside * 2 >= len(rows):
         longest = max(drivers, key=lambda row: int(host.end_ns[row] - host.start_ns[row]))
-        return f"the driver's own lock inside {names[int(host.name[longest])]}, by {threads} threads at a time"
+        return (
+            f"the driver's own lock inside {names[int(host.name[longest])]}, by {counted(threads, 'thread')} at a time"
+        )
     if own.startswith("sem_"):
-        return f"a queue or semaphore between {threads} threads (Python locks wait by semaphores on Linux)"
+        return f"a queue or semaphore between {counted(threads, 'thread')} (Python locks wait by semaphores on Linux)"
     if "cond" in own:
+        if threads == 1:
+            return "one thread that waits to be woken (a queue, or the interpreter lock handed over)"
         return f"{threads} threads that wake each other (a queue, or the interpreter lock handed over)"
     return (
         f"a mutex that {threads} threads contend for"
