@@ -182,6 +182,48 @@ bf16: true
 """
 
 
+@pytest.mark.parametrize(
+    ("said", "ffn"),
+    [
+        ("${multiply:4, ${.hidden_size}}", 16384),
+        ("${divide_ceil:${model.hidden_size},3}", 1366),
+        ("${divide_floor:${.hidden_size}, 3}", 1365),
+    ],
+)
+def test_sums_of_nemos_launcher_are_done(tmp_path: Path, said: str, ffn: int) -> None:
+    text = (
+        "trainer: {num_nodes: 1, devices: 8, precision: bf16}\nmodel:\n  micro_batch_size: 4\n  global_batch_size: 64\n"
+        "  tensor_model_parallel_size: 2\n  encoder_seq_length: 2048\n  num_layers: 24\n  hidden_size: 4096\n"
+        f"  ffn_hidden_size: {said}\n  num_attention_heads: 32\n"
+    )
+    assert read(tmp_path, "g.yaml", text).fragment["model"]["modules"]["llm"]["ffn"] == ffn  # type: ignore[index]
+    with pytest.raises(InputError, match="no line sets these values"):
+        read(tmp_path, "g.yaml", text.replace(said, "${multiply:4, ${.nothing}}"))
+    with pytest.raises(InputError, match="no line sets these values"):
+        read(tmp_path, "g.yaml", text.replace(said, "${multiply:2, ${.ffn_hidden_size}}"))
+
+
+def test_yaml_of_swift_with_megatrons_degrees_is_swifts(tmp_path: Path) -> None:
+    text = (
+        "model: Qwen/Qwen2.5-VL-7B-Instruct\ntensor_model_parallel_size: 2\npipeline_model_parallel_size: 2\n"
+        "micro_batch_size: 1\nglobal_batch_size: 16\nmax_length: 8192\nfreeze_vit: true\n"
+    )
+    for more in ("", "tuner_type: full\n"):
+        reading = read(tmp_path, "s.yaml", text + more)
+        assert (reading.kind, recipe(reading)["tp"], recipe(reading)["pp"]) == ("ms-swift", 2, 2)
+
+
+def test_a_schedule_in_torchtitans_old_table_is_read(tmp_path: Path) -> None:
+    text = (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 4\nseq_len = 8192\n'
+        "data_parallel_shard_degree = 2\ntensor_parallel_degree = 2\n[experimental]\npipeline_parallel_degree = 2\n"
+        'pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_microbatches = 2\n'
+    )
+    reading = read(tmp_path, "t.toml", text)
+    assert {key: recipe(reading)[key] for key in ("pp", "vp", "microbatch")} == {"pp": 2, "vp": 2, "microbatch": 2}
+    assert "experimental" not in " ".join(reading.ignored)
+
+
 def test_llama_factory_freezes_the_encoder_unless_told_and_trains_adapters(tmp_path: Path) -> None:
     reading = read(tmp_path, "sft.yaml", FACTORY)
     assert reading.kind == "llama-factory"

@@ -81,6 +81,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "sequence_len": "max_length",
         "adapter": "tuner_type",
         "lora_target_modules": "target_modules",
+        "sequence_parallel_degree": "context_parallel_size",
     },
     "accelerate": {
         "num_machines": "num_machines",
@@ -196,6 +197,21 @@ def _offload(value: Any) -> list[tuple[str, str | None]]:
     return [("optimizer_cpu_offload", "true")] if value in (True, "cpu", "nvme") else []
 
 
+def _offload_all(value: Any) -> list[tuple[str, str | None]]:
+    """FSDP's offload: weights, gradients and optimizer state."""
+    return [("fsdp_offload_params", "true")] if value is True or value in ("cpu", "nvme", "true", "True") else []
+
+
+def _reshard(value: Any) -> list[tuple[str, str | None]]:
+    """FSDP2 says whether weights are freed behind a forward, FSDP1 its strategy under the same key."""
+    stage = {"true": "3", "false": "2"}.get(str(value).lower())
+    return [("zero_stage", stage)] if stage else _strategy(value)
+
+
+def _fsdp(value: Any) -> list[tuple[str, str | None]]:
+    return [("use_torch_fsdp2", "true")]
+
+
 def _lora(value: Any) -> list[tuple[str, str | None]]:
     return [("tuner_type", "lora")] if "lora" in str(value).lower() or "peft" in str(value).lower() else []
 
@@ -204,6 +220,18 @@ def _nothing(value: Any) -> list[tuple[str, str | None]]:
     return []
 
 
+def _of_fsdp(translate: Translation) -> Translation:
+    """A key that stands only where FSDP is used."""
+    return lambda value: [*_fsdp(value), *translate(value)]
+
+
+_OF_AXOLOTL: tuple[tuple[str, Translation], ...] = (
+    (r"fsdp_config\.(fsdp_)?reshard_after_forward", _of_fsdp(_reshard)),
+    (r"fsdp_config\.(fsdp_)?sharding_strategy", _of_fsdp(_strategy)),
+    (r"fsdp_config\.(fsdp_)?offload_params", _of_fsdp(_offload_all)),
+    (r"fsdp_config\.(fsdp_)?activation_checkpointing", lambda value: [("gradient_checkpointing", str(value))]),
+    (r"fsdp_version|fsdp_config\..*", _fsdp),
+)
 _IMAGES = ((r"(.*\.)?(image_max_pixels|max_pixels|image_resolution)", _pixels),)
 TRANSLATED: Mapping[str, tuple[tuple[str, Translation], ...]] = {
     "nemo": (
@@ -227,16 +255,21 @@ TRANSLATED: Mapping[str, tuple[tuple[str, Translation], ...]] = {
     ),
     "veomni": (
         (r"train\.(data_parallel_mode|accelerator\.fsdp_config\.fsdp_mode)", _sharded),
+        (r"train\.(enable_full_shard|accelerator\.fsdp_config\.full_shard)", _reshard),
+        (r"train\.(enable_fsdp_offload|accelerator\.fsdp_config\.offload)", _offload_all),
         (r"train\.(optimizer|checkpoint|wandb|profile)(\..*)?", _nothing),
         *((pattern, translate) for pattern, translate in _IMAGES),
     ),
+    "axolotl": _OF_AXOLOTL,
     "llama-factory": _IMAGES,
     "ms-swift": _IMAGES,
     "accelerate": (
         (r"mixed_precision", _precision),
         (r"fsdp_config\.fsdp_sharding_strategy", _strategy),
-        (r"fsdp_config\.fsdp_offload_params|deepspeed_config\.offload_optimizer_device", _offload),
-        (r"fsdp_config\.fsdp_version", lambda value: [("use_torch_fsdp2", "true")]),
+        (r"fsdp_config\.fsdp_reshard_after_forward", _reshard),
+        (r"fsdp_config\.fsdp_offload_params|deepspeed_config\.offload_param_device", _offload_all),
+        (r"deepspeed_config\.offload_optimizer_device", _offload),
+        (r"fsdp_config\.fsdp_version", _fsdp),
         (r"distributed_type", _sharded),
         (r"deepspeed_config\.deepspeed_config_file", lambda value: [("deepspeed", str(value))]),
     ),

@@ -1,7 +1,8 @@
 """YAML of training frameworks: their keys are renamed to the arguments that say the same, and read as those.
 
-Values of other keys (`${model.seq}`), as OmegaConf writes them, are put in; functions (`${multiply:...}`), the
-environment and `???` stay open. Files that a key names are not opened.
+Values of other keys (`${model.seq}`), as OmegaConf writes them, are put in, and so are products and quotients of whole
+numbers (`${multiply:4, ${.hidden}}`), which NeMo's launcher knows; the environment and `???` stay open. Files that a
+key names are not opened.
 """
 
 import math
@@ -22,6 +23,14 @@ from mmplan.scenario.formats.launch.shell_text import Word
 from mmplan.scenario.formats.reading import Head
 
 MAX_STEPS = 10
+_REPLICAS = ("dp_shard_size", "dp_replicate_size")
+# NeMo-Megatron-Launcher, launcher_scripts/main.py: its resolvers, of two numbers
+_RESOLVERS: Mapping[str, Callable[[int, int], int]] = {
+    "multiply": lambda one, other: one * other,
+    "divide_ceil": lambda one, other: -(-one // other),
+    "divide_floor": lambda one, other: one // other,
+}
+_RESOLVER = re.compile(rf"\$\{{({'|'.join(_RESOLVERS)}):\s*([^,]{{1,200}}),\s*([^,]{{1,200}})\}}")
 _REFERENCE = re.compile(r"\$\{([A-Za-z_.][\w.]*)\}")
 
 
@@ -45,13 +54,17 @@ _MARKS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("ulysses_size|ulysses_parallel_size", "model_path|config_path"),
     ),
     "llama-factory": (("model_name_or_path", "finetuning_type|cutoff_len|template"), ("finetuning_type", "stage")),
-    "ms-swift": (("tuner_type|train_type|rlhf_type",), ("model", "torch_dtype", "max_length", "dataset")),
+    "ms-swift": (
+        ("tuner_type|train_type|rlhf_type",),
+        ("model", "torch_dtype", "max_length", "dataset"),
+        ("model", "tensor_model_parallel_size|pipeline_model_parallel_size", "max_length|dataset|freeze_vit|template"),
+    ),
     "accelerate": (("distributed_type", "num_processes|num_machines"),),
     "axolotl": (("base_model", "sequence_len|micro_batch_size"),),
     "nemo": (
         ("trainer", "model", "tensor_model_parallel_size|micro_batch_size"),
         ("trainer", "num_nodes", "devices"),
-        ("model", "tensor_model_parallel_size|pipeline_model_parallel_size"),
+        (r"model(?=\s*:\s*(?:\{|(?:#[^\n]*)?\n))", "tensor_model_parallel_size|pipeline_model_parallel_size"),
     ),
 }
 FRAMEWORKS = tuple(_MARKS)
@@ -74,12 +87,13 @@ def read_framework(kind: str) -> Callable[[Path], SetUp]:
         comments = [
             Word(line.strip(), number) for number, line in enumerate(read_text(path).splitlines(), 1) if "#" in line
         ]
-        line = CommandLine(file=path, arguments=arguments, comments=tuple(comments), warnings=open_keys)
+        told = {name: argument for name, argument in arguments.items() if name not in _REPLICAS}
+        line = CommandLine(file=path, arguments=told, comments=tuple(comments), warnings=open_keys)
         setup = megatron_set_up(line, kind)
         stage = arguments.get("stage")
         if kind == "llama-factory" and stage is not None and stage.values[0].lower() not in ("sft", "pt"):
-            told = f"stage {stage.values[0]}: rollouts and passes of other models are not priced"
-            setup = replace(setup, warnings=(*setup.warnings, told))
+            why = f"stage {stage.values[0]}: rollouts and passes of other models are not priced"
+            setup = replace(setup, warnings=(*setup.warnings, why))
         facts = _with_defaults(kind, setup, arguments)
         hints = hinted_devices((Word(word.text.partition("#")[2], word.line) for word in comments), path)
         return SetUp(
@@ -97,7 +111,7 @@ def read_framework(kind: str) -> Callable[[Path], SetUp]:
 def _with_defaults(kind: str, setup: SetUp, arguments: Mapping[str, Argument]) -> dict[str, Fact]:
     """The facts, with what a framework does unless its file says otherwise."""
     facts = dict(setup.facts)
-    if kind == "accelerate":
+    if kind in ("accelerate", "axolotl"):
         _accelerate_replicas(facts, arguments)
     if kind == "nemo" and "lora" in facts:
         facts.pop("freeze_llm", None)  # NeMo trains adapters on the frozen model
@@ -136,7 +150,7 @@ def _accelerate_replicas(facts: dict[str, Fact], arguments: Mapping[str, Argumen
     Raises:
         InputError: it is not, or a size is no whole number.
     """
-    sizes = {name: arguments.get(f"dp_{name}_size") for name in ("shard", "replicate")}
+    sizes = {name: arguments.get(f"dp_{name}_size") for name in ("shard", "replicate")}  # of _REPLICAS
     counts: dict[str, int] = {}
     for name, found in sizes.items():
         if found is not None:
@@ -254,6 +268,15 @@ def _word(value: Any) -> str | None:
 
 def _resolved(value: Any, path: KeyPath, values: Any) -> Any:
     """A value with references to other keys put in; what cannot be found stays."""
+    followed = _followed(value, path, values)
+    match = _RESOLVER.fullmatch(followed.strip()) if isinstance(followed, str) else None
+    if match is None:
+        return followed
+    one, other = (whole(_followed(word, path, values)) for word in match.groups()[1:])
+    return _RESOLVERS[match[1]](one, other) if one and other else followed
+
+
+def _followed(value: Any, path: KeyPath, values: Any) -> Any:
     for _ in range(MAX_STEPS):
         match = _REFERENCE.fullmatch(value.strip()) if isinstance(value, str) else None
         if match is None:

@@ -1,6 +1,7 @@
 """What Megatron's and the Trainer's arguments say of how a step runs: precision, states, recomputation, pipeline."""
 
 import re
+from collections.abc import Sequence
 
 from mmplan.errors import InputError
 from mmplan.scenario.formats.launch.facts import GIVE_IT_TOO, Fact, is_unresolved, whole
@@ -38,7 +39,8 @@ def state_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> No
     stages = {"0": "none", "1": "optimizer", "2": "gradients", "3": "parameters"}
     if fsdp is not None and taken.on("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "fsdp"):
         kinds = {"optim": "optimizer", "optim_grads": "gradients", "no_shard": "none"}
-        facts["sharding"] = fsdp.fact(kinds.get(strategy, "parameters"))
+        number = zero.values[0] if zero is not None and zero.values else _fsdp_stage(fsdp.values)
+        facts["sharding"] = fsdp.fact(kinds.get(strategy, stages.get(number, "parameters")))
     elif zero is not None and zero.values and zero.values[0] in stages:
         facts["sharding"] = zero.fact(stages[zero.values[0]])
     elif (
@@ -63,6 +65,11 @@ def state_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> No
     offload = taken.argument("optimizer_cpu_offload", "cpu_optimizer", "offload_optimizer")
     if offload is not None and taken.on("optimizer_cpu_offload", "cpu_optimizer", "offload_optimizer"):
         facts["offload"] = offload.fact("optimizer")
+    everything = taken.argument("fsdp_offload_params")
+    if everything is not None and taken.on("fsdp_offload_params"):
+        facts["offload"] = everything.fact("parameters")
+    elif fsdp is not None and "offload" in _words(fsdp.values):
+        facts["offload"] = fsdp.fact("parameters")
     if (overlap := taken.argument("overlap_grad_reduce")) is not None:
         facts["overlap_dp"] = overlap.fact(bool(taken.on("overlap_grad_reduce")))
     optimizer = taken.argument("optimizer", "optim")
@@ -182,6 +189,16 @@ def attention_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -
         facts["dropout"] = like(next(a for a in dropouts if a is not None).fact(False), False)
     elif "layers" in facts:
         facts["dropout"] = Fact(value=True, file=taken.line.file, key="--hidden-dropout")
+
+
+def _words(values: Sequence[str]) -> list[str]:
+    return " ".join(values).lower().replace(",", " ").replace(";", " ").split()
+
+
+def _fsdp_stage(values: Sequence[str]) -> str:
+    """ZeRO's stage of what `--fsdp` says (transformers/trainer_utils.py, FSDPOption)."""
+    stages = {"shard_grad_op": "2", "hybrid_shard_zero2": "2", "no_shard": "0"}
+    return next((stages[word] for word in _words(values) if word in stages), "3")
 
 
 def stack_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> None:

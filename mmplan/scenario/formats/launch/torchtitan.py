@@ -18,13 +18,9 @@ MAX_TOML_BYTES = 100_000
 # Fact -> keys, newest first.
 _VALUES: Mapping[str, tuple[str, ...]] = {
     "tp": ("parallelism.tensor_parallel_degree", "training.tensor_parallel_degree"),
-    "pp": (
-        "parallelism.pipeline_parallel_degree",
-        "experimental.pipeline_parallel_degree",
-        "training.pipeline_parallel_degree",
-    ),
-    "cp": ("parallelism.context_parallel_degree", "experimental.context_parallel_degree"),
-    "ep": ("parallelism.expert_parallel_degree", "experimental.expert_parallel_degree"),
+    "pp": ("parallelism.pipeline_parallel_degree", "training.pipeline_parallel_degree"),
+    "cp": ("parallelism.context_parallel_degree",),
+    "ep": ("parallelism.expert_parallel_degree",),
     "etp": ("parallelism.expert_tensor_parallel_degree",),
     "local_batch": ("training.local_batch_size", "training.batch_size"),
     "global_batch": ("training.global_batch_size",),
@@ -184,10 +180,14 @@ def read_torchtitan(path: Path) -> SetUp:
         if isinstance(keys, dict)
         for key, value in keys.items()
     }
+    older = {key: f"parallelism.{key.removeprefix('experimental.')}" for key in flat if key.startswith("experimental.")}
+    older = {old: new for old, new in older.items() if new.partition(".")[2] in _KNOWN_KEYS["parallelism"]}
+    flat |= {new: flat[old] for old, new in older.items() if new not in flat}  # until 2025
     warnings: list[str] = []
 
     def fact(key: str, value: Any) -> Fact:
-        return Fact(value=value, file=path, line=lines.get(key), key=key)
+        written = next((old for old, new in older.items() if new == key and key not in lines), key)
+        return Fact(value=value, file=path, line=lines.get(written), key=written)
 
     facts: dict[str, Fact] = {}
     for name, keys in _VALUES.items():
@@ -223,7 +223,7 @@ def read_torchtitan(path: Path) -> SetUp:
         warnings.append(f"tables that torchtitan does not know and that are not read: {listed(sections, 20)}")
     if not facts.keys() & {"tp", "pp", "microbatch", "sequence", "model_name"}:
         raise InputError("no degrees, batch or model: not a configuration of torchtitan", file=path)
-    rest = sorted({key.partition(".")[0] for key in flat} - set(_KNOWN_KEYS) & _SECTIONS)
+    rest = sorted({key.partition(".")[0] for key in flat if key not in older} - set(_KNOWN_KEYS) & _SECTIONS)
     ignored = (f"tables that say nothing of sizes, degrees or precision: {listed(rest, 30)}",) if rest else ()
     return SetUp(kind="torchtitan", files=(path,), facts=facts, ignored=ignored, warnings=tuple(warnings))
 
