@@ -128,6 +128,7 @@ ENCODERS: Mapping[str, Callable[[Fields, str], Model]] = {
     "sam2_video": sam_family.sam2_video,
     "sam2_vision_model": sam_family.sam2_vision,
     "sam3": sam3.sam3,
+    "sam3_lite_text": sam3.sam3,
     "sam3_tracker": sam3.tracker,
     "sam3_tracker_video": sam3.tracker_video,
     "sam3_video": sam3.video,

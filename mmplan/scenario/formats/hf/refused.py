@@ -57,7 +57,6 @@ REFUSED: Mapping[str, str] = {
         "it is a part of a model: give the config of the whole one",
     ),
     "omdet-turbo": "its neck mixes three resolutions at once (CSP blocks), and a module here reads one",
-    "sam3_lite_text": "its words pass convolutions (RepMixer), which have no reader here",
     "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
     "so nothing confirms its parameters",
     "kimi_linear": "its linear attention has a gate for each column of a key (KDA), which has no cost model yet",

@@ -1,4 +1,4 @@
-"""SAM 3: a ViT with windows, necks at four scales, CLIP's words, an encoder and a decoder over image rows that attend
+"""SAM 3 and SAM 3 LiteText: a ViT with windows, necks at four scales, CLIP's words, an encoder and a decoder over image rows that attend
 to those words, and SAM 2's way to follow objects.
 
 Words and prompts are a few rows: what works on them is kept and not counted, as are heads.
@@ -19,11 +19,13 @@ from mmplan.scenario.steps import (
     Average,
     Convolve,
     Dense,
+    Fork,
     Form,
     Kept,
     Mlp,
     Normed,
     Steps,
+    Usual,
     conv,
     residual,
 )
@@ -115,9 +117,25 @@ def _seen(fields: Fields) -> tuple[ModelModule, list[ModelModule], int]:
     return vision, necks, width
 
 
+def _lite(text: Fields) -> ModelModule:
+    """Words that see both sides; the first and the last block mix neighbours by a depthwise convolution (RepMixer,
+    arXiv 2303.14189)."""
+    words = text_tower(text, causal=False)
+    assert words.transformer is not None
+    layers, width = words.transformer.layers, words.transformer.hidden
+    if not text.flag("use_repmixer_blocks"):
+        return words
+    near = Convolve(width=width, taps=text.count("repmixer_kernel_size", most=10_000), groups=width, bias=False)
+    scale = Kept(size=width)
+    three = Fork(left=(Fork(left=(near, Normed()), right=(Normed(),)),), right=(Normed(),))
+    mixing: Steps = (residual(three, scale), residual(near, Normed(), Mlp(), scale))
+    blocks = tuple((1, mixing if index in (0, layers - 1) else (Usual(),)) for index in range(layers))
+    return replace(words, form=Form(blocks=blocks))
+
+
 def _detecting(config: Fields) -> tuple[list[ModelModule], list[ModelModule]]:
     text = config.part("text_config")
-    words = text_tower(text, causal=True)
+    words = _lite(text) if text.kind == "sam3_lite_text_text_model" else text_tower(text, causal=True)
     fields, decoding = config.part("detr_encoder_config"), config.part("detr_decoder_config")
     masks, shapes = config.part("mask_decoder_config"), config.part("geometry_encoder_config")
     width = fields.count("hidden_size")
