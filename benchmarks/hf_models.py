@@ -140,6 +140,20 @@ FITTED: dict[str, dict[str, Any]] = {
     "t5gemma2": {"encoder": {"mm_tokens_per_image": 49}},
     "shieldgemma2": {"mm_tokens_per_image": 49},
 }
+REPVIT = {
+    "backbone_channel_list": [384, 192, 96, 48],
+    "backbone_config": {
+        "model_type": "timm_wrapper",
+        "architecture": "repvit_m1",
+        "num_classes": 10,
+        "model_args": {"in_chans": 3, "features_only": True, "out_indices": [0, 1, 2, 3]},
+    },
+}
+FITTED |= {
+    "edgetam": {"vision_config": REPVIT},
+    "edgetam_video": {"vision_config": REPVIT},
+    "edgetam_vision_model": REPVIT,
+}
 LOOK = re.compile(r"vision|visual|image|audio|speech|projector|merger|aligner|connector|qformer|encoder")
 TIMEOUT_S = 120
 

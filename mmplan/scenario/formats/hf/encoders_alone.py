@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from mmplan.scenario.formats.hf import (
+    edgetam,
     fusion,
     grounding,
     nemotron_speech,
@@ -102,6 +103,9 @@ ENCODERS: Mapping[str, Callable[[Fields, str], Model]] = {
     "clip": pairs.clip,
     "clipseg": pairs.clip,
     "donut-swin": swin.alone,
+    "edgetam": edgetam.image,
+    "edgetam_video": edgetam.video,
+    "edgetam_vision_model": edgetam.vision_alone,
     "flava": fusion.flava,
     "grounding-dino": grounding.grounding_dino,
     "groupvit": odd_pairs.groupvit,

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 _SPARSE = "its attention chooses keys by an index of its own, which has no reader here"
 _SEES = "it finds, outlines or measures things in images and has no language model to train"
-_REPVIT = "its tower is a RepViT of timm, whose sizes no key of the file tells"
 _PAGES = "it reads the layout or the lines of pages by convolutions and has no language model to train"
 _CODEC = "it turns sound into codes and back, without a language model"
 _SPEAKS = "its network between text and sound has no blocks of a transformer that a reader here knows"
@@ -23,7 +22,6 @@ REFUSED: Mapping[str, str] = {
         ),
         _SEES,
     ),
-    **dict.fromkeys(("edgetam", "edgetam_video", "edgetam_vision_model"), _REPVIT),
     **dict.fromkeys(
         ("layoutlmv2", "layoutxlm"), "its tower is a ResNeXt of detectron2, which transformers does not hold"
     ),

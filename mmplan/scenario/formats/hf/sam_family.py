@@ -109,21 +109,21 @@ def mask_decoder(config: Fields, width: int, kept: int) -> tuple[ModelModule, Mo
 def sam2(config: Fields, name: str) -> Model:
     """SAM 2 for images."""
     stages, necks, width = hiera_seen(config.part("vision_config"))
-    return _of_stages(name, stages, necks, *mask_decoder(config, width, width))
+    return of_stages(name, stages, necks, *mask_decoder(config, width, width))
 
 
 def sam2_video(config: Fields, name: str) -> Model:
     stages, necks, width = hiera_seen(config.part("vision_config"))
     memory, more = remembering(config, width)
-    return _of_stages(name, stages, necks, *mask_decoder(config, width, width + more), memory)
+    return of_stages(name, stages, necks, *mask_decoder(config, width, width + more), memory)
 
 
 def sam2_vision(config: Fields, name: str) -> Model:
     stages, necks, _ = hiera_seen(config)
-    return _of_stages(name, stages, necks)
+    return of_stages(name, stages, necks)
 
 
-def _of_stages(
+def of_stages(
     name: str, stages: tuple[ModelModule, ...], necks: tuple[ModelModule, ...], *behind: ModelModule
 ) -> Model:
     """A neck behind each stage, the decoders behind the last but one of the resolutions."""
