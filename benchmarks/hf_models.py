@@ -47,6 +47,7 @@ MAPPINGS = [
 ]
 # Classes in place of those that the mappings name: with all parts of the family.
 WHOLE = {
+    "encoder-decoder": "EncoderDecoderModel",
     "glm_image": "GlmImageForConditionalGeneration",
     "moshi": "MoshiForConditionalGeneration",
     "musicgen": "MusicgenForConditionalGeneration",
@@ -65,12 +66,21 @@ FITTED: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": {"num_attention_heads": 16}},
     "chameleon": {"vocabulary_map": {"<image>": 8711}},
     "colqwen2": {"vlm_config": {"model_type": "qwen2_vl", "vision_config": {"hidden_size": 8192}}},
+    "cohere_compass": {
+        "vision_config": {"out_hidden_size": 8192},
+        "text_config": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    },
     "cosmos3_omni": {"vision_config": {"out_hidden_size": 4096}},
     "deepseek_ocr2": {
         "text_config": {"num_experts_per_tok": 6, "mlp_layer_types": ["dense"] + ["sparse"] * 31},
         "vision_config": {"encoder_config": {"hidden_size": 896, "num_attention_heads": 14, "num_key_value_heads": 2}},
     },
+    "dbrx": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "attn_config": {"rope_theta": 1e4}},
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "encoder-decoder": {
+        "encoder": {"model_type": "bert"},
+        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+    },
     "emu3": {"vocabulary_map": {"<image>": 151851}},
     "exaone4_5": {"vision_config": {"out_hidden_size": 4096}},
     "gemma3": {"mm_tokens_per_image": 49},

@@ -41,6 +41,8 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         }
     },
     # of transformers, without a model_type
+    "dbrx_attention": {"keys": {"kv_n_heads": 1}},
+    "dbrx_ffn": {"keys": {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1}},
     "nemotron3_diarization_head": {
         "keys": {"hidden_size": 192, "num_speakers": 8, "audio_hidden_size": 512, "subsampling_factor": 8}
     },

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from mmplan.scenario.formats.hf.pairs import bert_tower, pooler
 from mmplan.scenario.formats.hf.swin import swin
 from mmplan.scenario.formats.hf.text import language_module
 from mmplan.scenario.formats.hf.towers import tower_of
@@ -149,6 +150,25 @@ def encoder_decoder(config: Fields, name: str) -> Model:
         bridge = projector_module((vision.output_width, wanted))
         return chain(name, *seen, bridge, build(text, wanted), last="cross_attention")
     return chain(name, *seen, build(text, vision.output_width), last="cross_attention")
+
+
+def words_to_words(config: Fields, name: str) -> Model:
+    """BERT or RoBERTa as encoder and any decoder that is known alone, both priced with the words of a sample."""
+    heard, said = config.part("encoder"), config.part("decoder")
+    if heard.kind not in ("bert", "roberta", "xlm-roberta"):
+        raise heard.error("model_type", f"expected 'bert', 'roberta' or 'xlm-roberta', found '{heard.kind:.60}'")
+    build = DECODERS.get(said.kind)
+    if build is None:
+        known = ", ".join(f"'{kind}'" for kind in sorted(DECODERS))
+        raise said.error("model_type", f"the decoder '{said.kind:.60}' is not read; known: {known}")
+    words = bert_tower(heard, stored=pooler(heard.count("hidden_size")))
+    llm, read = build(said, words.output_width), words.output_width
+    config.log.notes.append("encoder and decoder are both priced with the words of a sample")
+    wanted = said.optional("hidden_size", "d_model", "n_embd") or read
+    if wanted == read or said.optional("cross_attention_hidden_size") is not None:
+        return Model(name=name, modules=(words, llm), edges=(edge("text", "llm", "cross_attention"),))
+    bridge = projector_module((read, wanted), modality="text")
+    return chain(name, words, bridge, build(said, wanted), last="cross_attention")
 
 
 def pix2struct(config: Fields, name: str) -> Model:

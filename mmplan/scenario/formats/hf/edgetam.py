@@ -104,9 +104,7 @@ def _block(width: int, legacy: bool, *, scaled: bool) -> Steps:
 
 def _perceiver(config: Fields) -> int:
     width, ffn = (config.count(f"perceiver_resampler_{key}") for key in ("hidden_size", "mlp_intermediate_size"))
-    heads, head = (
-        config.count(f"perceiver_resampler_{key}") for key in ("num_attention_heads", "attention_head_dim")
-    )
+    heads, head = (config.count(f"perceiver_resampler_{key}") for key in ("num_attention_heads", "attention_head_dim"))
     rows = sum(config.count(f"perceiver_resampler_{key}", least=0) for key in ("num_latents", "num_latents_2d"))
     layer = 8 * width * heads * head + 4 * width * ffn + 10 * width
     return rows * width + config.layers("perceiver_resampler_num_layers") * layer + 2 * width

@@ -93,6 +93,7 @@ def deciding(config: Fields, name: str) -> Model:
 
 # Language models that have no class of their own with a head: they stand inside the configs of their families.
 PARTS = {
+    "cohere_compass_text",
     "cosmos3_edge_text",
     "deepseek_ocr2_text",
     "dia_text",
@@ -169,6 +170,7 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "granite_docling": docling.granite,
     "muse_glimmer": muse.glimmer,
     "muse_spark": muse.spark,
+    "t5gemma": t5gemma.t5gemma,
     "t5gemma2": t5gemma.t5gemma2,
     "bark": voices.bark,
     "clvp": voices.clvp,
@@ -201,12 +203,14 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "instructblipvideo": querying.blip2,
     "phi4_multimodal": querying.phi4_multimodal,
     "aya_vision": llava_like.aya,
+    "cohere_compass": qwen3.qwen3_vl,
     "cohere2_vision": llava_like.aya,
     "cosmos3_omni": qwen3.qwen3_vl,
     "deepseek_ocr2": deepseek_ocr.ocr2,
     "deepseek_vl_v2": deepseek_ocr.deepseek_vl_v2,
     "unlimited_ocr": deepseek_ocr.unlimited,
     "deepseek_vl": llava_like.two_linears,
+    "encoder-decoder": decoders.words_to_words,
     "exaone4_5": llava_like.qwen_vl,
     "gemma3": llava_like.gemma3,
     "canary": waves.canary,

@@ -1,6 +1,6 @@
-"""Attention that reads the keys which an index of its own has chosen (DeepSeek sparse attention, arXiv 2512.02556), in
-Qwen4-Exp, GLM-5.3 and Hunyuan 4; their blocks stand between residual streams. Attention is priced over as many keys as
-are chosen, as if they were the last ones."""
+"""Attention that reads the keys which an index of its own has chosen (DeepSeek sparse attention, arXiv 2512.02556):
+DeepSeek V3.2 and GLM-5, and Qwen4-Exp, GLM-5.3 and Hunyuan 4, whose blocks stand between residual streams. It is priced
+over as many keys as are chosen, as if they were the last ones."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from mmplan.scenario.formats.hf.streams import (
 )
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import Transformer
-from mmplan.scenario.steps import Attend, Choose, Experts, Fold, Form, Kept, Mlp, Step, Steps, Widen
+from mmplan.scenario.steps import Attend, Choose, Experts, Fold, Form, Kept, Mlp, Step, Steps, Widen, residual
 
 LINEAR, INDEXED = "linear_attention", "indexed_attention"
 MAX_STREAMS = 100
@@ -140,15 +140,20 @@ def index_steps(text: Fields, shape: Transformer, pool: int) -> Steps:
     return (Choose(heads=heads, head_dim=width, pool=pool, low=text.count("q_lora_rank")), Kept(size=kept))
 
 
-def form_of_glm5(text: Fields, shape: Transformer) -> Form:
-    streams, kinds = text.count("hc_mult", most=MAX_STREAMS), _kinds(text, shape.layers, 4)
+def _often(text: Fields, layers: int) -> list[bool]:
+    """The same of GLM-5 and 5.3, whose older files give letters, or how often a layer has one."""
     often, offset = text.optional("index_topk_freq", most=2_000) or 1, text.optional("index_skip_topk_offset", least=0)
     offset = 2 if offset is None else offset
     pattern = text.get("index_topk_pattern")
-    usual = [max(index - offset + 1, 0) % often == 0 for index in range(shape.layers)]
-    if isinstance(pattern, str | list) and len(pattern) == shape.layers:
+    usual = [max(index - offset + 1, 0) % often == 0 for index in range(layers)]
+    if isinstance(pattern, str | list) and len(pattern) == layers:
         usual = [word in ("F", "full") for word in pattern]
-    chooses = _chooses(text, shape.layers, usual)
+    return _chooses(text, layers, usual)
+
+
+def form_of_glm5(text: Fields, shape: Transformer) -> Form:
+    streams, kinds = text.count("hc_mult", most=MAX_STREAMS), _kinds(text, shape.layers, 4)
+    chooses = _often(text, shape.layers)
     index = index_steps(text, shape, text.count("index_kpool", most=100_000))
     return _between(shape, streams, [index if one and kinds[i] == INDEXED else () for i, one in enumerate(chooses)])
 
@@ -181,3 +186,22 @@ def form_of_hunyuan4(text: Fields, shape: Transformer) -> Form:
     index = index_steps(text, shape, pool=1)
     indices = [index if one else () for one in _chooses(text, shape.layers, usual)]
     return _between(shape, text.count("hc_mult", most=MAX_STREAMS), indices, sinks=shape.heads, mixed=False)
+
+
+def dsa(text: Fields, shape: Transformer) -> Transformer:
+    """DeepSeek V3.2 and GLM-5: DeepSeek's blocks with an index in each, or that of an earlier one."""
+    _kinds(text, shape.layers, None)
+    chosen = text.count("index_topk", most=100_000_000)
+    shape = replace(latent_attention(text, shape), window_tokens=chosen, sliding=True)
+    first = text.optional("first_k_dense_replace", least=0, most=1_000_000)
+    return _experts(text, shape, first=3 if first is None else first)
+
+
+def form_of_dsa(text: Fields, shape: Transformer) -> Form:
+    index, chooses = index_steps(text, shape, pool=1), _often(text, shape.layers)
+    blocks: list[tuple[int, Steps]] = []
+    for layer, one in enumerate(chooses):
+        block = shape.at(layer)
+        body: Step = Experts() if block.moe is not None and block.moe.in_layer(layer) else Mlp()
+        blocks.append((1, (residual(RMS, *(index if one else ()), Attend()), residual(RMS, body))))
+    return Form(blocks=tuple(blocks))

@@ -11,7 +11,7 @@ _WRITES = "it writes down speech without a language model"
 _PROTEIN = "it reads proteins"
 
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), _SPARSE),
+    "deepseek_v4": _SPARSE,
     "inkling2_loop": "its middle layers run several times on the same weights, and a layer here runs once",
     **dict.fromkeys(
         (
@@ -45,8 +45,8 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("esm", "esmfold2", "evolla", "EvollaModel"), _PROTEIN),
     **dict.fromkeys(
         (
-            *("blt", "cohere_compass", "dbrx", "diffusion_gemma", "embedding_gemma2", "encoder-decoder", "mpt"),
-            *("gemma4_assistant", "gemma4_unified_assistant", "t5gemma"),
+            *("blt", "diffusion_gemma", "embedding_gemma2"),
+            *("gemma4_assistant", "gemma4_unified_assistant"),
         ),
         "it is a language model of a kind that has no reader here",
     ),
@@ -57,7 +57,6 @@ REFUSED: Mapping[str, str] = {
     "omdet-turbo": "its neck mixes three resolutions at once (CSP blocks), and a module here reads one",
     "kimi_k3": "its modelling code is no part of transformers 5.24 (attention residuals, experts in a latent width), "
     "so nothing confirms its parameters",
-    "kimi_linear": "its linear attention has a gate for each column of a key (KDA), which has no cost model yet",
     "mllama_text_model": "its cross layers attend to the tokens of a tower: give the whole model's config (mllama)",
 }
 

@@ -1,5 +1,5 @@
-"""SAM 3 and SAM 3 LiteText: a ViT with windows, necks at four scales, CLIP's words, an encoder and a decoder over image rows that attend
-to those words, and SAM 2's way to follow objects.
+"""SAM 3 and SAM 3 LiteText: a ViT with windows, necks at four scales, words, an encoder and a decoder over image rows
+that attend to those words, and SAM 2's way to follow objects.
 
 Words and prompts are a few rows: what works on them is kept and not counted, as are heads.
 """

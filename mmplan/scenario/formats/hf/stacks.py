@@ -14,6 +14,7 @@ from mmplan.scenario.formats.hf import (
     minimax,
     mixers,
     muse_blocks,
+    older_names,
     sparse_index,
 )
 from mmplan.scenario.formats.hf.blocks_by_layer import each, sliding
@@ -162,6 +163,7 @@ DEEPSEEK = Stack(
     shape={"mla": True},
     adapt=(experts.latent_attention, experts.deepseek_experts),
 )
+DSA = replace(DEEPSEEK, adapt=(indexed.dsa,), form=indexed.form_of_dsa)
 LLAMA = Stack(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
 QWEN2 = Stack(qkv_bias=True, adapt=(_qwen_window,))
 QWEN3 = Stack(qkv_bias="attention_bias", out_bias="attention_bias", shape={"qk_norm": True}, adapt=(_qwen_window,))
@@ -208,6 +210,13 @@ STACKS: Mapping[str, Stack] = {
     "cohere2": replace(BIASED, shape=PARALLEL, adapt=(_every(4),)),
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
+    "cohere_compass_text": replace(BIASED, shape=PARALLEL, adapt=(lambda text, shape: sliding(text, shape, None),)),
+    "dbrx": Stack(
+        as_now=older_names.dbrx,
+        shape={"norm": "layer", "norm_bias": False},
+        adapt=(experts.mixtral_experts,),
+    ),
+    "deepseek_v32": DSA,
     "ernie4_5": Stack(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
     "idefics": Stack(),
     "ernie4_5_moe": Stack(
@@ -243,6 +252,7 @@ STACKS: Mapping[str, Stack] = {
         adapt=(indexed.glm5,),
         form=indexed.form_of_glm5,
     ),
+    "glm_moe_dsa": DSA,
     "glm4v_moe_text": Stack(qkv_bias="attention_bias", adapt=(experts.deepseek_experts,)),
     "glm4v_text": Stack(qkv_bias=True, shape={"post_norms": True}),
     "glm_ocr_text": Stack(shape={"post_norms": True}),
@@ -303,6 +313,14 @@ STACKS: Mapping[str, Stack] = {
         adapt=(dots_blocks.stack,),
         form=dots_blocks.form,
     ),
+    "kimi_linear": Stack(
+        as_now=lambda text: replace(text, values={**text.values, "head_dim": None}),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        shape={"mla": True},
+        adapt=(older_names.kimi_linear,),
+        form=older_names.priced,
+    ),
     "kyutai_text": Stack(ffn="ffn_dim", adapt=(_window, lambda text, shape: replace(shape, ffn=shape.ffn // 2))),
     "lfm3": Stack(adapt=(mixers.lfm3,)),
     "cosmos3_edge_text": replace(LLAMA, shape={"gated_mlp": False}),
@@ -332,6 +350,12 @@ STACKS: Mapping[str, Stack] = {
         stored=lambda text, shape: text.count("qk_rope_head_dim") // 2,  # scales of the positions' angles
     ),
     "mixtral": replace(MISTRAL, adapt=(_window, experts.mixtral_experts)),
+    "mpt": Stack(
+        as_now=older_names.mpt,
+        shape={"norm": "layer", "norm_bias": False, "gated_mlp": False},
+        stored=lambda text, shape: 0,
+        turned=False,
+    ),
     "mllama_text_model": Stack(adapt=(_mllama,)),
     "nemotron_h": Stack(
         ties=False,

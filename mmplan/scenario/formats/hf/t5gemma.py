@@ -1,8 +1,9 @@
-"""T5Gemma 2 (arXiv 2512.14856): Gemma 3 as encoder, which sees, and as decoder, whose attention reads its own rows and
-the encoder's at once."""
+"""T5Gemma: Gemma 2 as encoder and as decoder. T5Gemma 2 (arXiv 2512.14856): Gemma 3 as encoder, which sees, and as
+decoder, whose attention reads its own rows and the encoder's at once."""
 
 from dataclasses import replace
 
+from mmplan.scenario.formats.hf.blocks_by_layer import each
 from mmplan.scenario.formats.hf.llava_like import pooled_to
 from mmplan.scenario.formats.hf.text import language_module
 from mmplan.scenario.formats.hf.towers import tower_of
@@ -44,3 +45,19 @@ def t5gemma2(config: Fields, name: str) -> Model:
         edge("encoder", "llm", "cross_attention"),
     )
     return Model(name=name, modules=(vision, seen, encoder, llm), edges=edges)
+
+
+def t5gemma(config: Fields, name: str) -> Model:
+    """T5Gemma (arXiv 2504.06225): Gemma 2 on both sides; each block of the decoder attends to its rows and then to the
+    encoder's. The decoder's own `tie_word_embeddings` decides nothing."""
+    heard, said = (config.part(side).read_as_stack("gemma2") for side in ("encoder", "decoder"))
+    encoder = language_module(heard, tied=True, name="encoder")
+    llm = language_module(said, tied=config.get("tie_word_embeddings") is not False)
+    assert encoder.transformer is not None and llm.transformer is not None
+    read, layers = encoder.output_width, llm.transformer.layers
+    both = each(encoder.transformer, lambda _, block: replace(block, causal=False))
+    encoder = replace(encoder, kind="text_encoder", transformer=both, text=TextInput(positions="rotary"))
+    crossed = {"cross_layers": tuple(range(layers)), "cross_width": read, "cross_also": True}
+    llm = replace(llm, transformer=each(llm.transformer, lambda _, block: replace(block, **crossed)))  # type: ignore[arg-type]
+    config.log.notes.append("encoder and decoder are both priced with the words of a sample")
+    return Model(name=name, modules=(encoder, llm), edges=(edge("encoder", "llm", "cross_attention"),))

@@ -216,6 +216,7 @@ TOWERS: Mapping[str, Tower] = {
     "blip_2_vision_model": blip2,
     "blip_vision_model": blip2,
     "clip_vision_model": clip,
+    "cohere_compass_vision": native_towers.qwen3_vl,
     "cosmos3_edge_vision": native_towers.cosmos,
     "dinov2": dinov2,
     "dinov2_with_registers": dinov2,
