@@ -26,7 +26,7 @@ from mmplan.planner.cut_problem import CutProblem
 from mmplan.planner.first_bounds import NEVER
 from mmplan.planner.floors import bottleneck_floors, heaviest_paths, least_finish, memory_may_fit, transfer_floors
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import build_problem, finish_parts
+from mmplan.planner.problem import build_problem, finish_parts, one_node
 from mmplan.planner.upsets import BoolArray, IntArray
 
 __all__ = ["NEVER", "SharpBounds", "lower_bounds"]
@@ -155,12 +155,13 @@ def memory_needs(prices: Prices, groups: GroupGraph, configurations: Sequence[Co
 
 
 def _sizes(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> _Sizes:
-    index_of: dict[tuple[Layout, int], int] = {}
+    """Configurations whose links all are of one kind and whose ranks hold and do the same share one problem."""
+    cluster = prices.scenario.cluster
+    index_of: dict[tuple[Layout, int, bool], int] = {}
     first: list[Configuration] = []
     which = np.zeros(len(configurations), dtype=np.int64)
     for index, one in enumerate(configurations):
-        layout = one.layout if one.sharding != "none" else replace(one.layout, dp=1)  # replicas are alike
-        size = (layout, one.microbatch_size)
+        size = (prices.without_alike_replicas(one.layout), one.microbatch_size, one_node(one, cluster))
         if size not in index_of:
             index_of[size] = len(first)
             first.append(one)

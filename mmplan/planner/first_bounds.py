@@ -93,26 +93,26 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
         finish_s, state_bytes, moved_s = ends[which[rows]].T
         once_s = model.path_s[base, size] * one + (pieces - 1) * model.lag_s[base, size] + finish_s / pp
         busiest_s = model.busiest_s[base, size, pieces - 1]
-        # sums of max(a, b) are at least the max of sums, so layer by layer no less is exposed
-        beside_s = model.total_s[base, size]
-        exposed_s = np.maximum(moved_s - beside_s, 0) + prices.costs.serial_share * np.minimum(moved_s, beside_s)
-        busiest_s = np.maximum(busiest_s, (beside_s + exposed_s) / pieces)
-        if model.in_a_row:
-            once_s += exposed_s * one
+        beside_s, again_s = model.total_s[base, size], np.zeros(len(pp))
         fits = np.ones(len(pp), dtype=np.bool_)
         if model.in_a_row:
             most_bytes = _most_kept(configurations.schedule, room_bytes, state_bytes, pp, m)
             most_bytes = np.where(one, most_bytes, _most_in_chunks(room_bytes, state_bytes, pp)) / SAFE
             fits = model.kept_bytes[base, size] <= most_bytes
-            if not one.all():
-                again_s = _at_one_level(model, base, size, most_bytes) - beside_s
-                fits &= one | np.isfinite(again_s)
-                again_s = np.where(one | ~fits, 0.0, again_s)
-                busiest_s = np.maximum(busiest_s, (beside_s + exposed_s + again_s) / pieces)
             again_s = np.maximum(model.unrecomputed_bytes[base, size] * SAFE - most_bytes, 0)
             again_s *= model.saving_s_per_byte[base, size]
-            busiest_s = np.maximum(busiest_s, (beside_s + exposed_s + again_s) / pieces)
-            once_s += again_s * one
+            if not one.all():
+                level_s = _at_one_level(model, base, size, most_bytes) - beside_s
+                fits &= one | np.isfinite(level_s)
+                again_s = np.where(one, again_s, np.maximum(again_s, level_s))
+            again_s = np.where(fits, again_s, 0.0)
+        # messages hide behind recomputation too; sums of max(a, b) are at least the max of sums, so layer by layer no
+        # less is exposed
+        busy_s = beside_s + again_s
+        whole_s = np.maximum(moved_s, busy_s) + prices.costs.serial_share * np.minimum(moved_s, busy_s)
+        busiest_s = np.maximum(busiest_s, whole_s / pieces)
+        if model.in_a_row:
+            once_s += (whole_s - beside_s) * one
         if model.pace.shape[2] > 1:
             width = configurations.ranks[rows] // pp
             speed = _speed(prices.scenario.cluster, model.pace[base, size], width, pp)
@@ -130,6 +130,7 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     sizes = np.unique(configurations.microbatch_size).astype(np.int64)
     kinds, member = prices.kinds, prices.members(groups).astype(np.float64)
     levels = allowed_levels(prices.scenario)
+    alike = prices.alike_at(levels[0], levels[-1])
     costs, loads = prices.costs, [prices.loads(int(size)) for size in sizes]
 
     pools = range(len(prices.scenario.cluster.pools))
@@ -165,13 +166,13 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     bases = configurations.bases
     used = np.zeros((len(bases), len(sizes)), dtype=np.bool_)
     used[configurations.base, np.searchsorted(sizes, configurations.microbatch_size)] = True
-    *by_pool, forward_s = np.moveaxis(tabulated(kinds, prices.alike, bases, used, len(pools) + 1, work_s), 2, 0)
+    *by_pool, forward_s = np.moveaxis(tabulated(kinds, alike, bases, used, len(pools) + 1, work_s), 2, 0)
     by_pool_s = np.stack(by_pool, axis=2)
     kind_s = by_pool_s.min(axis=2)
     group_s = kind_s @ member.T  # [base, size, group]
     works = kind_s > 0
     ratios = np.where(works[:, :, None], by_pool_s / np.where(works, kind_s, 1.0)[:, :, None], np.inf)
-    unrecomputed, kept = np.moveaxis(tabulated(kinds, prices.alike, bases, used, 2, kept_bytes), 2, 0)
+    unrecomputed, kept = np.moveaxis(tabulated(kinds, alike, bases, used, 2, kept_bytes), 2, 0)
     saved = unrecomputed - kept
     # which kinds a level recomputes that the quickest does not; unknown where attention alone may be recomputed
     drops = np.array([[Layout(recompute=level).recomputed(layer) != "none" for layer in kinds] for level in levels])

@@ -183,7 +183,7 @@ class MeshFrontier:
         used = np.zeros((len(rows.bases), len(sizes)), dtype=np.bool_)
         used[rows.base[chosen], np.searchsorted(sizes, rows.microbatch_size[chosen])] = True
         member = prices.members(self._groups).astype(np.float64)
-        group_s = tabulated(prices.kinds, prices.alike, rows.bases, used, 1, work_s)[:, :, 0] @ member.T
+        group_s = tabulated(prices.kinds, prices.alike_at(level), rows.bases, used, 1, work_s)[:, :, 0] @ member.T
         down_s = group_s.copy()
         for producer, consumer in sorted(self._groups.pairs, reverse=True):
             down_s[..., producer] = np.maximum(down_s[..., producer], group_s[..., producer] + down_s[..., consumer])

@@ -113,13 +113,14 @@ class MeshOptions:
             pools = range(len(prices.scenario.cluster.pools))
             loads = prices.loads(samples)
             known: dict[int, float] = {}
-            for like, layer in zip(prices.alike, prices.kinds, strict=True):
+            alike = prices.alike_at(level)
+            for like, layer in zip(alike, prices.kinds, strict=True):
                 if like not in known:
                     ways = [replace(Layout(tp=tp), recompute=level, pools=(pool,)) for pool in pools]
                     load = loads[layer.module]
                     known[like] = min(costs.forward_s(layer, load, x) + costs.backward_s(layer, load, x) for x in ways)
             member = prices.members(groups).astype(np.float64)
-            group_s = member @ np.array([known[like] for like in prices.alike])
+            group_s = member @ np.array([known[like] for like in alike])
             path_s = group_s.copy()
             for producer, consumer in sorted(groups.pairs, key=lambda pair: pair[1]):
                 path_s[consumer] = max(path_s[consumer], group_s[consumer] + path_s[producer])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import BLOCKS_PER_PATTERN, Layout, Trained, trained_on_rank
+from mmplan.cost_models.layout import BLOCKS_PER_PATTERN, Layout, RecomputeLevel, Trained, trained_on_rank
 from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.memory_activations import BLOCKS
@@ -89,6 +89,13 @@ class Prices:
             self.kind_of[layer.id] = known[like, turn]
         self.kinds = tuple(kinds)
         self._first = {like: self.alike.index(like) for like in dict.fromkeys(self.alike)}
+
+    def alike_at(self, *levels: RecomputeLevel) -> tuple[int, ...]:
+        """[kind] a number, equal where kinds differ in their turn alone and these levels recompute both or none."""
+        first: dict[Hashable, int] = {}
+        recomputed = [[Layout(recompute=level).recomputed(layer) for level in levels] for layer in self.kinds]
+        keys = [(like, *dropped) for like, dropped in zip(self.alike, recomputed, strict=True)]
+        return tuple(first.setdefault(key, len(first)) for key in keys)
 
     def members(self, groups: GroupGraph) -> Counts:
         """[group, kind] how many layers of each kind a group holds."""
@@ -175,10 +182,14 @@ class Prices:
     def _alone(self, layout: Layout, microbatch_size: int, full: bool) -> tuple[LayerPrice, ...]:
         return self._priced_at(layout.at("full" if full else "none"), microbatch_size)
 
-    def _priced_at(self, layout: Layout, microbatch_size: int) -> tuple[LayerPrice, ...]:
+    def without_alike_replicas(self, layout: Layout) -> Layout:
+        """With so few replicas that a rank holds and does the same: one, or two where several keep what compressed
+        gradients leave out."""
         most = 1 if self.scenario.technique.compression == "none" else 2
-        if layout.sharding == "none" and layout.dp > most:
-            layout = replace(layout, dp=most)  # replicas are alike
+        return replace(layout, dp=most) if layout.sharding == "none" and layout.dp > most else layout
+
+    def _priced_at(self, layout: Layout, microbatch_size: int) -> tuple[LayerPrice, ...]:
+        layout = self.without_alike_replicas(layout)
         key = (layout, microbatch_size)
         if key not in self._priced:
             loads = self.loads(microbatch_size)

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from brute_force import brute_force, random_problem
 
-from mmplan.planner.bounds import NEVER
+from mmplan.planner.bounds import NEVER, lower_bounds
 from mmplan.planner.chunk_solver import solve_chunks
 from mmplan.planner.cut_plan import cut_stages
 from mmplan.planner.floors import bottleneck_floor, finish_floor, heaviest_paths, memory_may_fit
@@ -15,7 +16,7 @@ from mmplan.planner.problem import affine_below, build_problem
 from mmplan.planner.space import build_space, stage_layers
 from mmplan.planner.stage_solver import solve_cut
 from mmplan.scenario.load import load_scenario
-from mmplan.scenario.technique import Sharding
+from mmplan.scenario.technique import Compression
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
@@ -33,17 +34,18 @@ def test_the_floors_of_a_random_problem_are_below_its_optimum(seed: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "sharding"),
+    ("name", "rules"),
     [
-        ("tiny", ()),
-        ("llava-1.5-7b-sft", ()),
-        ("llama-3.2-11b-vision", ()),
-        ("llava-1.5-7b-pretrain", ("parameters",)),  # a frozen tower is gathered for the forward alone
+        ("tiny", {}),
+        ("tiny", {"recompute": ("full",)}),  # a quarter of the blocks at least, which are alike but for their turn
+        ("llava-1.5-7b-sft", {}),
+        ("llama-3.2-11b-vision", {}),
+        ("llava-1.5-7b-pretrain", {"sharding": ("parameters",)}),  # a frozen tower is gathered for the forward alone
     ],
 )
-def test_the_bound_of_every_configuration_is_below_its_best_cut(name: str, sharding: tuple[Sharding, ...]) -> None:
+def test_the_bound_of_every_configuration_is_below_its_best_cut(name: str, rules: dict[str, Any]) -> None:
     scenario = load_scenario(SCENARIOS / f"{name}.yaml")
-    space = build_space(replace(scenario, constraints=replace(scenario.constraints, sharding=sharding)))
+    space = build_space(replace(scenario, constraints=replace(scenario.constraints, **rules)))
     assert space.exact
     tight = 0
     blunt_ns = space.bounds_ns.copy()
@@ -65,6 +67,26 @@ def test_the_bound_of_every_configuration_is_below_its_best_cut(name: str, shard
         if bound_ns == NEVER:
             assert best.stage_of is None
     assert tight > 0
+
+
+@pytest.mark.parametrize("compression", ["none", "topk"])
+def test_a_bound_does_not_depend_on_what_is_bounded_beside_it(compression: Compression) -> None:
+    """Of one layout some configurations stay in a node, and single replicas keep nothing of compressed gradients."""
+    scenario = load_scenario(SCENARIOS / "tiny.yaml")
+    cluster = scenario.cluster
+    pools = tuple(replace(pool, nodes=2, devices_per_node=4) for pool in cluster.pools)
+    slow = replace(cluster.network_link, latency_s=1.0, bytes_per_s=1e6)
+    job = replace(
+        scenario,
+        cluster=replace(cluster, pools=pools, network_link=slow),
+        constraints=replace(scenario.constraints, pp=(1, 2, 4, 8), vp=(1, 2)),
+        technique=replace(scenario.technique, compression=compression),
+    )
+    space = build_space(job)
+    some = list(space.configurations)[:: 1 + len(space.configurations) // 60]
+    together = lower_bounds(space.prices, space.groups, some[::-1])
+    for index, one in enumerate(some[::-1]):
+        assert lower_bounds(space.prices, space.groups, [one]).step_ns[0] == together.step_ns[index]
 
 
 def test_equal_layers_cannot_be_halved() -> None:
