@@ -7,16 +7,17 @@ from io import StringIO
 import pytest
 from random_plans import random_plan
 from rich.console import Console
+from shaped_plans import flat_plan
 
 from mmplan.commands.export_targets import TARGETS, matrix_of
 from mmplan.errors import CheckError
 from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.matrix import FOUND, migration_matrix
-from mmplan.planner.formats.support import targets
-from mmplan.planner.plan import Plan
+from mmplan.planner.formats.support import cell, targets
+from mmplan.planner.plan import Plan, scenario_hash
 from mmplan.report.matrix import matrix_document, matrix_parts
 
-OURS = ("accelerate", "jax", "cornstarch")  # exporters that ask the table themselves
+OURS = ("accelerate", "jax", "cornstarch", "mmplan")  # what they can is in the table alone
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -31,6 +32,21 @@ def test_a_ready_framework_is_written_as_it_is_and_a_refused_plan_is_not_ready(s
             assert refused == any(one is not None and one.status == "impossible" for one in column.cells)
             assert (column.readiness < 1) == (refused or losses != ())
         assert (column.readiness == 1) == (column.decides == "")
+
+
+def test_what_the_runtime_does_is_what_the_table_says_of_it() -> None:
+    """Experts, rows over ranks and modules on ranks of their own are executed; all-to-all around attention is not."""
+    names = ("expert parallelism", "tensor parallel experts", "modules on meshes of their own", "spread modules")
+    cp = ("context parallelism by ring", "context parallelism in a pipeline", "context beside tensor parallelism")
+    assert {cell("mmplan", name).status for name in (*names, *cp, "padded heads")} == {"native"}
+    plan = flat_plan(0, cp=2, tp=1)
+    for way, refused in (("ring", False), ("all-to-all", True)):
+        technique = replace(plan.scenario.technique, context_parallel=way)  # type: ignore[arg-type]
+        scenario = replace(plan.scenario, technique=technique)
+        matrix = matrix_of(replace(plan, scenario=scenario, scenario_hash=scenario_hash(scenario)))
+        (column,) = [column for column in matrix.columns if column.target.id == "mmplan"]
+        assert column.verdict is not None and ("context_parallel" in column.verdict.refused) == refused
+        assert any(one is not None and one.status == "impossible" for one in column.cells) == refused
 
 
 def test_every_exporter_of_a_framework_is_asked() -> None:
