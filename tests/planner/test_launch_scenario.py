@@ -76,6 +76,16 @@ def test_fit_prices_the_imported_run_without_options_and_options_change_it(tmp_p
         job_of(Question(scenario=path, recipe="presnt"))
 
 
+def test_parts_of_what_is_recomputed_and_offloaded_are_told(tmp_path: Path) -> None:
+    more = "--recompute-modules mlp moe_act --optimizer-cpu-offload --optimizer-offload-fraction 0.5"
+    read = reading(tmp_path, run__sh=GPT.replace("--bf16", f"--bf16 {more} --main-grads-dtype bf16"))
+    assert "--recompute-modules mlp moe_act: selective recomputation is priced as of attention alone" in told(read)
+    assert "--optimizer-offload-fraction 0.5: the whole optimizer is priced as offloaded" in told(read)
+    assert read.fragment["optimizer"] == {"gradient_dtype": "bf16"}
+    quiet = GPT.replace("--bf16", "--bf16 --recompute-modules core_attn --optimizer-offload-fraction 1.0")
+    assert "priced as" not in told(reading(tmp_path, run__sh=quiet))
+
+
 def test_the_imported_run_is_a_baseline_beside_plans(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(fragment_text(reading(tmp_path, run__sh=GPT)))

@@ -88,6 +88,22 @@ def test_the_last_of_repeated_arguments_counts_and_is_told(tmp_path: Path) -> No
     assert any("--tp stands 2 times (lines 1 and 2): the last, 4, is taken" in warning for warning in line.warnings)
 
 
+@pytest.mark.parametrize(
+    ("head", "launcher"),
+    [
+        ("#SBATCH -N 4\n#SBATCH -n32\n", "srun"),
+        ("#SBATCH -N4\n", "srun --label"),
+        ("", "srun -N 4 --gpus-per-node=8 -n 32"),
+        ("", "/usr/bin/srun -N4"),
+    ],
+)
+def test_slurms_short_options_are_read(tmp_path: Path, head: str, launcher: str) -> None:
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{head}{launcher} python train.py --num-layers 2 -n 7\n")
+    arguments = read_command_line(tmp_path / "job.sh").arguments
+    assert (arguments["nodes"].values, arguments["n"].values) == (("4",), ("7",))
+    assert arguments.get("ntasks") is None or arguments["ntasks"].values == ("32",)
+
+
 def test_a_blank_behind_a_backslash_is_told(tmp_path: Path) -> None:
     line = command_line("python train.py --num-layers 2 \\ \n  --bf16\n", tmp_path)
     assert "bf16" in line.arguments

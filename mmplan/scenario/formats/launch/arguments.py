@@ -148,7 +148,7 @@ def _parsed(
     found: dict[str, list[Argument]] = {}
     overrides: dict[str, Argument] = {}
     plain: list[str] = []
-    for source in (directives, words):
+    for source in (_in_full(directives), _in_full_of_srun(list(words))):
         _collect(path, source, found, overrides, plain)
     arguments: dict[str, Argument] = {}
     for name, several in found.items():
@@ -176,6 +176,29 @@ def _parsed(
         comments=comments,
         warnings=tuple(warnings),
     )
+
+
+def _in_full(words: Iterable[Word]) -> list[Word]:
+    """Slurm's `-N 2`, `-N2` and `-n 16` as its long options: case tells them apart."""
+    made = []
+    for word in words:
+        short = re.fullmatch(r"-([Nn])=?(\d{0,7})", word.text)
+        if short is None:
+            made.append(word)
+            continue
+        made.append(Word({"N": "--nodes", "n": "--ntasks"}[short[1]], word.line))
+        made += [Word(short[2], word.line)] if short[2] else []
+    return made
+
+
+def _in_full_of_srun(words: list[Word]) -> list[Word]:
+    """The same of srun's own options, which stand before the program that it starts."""
+    if not words or words[0].text.rpartition("/")[2] not in ("srun", "salloc"):
+        return words
+    end = 1
+    while end < len(words) and (words[end].text.startswith("-") or words[end - 1].text.startswith("-")):
+        end += 1
+    return [*_in_full(words[:end]), *words[end:]]
 
 
 def _collect(

@@ -65,6 +65,12 @@ def state_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -> No
     offload = taken.argument("optimizer_cpu_offload", "cpu_optimizer", "offload_optimizer")
     if offload is not None and taken.on("optimizer_cpu_offload", "cpu_optimizer", "offload_optimizer"):
         facts["offload"] = offload.fact("optimizer")
+        part = taken.argument("optimizer_offload_fraction")
+        if part is not None and part.values and part.values[0] not in ("1", "1.0"):
+            warnings.append(f"{part.written} {part.values[0]}: the whole optimizer is priced as offloaded")
+    kept = taken.argument("main_grads_dtype", "grad_reduce_in_bf16")
+    if kept is not None and (kept.values[:1] == ("bf16",) or taken.on("grad_reduce_in_bf16")):
+        facts["gradient_dtype"] = kept.fact("bf16")
     everything = taken.argument("fsdp_offload_params")
     if everything is not None and taken.on("fsdp_offload_params"):
         facts["offload"] = everything.fact("parameters")
@@ -95,6 +101,12 @@ def recompute_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) -
     short, off = taken.argument("recompute_activations"), taken.argument("disable_gradient_checkpointing")
     if kind is not None and kind.values and kind.values[0] in ("full", "selective"):
         facts["recompute"] = kind.fact(kind.values[0])
+        modules = taken.argument("recompute_modules")
+        if modules is not None and kind.values[0] == "selective" and set(_words(modules.values)) != {"core_attn"}:
+            told = (
+                f"{modules.written} {' '.join(modules.values)[:60]}: selective recomputation is priced as of attention"
+            )
+            warnings.append(f"{told} alone")
         if kind.values[0] == "full" and method == "block" and count is not None and count.values:
             if is_unresolved(count.values[0]):
                 warnings.append(f"{count.written} = {count.values[0]} is set nowhere: every layer is priced recomputed")
