@@ -127,6 +127,14 @@ def op_parameters(op: Op, shard: int | Shard = 1) -> int:
             return 0
 
 
+def op_copied_parameters(op: Op, shard: int | Shard = 1) -> int:
+    """Those of them that every rank of the shard has alike: all but what is split."""
+    if isinstance(op, Linear) and op.y.local_width(shard) == op.y.width != 0 and op.x.local_width(shard) != op.x.width:
+        return op.y.width if op.bias else 0
+    whole = op_parameters(op)
+    return whole if op_parameters(op, shard) == whole else 0
+
+
 def is_tied(op: Op) -> bool:
     """Whether the operator's matrix is counted at another operator."""
     return isinstance(op, Linear | Embedding) and op.tied

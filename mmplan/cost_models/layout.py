@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
-from mmplan.cost_models.counts import edge_bytes, is_tied, op_parameters
+from mmplan.cost_models.counts import edge_bytes, is_tied, op_copied_parameters, op_parameters
 from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load, Loads
@@ -163,8 +163,8 @@ def as_layout(degrees: "int | Layout") -> Layout:
 @dataclass(frozen=True, slots=True)
 class Trained:
     """Trained parameters of one rank, by the ranks that hold the same: `dense` lie on dp * cp ranks, `spread` ones on
-    tp times as many, `experts` on `Layout.expert_replicas`. Of `dense` ones `kept` may not be
-    compressed, and the others are those of `messages` layers."""
+    tp times as many, `experts` on `Layout.expert_replicas`. Of `dense` ones `kept` are not compressed (in zones, or
+    alike on all tp ranks), and the others are those of `messages` layers."""
 
     dense: int = 0
     spread: int = 0
@@ -202,4 +202,7 @@ def trained_on_rank(layer: Layer, layout: Layout) -> Trained:
         return Trained(0, rest, experts)
     if layer.whole_gradient:
         return Trained(rest, 0, experts, kept=rest)
-    return Trained(rest, 0, experts, messages=int(rest > 0))
+    copied = 0
+    if shard.tp > 1:  # copies would drift apart if each rank chose its own elements of them
+        copied = sum(op_copied_parameters(op, shard) for op in trained if not is_expert(op))
+    return Trained(rest, 0, experts, kept=copied, messages=int(rest > copied))

@@ -27,10 +27,10 @@ def planned_state_bytes(layer: Layer, scenario: Scenario, layout: int | Layout =
     technique = replace(technique, fp8="none") if layer.no_fp8 else technique
     counts, replicas = layer_counts(layer, ranks.shard(layer)), ranks.state_replicas(layer)
     parts = state_parts(counts, replicas, scenario.precision, scenario.optimizer, technique)
-    return sum(part.bytes for part in parts) + _unsent_bytes(layer, technique, ranks)
+    return sum(part.bytes for part in parts) + unsent_bytes(layer, technique, ranks)
 
 
-def _unsent_bytes(layer: Layer, technique: Technique, layout: Layout) -> int:
+def unsent_bytes(layer: Layer, technique: Technique, layout: Layout) -> int:
     """What messages about compressed gradients have left out so far, in fp32."""
     form = FORMATS.get(technique.compression)
     if form is None or layout.sharding != "none" or layout.replicas == 1:

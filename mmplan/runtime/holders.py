@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from mmplan.cost_models.layer import Layer
 from mmplan.runtime.compression.sums import Messages
 from mmplan.runtime.held import Place
-from mmplan.runtime.shards import each_once
+from mmplan.runtime.shards import each_once, owners_of
 from mmplan.runtime.state import JointState, StageState, stage_state
 from mmplan.runtime.tensor_parallel import SplitLayer, places_of
 from mmplan.runtime.tensor_sums import TensorRanks
@@ -37,6 +37,8 @@ class Holders:
         dealt, experts = self._dealt(), self._experts()
         apart = {parameter for own in (dealt, experts) for parameters in own.values() for parameter in parameters}
         rest = {name: [p for p in module.parameters() if p not in apart] for name, module in self.modules.items()}
+        if messages is not None and sharding == "none":
+            rest = self._whole_ones_last(rest, messages)
         groups = [(rest, self.replicas)]
         if self.ranks is not None:
             of_experts = None if self.ranks.experts is None else self.ranks.experts.replicas
@@ -47,6 +49,19 @@ class Holders:
             if index == 0 or any(own.values())
         }
         return next(iter(states)) if len(states) == 1 else JointState(states)
+
+    def _whole_ones_last(
+        self, parameters: Mapping[str, Sequence[Parameter]], messages: Messages
+    ) -> dict[str, list[Parameter]]:
+        """By layer those that are compressed; then all others, under no layer's name. Copies that ranks which share a
+        layer hold are among the latter: each rank would choose other elements of them, and copies would drift apart."""
+        places, split = self.places(), self.ranks is not None and self.ranks.degree > 1
+        coded, whole = dict[str, list[Parameter]](), list[Parameter]()
+        for parameter, layer in owners_of(parameters).items():
+            copied = split and places[parameter].shape == tuple(parameter.shape)
+            target = whole if copied or layer not in messages.layers else coded.setdefault(layer, [])
+            target.append(parameter)
+        return {**coded, "": whole}
 
     def places(self) -> dict[Parameter, Place]:
         """Where they lie in the whole model."""

@@ -32,7 +32,7 @@ from mmplan.runtime.measurement import Measurement, OnNote, OnStep, load_run
 from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
 from mmplan.runtime.places import one_process_each
 from mmplan.runtime.position import process_lives
-from mmplan.runtime.requirements import check_local_run, process_count, refuse_compression, refuse_forms
+from mmplan.runtime.requirements import check_local_run, process_count, refuse_forms
 from mmplan.runtime.run_options import DEFAULT_UNIT_S, RunOptions, save_options
 from mmplan.runtime.torchrun import OnFailure, is_main_process, show_failure
 
@@ -135,9 +135,7 @@ def execute(
 
         return run_worker(plan, options, on_step, on_note, on_failure)
     check_local_run(plan, local, rehearse=rehearse)
-    if job is not None:
-        refuse_compression(plan)
-    elif not rehearse:
+    if job is None and not rehearse:
         refuse_forms(plan.scenario)
     with _unwound_by_signals(), tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
         scratch = Path(folder)

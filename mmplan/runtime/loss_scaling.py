@@ -63,7 +63,8 @@ class LossScaling:
         factors = {part: one.scale / self.used[part] for part, one in self.scales.of.items()}
         if any(factor != 1 for factor in factors.values()):
             for stage in self._stages:
-                stage.state.rescale({parameter: factors[part] for parameter, part in stage.parts.items()})
+                for compressed in stage.state.compressed:
+                    compressed.rescale({parameter: factors[part] for parameter, part in stage.parts.items()})
 
     def told(self) -> str:
         """Which scales fell, for who is told of the step."""

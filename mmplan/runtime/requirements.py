@@ -57,16 +57,6 @@ def refuse_forms(scenario: Scenario) -> None:
             )
 
 
-def refuse_compression(plan: Plan) -> None:
-    """InputError where gradients of a job's own model were to be compressed."""
-    compression = plan.scenario.technique.compression
-    if compression != "none":
-        raise InputError(
-            f"the plan compresses gradients ({compression}), and this release does that for models it builds itself, "
-            "not with `--job`: set `constraints.compression: none` in the scenario and optimize again"
-        )
-
-
 def _refuse_split_vocabulary(plan: Plan) -> None:
     stage_of = plan.stage_of_layer()
     for module in plan.scenario.model.modules:

@@ -24,6 +24,8 @@ from mmplan.scenario.scenario import Optimizer
 class OptimizerShards:
     """ZeRO-1. See `StageState`."""
 
+    compressed: tuple[()] = ()
+
     def __init__(
         self, layers: Mapping[str, Sequence[Parameter]], optimizer: Optimizer, replicas: dist.ProcessGroup
     ) -> None:
@@ -60,9 +62,6 @@ class OptimizerShards:
         parameters, buffer = self._gradients.parameters, self._gradients.buffer
         return list(shared_gradients(parameters, buffer, self._replicas, self._optimizer)) if parameters else []
 
-    def rescale(self, factors: Mapping[Parameter, float]) -> None:
-        """Nothing is kept."""
-
     def addresses(self) -> Set[int]:
         return _storages(self._parameters).keys()
 
@@ -90,6 +89,8 @@ class OptimizerShards:
 
 class LayerShards:
     """ZeRO-2, and with `weights` ZeRO-3. See `StageState`. A matrix that two layers share belongs to the first."""
+
+    compressed: tuple[()] = ()
 
     def __init__(
         self,
@@ -140,9 +141,6 @@ class LayerShards:
     def trained(self) -> list[Trained]:
         with_weights = [unit for unit in self._units if unit.own_weights]
         return [one for index, unit in enumerate(with_weights) for one in unit.trained(self._optimizer, index)]
-
-    def rescale(self, factors: Mapping[Parameter, float]) -> None:
-        """Nothing is kept."""
 
     def addresses(self) -> Set[int]:
         return {address for unit in self._units for address in _storages(unit.parameters)}

@@ -24,6 +24,7 @@ class StageState(Protocol):
     Attributes:
         moved_bytes: handed to collectives among the replicas so far.
         optimizers: what updates this rank's part of the weights.
+        compressed: sums of messages about gradients.
     """
 
     @property
@@ -31,6 +32,9 @@ class StageState(Protocol):
 
     @property
     def moved_bytes(self) -> int: ...
+
+    @property
+    def compressed(self) -> Sequence[CompressedSums]: ...
 
     def enter(self, layer: str, *, backward: bool) -> None:
         """Before the forward or backward of a layer: its weights are whole from here on."""
@@ -49,9 +53,6 @@ class StageState(Protocol):
 
     def trained(self) -> list[Trained]:
         """Whose gradients this rank has once they are summed."""
-
-    def rescale(self, factors: Mapping[Parameter, float]) -> None:
-        """What is kept of gradients from step to step: times a factor."""
 
     def addresses(self) -> Set[int]:
         """Of the storages of weights in memory now."""
@@ -95,6 +96,7 @@ class JointState:
             parameter: part for part, parameters in parts.items() for parameter in parameters
         }
         self.optimizers = tuple(optimizer for part in parts for optimizer in part.optimizers)
+        self.compressed = tuple(one for part in parts for one in part.compressed)
 
     @property
     def moved_bytes(self) -> int:
@@ -121,10 +123,6 @@ class JointState:
 
     def trained(self) -> list[Trained]:
         return [trained for part in self._parts for trained in part.trained()]
-
-    def rescale(self, factors: Mapping[Parameter, float]) -> None:
-        for part in self._parts:
-            part.rescale(factors)
 
     def addresses(self) -> Set[int]:
         return {address for part in self._parts for address in part.addresses()}
@@ -164,9 +162,9 @@ class WholeState:
         self._weights = {p.untyped_storage().data_ptr(): p.nbytes for p in parameters}
         self._gradients = FlatGradients(parameters, TORCH_DTYPES[optimizer.gradient_dtype])
         self._parameters = parameters
-        self._compressed: CompressedSums | None = None
+        self.compressed: tuple[CompressedSums, ...] = ()
         if messages is not None and replicas is not None:
-            self._compressed = CompressedSums(self._gradients, layers, messages, replicas)
+            self.compressed = (CompressedSums(self._gradients, layers, messages, replicas),)
         self._optimizer = StageOptimizer(self._gradients.parameters, self._gradients.views, optimizer)
         self.optimizers = (self._optimizer,)
 
@@ -177,9 +175,9 @@ class WholeState:
         pass
 
     def reduce(self) -> None:
-        if self._compressed is not None:
-            self.moved_bytes += self._compressed.sum()
-        elif self._replicas is not None and self._gradients.parameters:
+        for one in self.compressed:
+            self.moved_bytes += one.sum()
+        if not self.compressed and self._replicas is not None and self._gradients.parameters:
             self.moved_bytes += self._gradients.buffer.sum(self._replicas)
 
     def step(self) -> None:
@@ -195,16 +193,12 @@ class WholeState:
             for index, parameter in enumerate(self._gradients.parameters)
         ]
 
-    def rescale(self, factors: Mapping[Parameter, float]) -> None:
-        if self._compressed is not None:
-            self._compressed.rescale(factors)
-
     def addresses(self) -> Set[int]:
         return self._weights.keys()
 
     def memory_bytes(self) -> int:
         weights = sum(self._weights.values())
-        unsent = 0 if self._compressed is None else self._compressed.held_bytes
+        unsent = sum(one.held_bytes for one in self.compressed)
         return weights + self._gradients.buffer.held_bytes + self._optimizer.memory_bytes() + unsent
 
     def held(self) -> list[Held]:

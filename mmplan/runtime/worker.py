@@ -50,7 +50,7 @@ from mmplan.runtime.record import (
     step_end,
     step_measurement,
 )
-from mmplan.runtime.requirements import process_count, refuse_compression, refuse_forms
+from mmplan.runtime.requirements import process_count, refuse_forms
 from mmplan.runtime.run_options import RunOptions, load_options
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.torchrun import OnFailure
@@ -84,9 +84,7 @@ def run_worker(
         RunError: this rank or another one failed, or a loss is no number.
     """
     expected = process_count(plan, rehearse=options.rehearse)
-    if options.job is not None:
-        refuse_compression(plan)
-    elif not options.rehearse:
+    if options.job is None and not options.rehearse:
         refuse_forms(plan.scenario)
     if "RANK" not in os.environ:
         raise InputError(

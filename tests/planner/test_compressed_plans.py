@@ -9,17 +9,12 @@ from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.compressed_bytes import TOP_K_SIGN
 from mmplan.cost_models.layout import trained_on_rank
-from mmplan.errors import InputError
 from mmplan.planner.check import check_plan
 from mmplan.planner.compression_price import compression_price
 from mmplan.planner.formats.needs import plan_needs
 from mmplan.planner.plan import Plan, scenario_hash
 from mmplan.planner.search import optimize
 from mmplan.planner.simulate import simulate
-from mmplan.runtime.checkpoint.before_run import check_checkpoints
-from mmplan.runtime.checkpoint.options import Checkpoints
-from mmplan.runtime.requirements import refuse_compression
-from mmplan.runtime.run_options import RunOptions
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
 
@@ -115,12 +110,3 @@ def test_what_it_saves_and_its_error_are_said(tmp_path: Path) -> None:
     assert compression_price(plan_of(tmp_path, "dp: 4")) == ()
     needs = plan_needs(plan, build_graph(plan.scenario))
     assert "compressed gradients" in [need.name for need in needs]
-
-
-def test_checkpoints_and_jobs_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, "dp: 4, sharding: none, compression: topk")
-    options = RunOptions(steps=4, checkpoints=Checkpoints(folder=tmp_path / "checkpoints", every=2))
-    with pytest.raises(InputError, match=r"compresses gradients \(topk\), and checkpoints do not hold what each rank"):
-        check_checkpoints(plan, options)
-    with pytest.raises(InputError, match=r"compresses gradients \(topk\), .* not with `--job`"):
-        refuse_compression(plan)

@@ -17,7 +17,7 @@ from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.measurement import Measurement
 from mmplan.runtime.run_options import RunOptions
 from mmplan.scenario.scenario import ModelModule, Moe, Optimizer, Scenario, Training
-from mmplan.scenario.technique import Sharding
+from mmplan.scenario.technique import Compression, Sharding
 
 PROCESSES, PLANS = 4, "plans.pt"
 JOBS = {name: Path(__file__).parent / f"{name}_job.py" for name in ("llava", "dropout")}
@@ -80,8 +80,18 @@ def saved_plans() -> dict[str, Plan]:
         "images in turn, ZeRO-2": replace(
             hand_plan(tiny(), ONE_STAGE, dp=2), tp=2, spread=("vision", "projector"), sharding="gradients"
         ),
+        "compressed on two stages": compressed(hand_plan(tiny(), TWO_STAGES, dp=2), "topk"),
+        "compressed, images in turn": compressed(
+            replace(hand_plan(tiny(), ONE_STAGE, dp=2), tp=2, spread=("vision", "projector")), "fp8"
+        ),
         "tensor parallel, ZeRO-3": replace(hand_plan(odd, ONE_STAGE, dp=2), tp=2, sharding="parameters"),
     }
+
+
+def compressed(plan: Plan, compression: Compression) -> Plan:
+    """Whose replicas send few bytes of their gradients."""
+    technique = replace(plan.scenario.technique, compression=compression)
+    return replace(plan, scenario=replace(plan.scenario, technique=technique))
 
 
 def moved_plans() -> list[Plan]:
@@ -147,7 +157,8 @@ def run_checkpoint_cases(rank: int, folder: str) -> None:
         results[name] = runs.saved(name, plan)
     results["moved"], results["moved experts"] = runs.moved("moved", moved), runs.moved("moved experts", experts)
     results |= {f"job {name}": runs.saved(f"job {name}", jobs[0], job) for name, job in JOBS.items()}
-    results["moved job"] = runs.moved_job(jobs)
+    results["moved job"] = runs.moved_job(jobs[:-1])
+    results["job compressed"] = runs.saved("job compressed", jobs[-1], JOBS["llava"])
     torch.save(results, Path(folder) / f"rank{rank}.pt")
 
 

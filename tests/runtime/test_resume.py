@@ -15,9 +15,11 @@ from checkpoint_cases import (
     JOBS,
     LLAVA_ONE_STAGE,
     LLAVA_TWO_STAGES,
+    ONE_STAGE,
     PLANS,
     PROCESSES,
     Continued,
+    compressed,
     moved_experts,
     moved_plans,
     run_checkpoint_cases,
@@ -32,7 +34,8 @@ from transformers import LlavaForConditionalGeneration
 
 from mmplan.planner.plan import Plan
 from mmplan.planner.switch_cost import switch_cost
-from mmplan.runtime.checkpoint.before_run import checkpoint_bytes
+from mmplan.runtime.checkpoint.before_run import checkpoint_bytes, drops_unsaid, unsaid_bytes
+from mmplan.runtime.checkpoint.folder import committed, read_manifest
 from mmplan.runtime.checkpoint.listing import list_checkpoints
 from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.launch import execute
@@ -50,12 +53,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_plans(folder: Path) -> list[Plan]:
-    """Plans of the model that the jobs train: that of most runs, and two under which one of them is gone on with."""
+    """Plans of the model that the jobs train: that of most runs, two under which one of them is gone on with,
+    and the first one compressed."""
     config = folder / "config.json"
     config.write_text(json.dumps(llava()[0]().config.to_dict()))
     scenario = replace(tiny(), model=read_hf_config(config))
     shared = replace(hand_plan(scenario, LLAVA_TWO_STAGES, dp=2), sharding="parameters")
-    return [hand_plan(scenario, LLAVA_ONE_STAGE, dp=2), hand_plan(scenario, LLAVA_TWO_STAGES), shared]
+    one = hand_plan(scenario, LLAVA_ONE_STAGE, dp=2)
+    return [one, hand_plan(scenario, LLAVA_TWO_STAGES), shared, compressed(one, "topk")]
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +72,16 @@ def results(folder: Path) -> dict[str, Any]:
 
 def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
     """Weights and moments, without the states of random generators, which differ between processes."""
-    files = [load_file(file) for file in sorted(checkpoint.glob("*.safetensors"))]
-    return {key: value for file in files for key, value in file.items() if not key.startswith("random/")}
+    files = {file.stem: load_file(file) for file in sorted(checkpoint.glob("*.safetensors"))}
+    return {
+        f"{rank} {key}" if key.startswith("unsaid/") else key: value
+        for rank, file in files.items()
+        for key, value in file.items()
+        if not key.startswith("random/")
+    }
 
 
-@pytest.mark.parametrize("name", [*SAVED, *(f"job {job}" for job in JOBS)])
+@pytest.mark.parametrize("name", [*SAVED, *(f"job {job}" for job in (*JOBS, "compressed"))])
 def test_a_resumed_run_is_the_unbroken_one_to_the_bit(name: str, results: dict[str, Any], folder: Path) -> None:
     case: Continued = results[name]
     assert [step.losses for step in case.resumed.steps] == [step.losses for step in case.unbroken.steps]
@@ -89,13 +99,32 @@ def test_every_element_is_written_once(name: str, results: dict[str, Any], folde
     """As many bytes as are expected before a run, and no rank without a part where replicas share the work."""
     case: Continued = results[name]
     parts = [
-        sum(value.nbytes for key, value in load_file(file).items() if not key.startswith("random/"))
+        sum(value.nbytes for key, value in load_file(file).items() if not key.startswith(("random/", "unsaid/")))
         for file in sorted((folder / f"{name}, unbroken" / "step-00000003").glob("*.safetensors"))
     ]
     assert sum(parts) == checkpoint_bytes(SAVED[name])
     assert len(parts) == SAVED[name].rank_count and min(parts) > 0
     assert [saved.step for saved in case.unbroken.checkpoints] == [2, 3]
     assert all(saved.problem is None and saved.bytes > sum(parts) for saved in case.unbroken.checkpoints)
+
+
+@pytest.mark.usefixtures("results")
+@pytest.mark.parametrize("name", ["compressed on two stages", "compressed, images in turn", "job compressed"])
+def test_what_is_not_said_of_compressed_gradients_is_kept_by_each_rank(name: str, folder: Path) -> None:
+    kept = [
+        {key: value for key, value in load_file(file).items() if key.startswith("unsaid/")}
+        for file in sorted((folder / f"{name}, resumed" / "step-00000002").glob("*.safetensors"))
+    ]
+    assert all(any(tensor.any() for tensor in one.values()) for one in kept)
+    if name in SAVED:
+        assert 0 < sum(tensor.nbytes for one in kept for tensor in one.values()) <= unsaid_bytes(SAVED[name])
+
+
+@pytest.mark.usefixtures("results")
+def test_under_another_plan_what_was_not_said_is_left_out_with_a_word(folder: Path) -> None:
+    found = committed(folder / "compressed on two stages, resumed")[0]
+    assert not drops_unsaid(found, read_manifest(found), SAVED["compressed on two stages"])
+    assert drops_unsaid(found, read_manifest(found), hand_plan(tiny(), ONE_STAGE))
 
 
 @pytest.mark.parametrize("name", ["moved", "moved experts"])

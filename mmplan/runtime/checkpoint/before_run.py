@@ -7,6 +7,7 @@ from pathlib import Path
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import FP32_BYTES
 from mmplan.cost_models.memory_states import layer_counts
+from mmplan.cost_models.planned_memory import unsent_bytes
 from mmplan.cost_models.shard import Shard
 from mmplan.errors import InputError
 from mmplan.files import make_folder
@@ -23,6 +24,7 @@ from mmplan.runtime.checkpoint.folder import (
 )
 from mmplan.runtime.checkpoint.identity import difference
 from mmplan.runtime.checkpoint.manifest import PLAN, Manifest
+from mmplan.runtime.measurement import plan_hash
 from mmplan.runtime.run_options import RunOptions
 from mmplan.scenario.scenario import DTYPE_BYTES
 from mmplan.units import format_bytes
@@ -45,12 +47,6 @@ def check_checkpoints(plan: Plan, options: RunOptions) -> None:
         return
     if options.rehearse:
         raise InputError("a rehearsal sleeps instead of computing: it has no checkpoints")
-    compression = plan.scenario.technique.compression
-    if compression != "none":
-        message = (
-            f"the plan compresses gradients ({compression}), and checkpoints do not hold what each rank has yet to send"
-        )
-        raise InputError(f"{message}: run without --checkpoint, or plan with constraints.compression: none")
     if asked.resume is not None:
         _check_resume(asked.resume, plan, options)
     if asked.folder is not None:
@@ -77,6 +73,17 @@ def checkpoint_bytes(plan: Plan) -> int:
     return trained * per_trained + frozen * DTYPE_BYTES[scenario.precision]
 
 
+def unsaid_bytes(plan: Plan) -> int:
+    """Of what all ranks may have yet to say of compressed gradients."""
+    scenario = plan.scenario
+    graph, total = build_graph(scenario), 0
+    for index, stage in enumerate(plan.stages):
+        layers = [graph.layer(layer) for layer in stage.layers]
+        each = sum(unsent_bytes(layer, scenario.technique, plan.layout(index)) for layer in layers)
+        total += len(plan.stage_ranks(index)) * each
+    return total
+
+
 def require_same_training(path: Path, manifest: Manifest, plan: Plan, *, job: bool) -> None:
     """Raise InputError, with what differs, unless the plan trains what the checkpoint has trained."""
     if manifest.job != job:
@@ -85,6 +92,12 @@ def require_same_training(path: Path, manifest: Manifest, plan: Plan, *, job: bo
     different = difference(load_plan(path / PLAN), plan)
     if different is not None:
         raise InputError(f"the checkpoint is of another training: {different}", file=path)
+
+
+def drops_unsaid(path: Path, manifest: Manifest, plan: Plan) -> bool:
+    """Whether a checkpoint has what ranks had not said of compressed gradients, and the plan cannot go on from it."""
+    compressed = load_plan(path / PLAN).scenario.technique.compression != "none"
+    return compressed and manifest.plan_hash != plan_hash(plan)
 
 
 def _check_resume(folder: Path, plan: Plan, options: RunOptions) -> None:
@@ -112,7 +125,7 @@ def _require_room(folder: Path, plan: Plan, options: RunOptions, there: int) -> 
     asked = options.checkpoints
     saves = 1 if asked.every is None else math.ceil(options.steps / asked.every)
     count = max(1, min(there + saves, asked.keep + 1) - there)
-    size, free = checkpoint_bytes(plan), shutil.disk_usage(folder).free
+    size, free = checkpoint_bytes(plan) + unsaid_bytes(plan), shutil.disk_usage(folder).free
     if count * size > free:
         total = f"{count} x {format_bytes(size)} = {format_bytes(count * size)}"
         raise InputError(

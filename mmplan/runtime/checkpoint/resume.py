@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
-from mmplan.runtime.checkpoint.before_run import require_same_training
+from mmplan.runtime.checkpoint.before_run import drops_unsaid, require_same_training
 from mmplan.runtime.checkpoint.boxes import Box
 from mmplan.runtime.checkpoint.committing import STEP_LIST
 from mmplan.runtime.checkpoint.folder import Damaged, committed, passed_over, read_manifest, renamed, require_whole
@@ -25,6 +25,7 @@ from mmplan.runtime.checkpoint.manifest import STEPS, Manifest, part_name
 from mmplan.runtime.checkpoint.part import key_of, read_box
 from mmplan.runtime.checkpoint.pieces import Piece, pieces_of
 from mmplan.runtime.checkpoint.random_states import restore_random_states
+from mmplan.runtime.checkpoint.unsaid import restore_unsaid
 from mmplan.runtime.measurement import OnNote, Resumed, StepMeasurement, plan_hash
 from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.run_options import RunOptions
@@ -95,6 +96,8 @@ def find_start(plan: Plan, options: RunOptions, note: OnNote) -> Start:
     steps = STEP_LIST.validate_json((found.path / STEPS).read_bytes())
     if len(steps) != found.manifest.step:
         raise InputError(f"{STEPS} has {len(steps):,} steps, the manifest {found.manifest.step:,}", file=found.path)
+    if drops_unsaid(found.path, found.manifest, plan):
+        note(f"{found.path.name} is of another plan: what its ranks had yet to say of compressed gradients is left out")
     finished = found.manifest.step >= options.steps
     note(
         f"nothing is left to do: {found.path} is behind step {found.manifest.step:,} of {options.steps:,}"
@@ -136,7 +139,8 @@ def load_state(found: Found, plan: Plan, stages: Sequence[WeightedStage], rank: 
     """Fill the stages from a checkpoint; returns the bytes read, and those of them that other ranks had written.
     Collective over replicas where state is sharded.
 
-    Random states are restored where the plan is the same; under another one ranks draw other parts of the model.
+    Random states, and what was not said of compressed gradients, are restored where the plan is the same; under another
+    one ranks have other parts of the model.
 
     Raises:
         InputError: the checkpoint lacks a tensor, has it in another shape, or has one that no rank holds.
@@ -156,6 +160,7 @@ def load_state(found: Found, plan: Plan, stages: Sequence[WeightedStage], rank: 
         stage.state.refresh()
     if found.manifest.plan_hash == plan_hash(plan):
         restore_random_states(found.path / part_name(rank))
+        restore_unsaid(found.path / part_name(rank), stages)
     return bytes_of.total(), bytes_of.total() - bytes_of[rank]
 
 

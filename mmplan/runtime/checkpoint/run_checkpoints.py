@@ -20,6 +20,7 @@ from mmplan.runtime.checkpoint.manifest import SavedPiece, SavedTensor
 from mmplan.runtime.checkpoint.pieces import pieces_of, to_write
 from mmplan.runtime.checkpoint.random_states import random_states
 from mmplan.runtime.checkpoint.save import PartWriter, WrittenPart
+from mmplan.runtime.checkpoint.unsaid import unsaid_gradients
 from mmplan.runtime.measurement import OnNote, SavedCheckpoint, StepMeasurement
 from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.places import place_of
@@ -61,7 +62,9 @@ class RunCheckpoints:
         attempt = [token_hex(4)]
         dist.broadcast_object_list(attempt, src=0, group=group)
         self._attempt = attempt[0]
-        self._writer = PartWriter(rank, pieces, random_states, lambda: updates_of(stages))
+        self._writer = PartWriter(
+            rank, pieces, lambda: random_states() | unsaid_gradients(stages), lambda: updates_of(stages)
+        )
         described: list[_Described] = [(p.name, p.shape, tuple(p.tensors), p.box) for p in pieces]
         gathered = [described] * dist.get_world_size() if rank == 0 else None
         dist.gather_object(described, gathered, dst=0, group=group)

@@ -59,6 +59,11 @@ class ErrorFeedback:
             residual *= factor if isinstance(factor, float | int) else factor.get(name, 1.0)
 
     @property
+    def unsaid(self) -> Mapping[str, Tensor]:
+        """What this rank has not said of each tensor yet, flat."""
+        return self._residuals
+
+    @property
     def held_bytes(self) -> int:
         """Of what is kept."""
         return sum(residual.nbytes for residual in self._residuals.values())
@@ -77,7 +82,11 @@ class ErrorFeedback:
         for key, value in own.items():
             if state[key] != value:
                 raise ValueError(f"the state was saved with {key} = {state[key]}, and here it is {value}")
-        self._residuals = {name: residual.clone() for name, residual in state["residuals"].items()}
+        self.go_on_from(state["residuals"])
+
+    def go_on_from(self, unsaid: Mapping[str, Tensor]) -> None:
+        """What was `unsaid` becomes so again."""
+        self._residuals = {name: residual.clone() for name, residual in unsaid.items()}
 
     def _encode(self, name: str, tensor: Tensor) -> tuple[Tensor, Tensor]:
         flat = tensor.detach().flatten().float()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn import Parameter
 
 from mmplan.cost_models.compressed_bytes import FORMATS, GradientFormat
@@ -21,6 +22,11 @@ class Messages:
 
     form: GradientFormat
     layers: frozenset[str]
+
+    def sum_bytes(self, elements: Mapping[str, int], element_bytes: int) -> int:
+        """That a rank hands to collectives for trained elements by layer."""
+        coded = sum(self.form.wire_bytes(count) for layer, count in elements.items() if layer in self.layers)
+        return coded + element_bytes * sum(count for layer, count in elements.items() if layer not in self.layers)
 
 
 def messages_of(layers: Sequence[Layer], technique: Technique) -> Messages | None:
@@ -55,6 +61,23 @@ class CompressedSums:
     @property
     def held_bytes(self) -> int:
         return self._feedback.held_bytes
+
+    @property
+    def unsaid(self) -> Mapping[str, Tensor]:
+        """By layer, flat: what this rank has not said yet."""
+        return self._feedback.unsaid
+
+    def go_on_from(self, unsaid: Mapping[str, Tensor]) -> None:
+        """What a checkpoint has of the layers here.
+
+        Raises:
+            ValueError: a layer has another number of elements.
+        """
+        own = {layer: tensor for layer, tensor in unsaid.items() if layer in self._coded}
+        for layer, tensor in own.items():
+            if tensor.numel() != self._coded[layer].numel():
+                raise ValueError(f"{layer} has {self._coded[layer].numel()} elements here, and had {tensor.numel()}")
+        self._feedback.go_on_from(own)
 
     def rescale(self, factors: Mapping[Parameter, float]) -> None:
         """What is not said yet of gradients: times a factor, the same for all of a layer."""

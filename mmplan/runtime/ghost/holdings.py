@@ -1,21 +1,24 @@
 """Which parameters of a real model each stage of a plan holds: their state, their places, and what is exchanged."""
 
 import math
-from collections.abc import Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 from torch import nn
 from torch.nn import Parameter
 
+from mmplan.cost_models.graph import ComputationGraph
 from mmplan.planner.plan import Plan
 from mmplan.planner.shared_bytes import SharedBytes
+from mmplan.runtime.compression.sums import Messages, messages_of
 from mmplan.runtime.ghost.recording import Recording
 from mmplan.runtime.ghost.slots import Slots, find_slots, slot_bytes
 from mmplan.runtime.ghost.traffic import Owners
 from mmplan.runtime.ghost.units import parameter_names
 from mmplan.runtime.held import Place, whole_place
-from mmplan.runtime.shards import each_once
+from mmplan.runtime.shards import each_once, owners_of
 from mmplan.runtime.state import StageState, stage_state
 from mmplan.runtime.ties import Tie, joined_state, tied_sharding, ties_of
 from mmplan.scenario.scenario import DTYPE_BYTES
@@ -23,14 +26,17 @@ from mmplan.scenario.scenario import DTYPE_BYTES
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Holdings:
-    """pieces: of each stage; trained: names of parameters; slots: of each stage, where replicas share out its pieces
-    one by one; ties: what several stages hold."""
+    """pieces: of each stage; layers: of pieces, the plan's; trained: names of parameters; slots: of each stage, where
+    replicas share out its pieces one by one; ties: what several stages hold; messages: what replicas say of gradients
+    where they do not sum them whole."""
 
     model: nn.Module
     pieces: tuple[tuple[str, ...], ...]
+    layers: Mapping[str, str]
     trained: frozenset[str]
     slots: tuple[Slots, ...]
     ties: tuple[Tie, ...]
+    messages: Messages | None
 
     @property
     def tied(self) -> frozenset[int]:
@@ -38,20 +44,21 @@ class Holdings:
         return frozenset(id(self.model.get_parameter(name)) for tie in self.ties for name in tie.names)
 
     def alone(self, stage: int) -> dict[str, list[Parameter]]:
-        """Slot or piece -> the stage's parameters that no other stage holds."""
+        """Slot or layer -> the stage's parameters that no other stage holds."""
         tied = self.tied
         if self.slots:
             found = self.slots[stage].parameters(self.model)
         else:
-            found = {
-                piece: [self.model.get_parameter(name) for name in parameter_names(self.model, piece)]
-                for piece in self.pieces[stage]
-            }
+            found = {}
+            for piece in self.pieces[stage]:
+                own = [self.model.get_parameter(name) for name in parameter_names(self.model, piece)]
+                found.setdefault(self.layers.get(piece, piece), []).extend(own)
         return {piece: [p for p in parameters if id(p) not in tied] for piece, parameters in found.items()}
 
 
 def holdings(
     plan: Plan,
+    graph: ComputationGraph,
     model: nn.Module,
     owners: Owners,
     recordings: Sequence[Recording],
@@ -81,6 +88,7 @@ def holdings(
     return Holdings(
         model=model,
         pieces=pieces,
+        layers=owners.layer_of,
         trained=frozenset(
             name
             for piece in owners.used & trainable
@@ -92,6 +100,7 @@ def holdings(
             for mine in (pieces if by_layer else ())
         ),
         ties=ties_of(plan, stages_of),
+        messages=messages_of(graph.layers(), plan.scenario.technique) if plan.sharding == "none" else None,
     )
 
 
@@ -124,7 +133,7 @@ def state_of(
         for tie, group in zip(held.ties, groups, strict=True)
         if stage in tie.leading(plan)
     ]
-    rest = stage_state(alone, optimizer, plan.sharding, replicas)
+    rest = stage_state(alone, optimizer, plan.sharding, replicas, held.messages)
     return joined_state(rest, each_once(alone), tied, optimizer, plan.sharding)
 
 
@@ -155,7 +164,12 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
     found = []
     for stage in range(len(plan.stages)):
         layers = held.alone(stage)
-        if held.slots:
+        if held.messages is not None and plan.dp > 1:
+            counts = Counter[str]()
+            for parameter, layer in owners_of(layers).items():
+                counts[layer] += parameter.numel() if id(parameter) in to_train else 0
+            parts = [SharedBytes(reduce=held.messages.sum_bytes(counts, gradient))]
+        elif held.slots:
             parts = [
                 slot_bytes(
                     held.slots[stage],

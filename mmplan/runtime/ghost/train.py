@@ -144,6 +144,7 @@ def _laid(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch])
     layers = {piece: graph.layer(layer) for piece, layer in layer_of.items()}
     held = holdings(
         plan,
+        graph,
         model,
         owners,
         recordings,
