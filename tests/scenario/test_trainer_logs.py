@@ -246,6 +246,21 @@ def test_a_clock_beside_iterations_gives_their_time_where_no_line_says_it(tmp_pa
     assert "1 line of iterations are cut" in told(read(tmp_path, cut))
 
 
+@pytest.mark.parametrize(("steps", "apart", "decimals"), [(200, 10, 2), (200, 10, 4), (4000, 10, 2)])
+def test_epochs_count_the_steps_of_lines_with_a_clock(tmp_path: Path, steps: int, apart: int, decimals: int) -> None:
+    """Two epochs, a line each `apart` steps of 3 s; epochs that are rounded to more than a step count far apart."""
+    header = HEADER.replace("Num Epochs = 1", "Num Epochs = 2").replace("steps = 60", f"steps = {steps}")
+    line = "2025-05-01T{:02d}:{:02d}:{:02d}.500000000Z {{'loss': 1.2, 'learning_rate': 1e-05, 'epoch': {:.{}f}}}\n"
+    at = [(3 * n, n / (steps / 2)) for n in range(apart, steps + 1, apart)]
+    lines = [line.format(12 + s // 3600, s // 60 % 60, s % 60, epoch, decimals) for s, epoch in at]
+    reading = read(tmp_path, header + "".join(lines))
+    assert step_of(reading)["median_s"] == pytest.approx(3.0, rel=0.05)
+    assert "the clock between lines, whose epochs count the steps" in told(reading)
+    without = header.replace("  Num Epochs = 2\n", "")
+    with pytest.raises(InputError, match="not the log of a training"):
+        read(tmp_path, without.replace("batch size", "size") + "".join(lines))
+
+
 def test_a_checkpoint_between_lines_of_a_coarse_clock_is_named(tmp_path: Path) -> None:
     line = " [2024-03-30 20:{:02d}:{:02d}] iteration {:8d}/ 500 | global batch size: 128 | lm loss: 2.0E+00 |\n"
     at = [4 * n + (50 if n > 9 else 0) for n in range(20)]

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from mmplan.scenario.formats.launch.arguments import Argument
+from mmplan.scenario.formats.logs.epochs import EpochLine, epoch_line, steps_of_epochs
 from mmplan.scenario.formats.logs.lines import (
     Iteration,
     Memory,
@@ -60,6 +61,7 @@ class Run:
     bars: Bars = field(default_factory=Bars)
     summary: Summary = field(default_factory=Summary)
     losses: list[float] = field(default_factory=list)  # of lines without a step
+    epochs: list[EpochLine] = field(default_factory=list)  # of lines with a clock that number no steps
     timed_by: str = ""  # what the seconds are made of, where lines do not say them
 
 
@@ -103,6 +105,9 @@ def _finish(run: Run) -> None:
         ]
     elif states := run.bars.of_training(run.summary.steps or None, trained=bool(run.summary.runtime_s)):
         run.iterations, run.timed_by = states, "a progress bar, which is a mean over the last steps"
+    elif not run.iterations and (counted := steps_of_epochs(run.epochs, run.summary)):
+        run.iterations = with_seconds(counted)
+        run.timed_by = "the clock between lines, whose epochs count the steps"
     elif (step_s := run.summary.step_s) is not None and not run.iterations:
         last = max(2, run.summary.steps)
         run.iterations = [Iteration(line=0, step=last, steps=None, seconds=step_s)]
@@ -149,6 +154,8 @@ def _add_rest(run: Run, text: str, number: int, file: Path) -> None:
     run.bars.add(text, number)
     if "loss" in text and "epoch" in text and (loss := loss_in(text).get("lm loss")) is not None:
         run.losses.append(loss)
+        if (epoch := epoch_line(text, number)) is not None and len(run.epochs) < MOST_ITERATIONS:
+            run.epochs.append(epoch)
         if run.bars.last is not None:
             run.bars.beside[run.bars.last] += 1
     if (step_time := step_time_in(text)) is not None and len(run.step_times) < MOST_ITERATIONS:

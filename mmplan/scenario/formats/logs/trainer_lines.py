@@ -13,6 +13,7 @@ from mmplan.scenario.formats.logs.other_steps import number_of
 _SUMMARY = re.compile(r"\btrain_(runtime|samples_per_second|steps_per_second)['\"]?\s*[:=]\s*['\"]?([\d.:]{1,20})")
 _STEPS = re.compile(r"['\"](?:global_step|max_steps)['\"]:\s*(\d{1,12})\s*[,}\n]?\s*$")
 _TOTAL = re.compile(r"\bTotal (?:optimization )?steps = ([\d,]{1,20})")
+_EPOCHS = re.compile(r"\bNum Epochs = ([\d,]{1,12})")
 _HF = {
     "per_device_train_batch_size": re.compile(r"(?i)\bbatch size per device = ([\d,]{1,15})"),
     "global_batch_size": re.compile(r"\bTotal (?:train )?batch size \([^)\n]{1,80}\) = ([\d,]{1,15})"),
@@ -48,6 +49,7 @@ class Summary:
     samples_per_s: float = 0.0
     steps_per_s: float = 0.0
     steps: int = 0
+    epochs: int = 0
 
     def add(self, text: str) -> None:
         """What a line says; of several the last one counts."""
@@ -58,6 +60,8 @@ class Summary:
                 setattr(self, name, value)
         if "step" in text and (steps := _TOTAL.search(text) or _STEPS.search(text)) is not None:
             self.steps = int(number_of(steps[1]) or 0)
+        if "Num Epochs" in text and (epochs := _EPOCHS.search(text)) is not None:
+            self.epochs = int(number_of(epochs[1]) or 0)
 
     @property
     def step_s(self) -> float | None:
