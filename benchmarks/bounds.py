@@ -1,0 +1,173 @@
+"""Lower bounds against the best cut of their configuration, on random variations of the shipped scenarios.
+
+    python benchmarks/bounds.py [--checks 3000] [--seed 0]      # rewrites benchmarks/bounds.csv
+
+A variation freezes or trains modules, slows or hastens links and devices, puts unlike pools beside each other, forces
+recomputation, sharding, chunks, host memory or compression. Of each some configurations are bounded, at first sight and
+closely, and cut exactly; a bound is wrong if it is above the closed form of that cut by more than 1e-7 of it, which is
+what rounding to nanoseconds can do. One row per kind of variation.
+"""
+
+import argparse
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+import numpy as np
+from measured import MACHINE, ROOT, write_rows
+
+from mmplan.errors import MmplanError
+from mmplan.planner.bounds import lower_bounds
+from mmplan.planner.chunk_solver import solve_chunks
+from mmplan.planner.configuration import Configuration
+from mmplan.planner.cut_plan import cut_stages
+from mmplan.planner.problem import build_problem
+from mmplan.planner.space import Space, build_space, stage_layers
+from mmplan.planner.stage_solver import solve_cut
+from mmplan.scenario.cluster import Pool
+from mmplan.scenario.load import load_scenario
+from mmplan.scenario.scenario import Scenario, Training
+from mmplan.scenario.technique import SHARDINGS, ContextParallel
+
+SCENARIOS = ("tiny", "llava-1.5-7b-sft", "llama-3.2-11b-vision", "llava-1.5-7b-pretrain", "qwen2-vl-7b")
+SCENARIOS += ("qwen2-audio-7b", "whisper-llama3-8b", "qwen3-vl-30b-a3b", "vitl16-llama3-8b", "pixtral-12b")
+SCENARIOS += ("qwen2.5-omni-7b", "llava-ov-7b")
+KINDS = ("any", "recompute", "sharding", "chunks", "unlike pools", "host memory", "compression")
+MOST_STAGES, EACH = 8, 20
+ROUNDING = 1e-7
+
+
+@dataclass(slots=True)
+class Tally:
+    """`above_*`: by how much, relative to the closed form, the highest bound exceeds it."""
+
+    variations: int = 0
+    checks: int = 0
+    wrong: int = 0
+    above_first: list[float] = field(default_factory=list)
+    above_close: list[float] = field(default_factory=list)
+
+
+def varied(draw: random.Random, kind: str) -> Scenario:
+    """One variation of a shipped scenario."""
+    scenario = load_scenario(ROOT / "scenarios" / f"{draw.choice(SCENARIOS)}.yaml")
+    frozen, full = Training(mode="frozen"), Training(mode="full")
+    trained = [draw.choice([module.training, frozen, full]) for module in scenario.model.modules]
+    if all(one.mode == "frozen" for one in trained):
+        trained[-1] = full
+    modules = tuple(replace(m, training=one) for m, one in zip(scenario.model.modules, trained, strict=True))
+    network, pool = scenario.cluster.network_link, scenario.cluster.pools[0]
+    near = replace(pool.node_link, bytes_per_s=pool.node_link.bytes_per_s * 10 ** draw.uniform(-2, 0.5))
+    far = replace(
+        network,
+        bytes_per_s=network.bytes_per_s * 10 ** draw.uniform(-2, 1),
+        latency_s=network.latency_s * 10 ** draw.uniform(-1, 2),
+    )
+    pool = replace(pool, nodes=draw.choice([1, 2, 3]), node_link=near)
+    pools = (pool, slower(pool, draw)) if kind == "unlike pools" else (pool,)
+    rules = replace(
+        scenario.constraints,
+        sharding=(draw.choice(SHARDINGS),) if kind == "sharding" else (),
+        recompute=(draw.choice(["none", "full"]),) if kind == "recompute" else (),
+        vp=draw.choice([(2,), (2, 3), (4,)]) if kind == "chunks" else (),
+        schedule=() if kind == "chunks" else ("1f1b",),
+        pp=tuple(range(1, MOST_STAGES + 1)),
+        **dict.fromkeys(("tp", "dp", "microbatch", "modules"), ()),
+    )
+    technique = replace(
+        scenario.technique,
+        sequence_parallel=draw.random() < 0.3,
+        context_parallel=draw.choice(get_args(ContextParallel)),
+        offload=draw.choice(["optimizer", "parameters"]) if kind == "host memory" else "none",
+        compression=draw.choice(["topk", "fp8"]) if kind == "compression" else "none",
+    )
+    return replace(
+        scenario,
+        model=replace(scenario.model, modules=modules),
+        cluster=replace(scenario.cluster, pools=pools[:: draw.choice([1, -1])], network_link=far),
+        global_batch=draw.choice([8, 16, 32, 48]),
+        constraints=rules,
+        technique=technique,
+    )
+
+
+def slower(pool: Pool, draw: random.Random) -> Pool:
+    device = replace(
+        pool.device,
+        name="slower",
+        memory_bytes=int(pool.device.memory_bytes * draw.uniform(0.4, 1)),
+        memory_bytes_per_s=pool.device.memory_bytes_per_s * draw.uniform(0.2, 1),
+        gemm_fraction=pool.device.gemm_fraction * draw.uniform(0.3, 1),
+    )
+    return replace(pool, device=device)
+
+
+def best_ns(space: Space, configuration: Configuration) -> float | None:
+    """The closed form of the best cut; None where nothing fits."""
+    problem = build_problem(space.prices, space.groups, configuration)
+    if configuration.vp > 1:
+        stage_of = solve_chunks(problem, configuration.vp).stage_of
+    else:
+        stage_of = solve_cut(problem, space.coarse.upsets).stage_of
+    if stage_of is None:
+        return None
+    stages = stage_layers(space.groups, stage_of, configuration.stages)
+    return cut_stages(space.prices, configuration, stages)[1].objective_s * 1e9
+
+
+def check(space: Space, draw: random.Random, tally: Tally) -> None:
+    rows = draw.sample(range(len(space.configurations)), min(len(space.configurations), EACH))
+    chosen = [space.configurations[row] for row in rows]
+    close_ns = lower_bounds(space.prices, space.groups, chosen).step_ns
+    tally.variations += 1
+    for row, configuration, bound_ns in zip(rows, chosen, close_ns.tolist(), strict=True):
+        found_ns = best_ns(space, configuration)
+        if found_ns is None:
+            continue
+        above = [float(bound) / found_ns - 1 for bound in (space.first.step_ns[row], bound_ns)]
+        tally.checks += 1
+        tally.above_first.append(above[0])
+        tally.above_close.append(above[1])
+        if max(above) > ROUNDING:
+            tally.wrong += 1
+            print(
+                f"above by {above[0]:.2e} and {above[1]:.2e}: {configuration} of {space.prices.scenario.name}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--checks", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    draw, tallies = random.Random(options.seed), defaultdict[str, Tally](Tally)
+    while min(tallies[kind].checks for kind in KINDS) < options.checks / len(KINDS):
+        kind = min(KINDS, key=lambda name: tallies[name].checks)
+        try:
+            space = build_space(varied(draw, kind))
+        except MmplanError:
+            continue  # such degrees, or such a technique, cannot be
+        if space.exact:
+            check(space, draw, tallies[kind])
+    rows = [
+        {
+            "variation": kind,
+            "scenarios": tally.variations,
+            "checks": tally.checks,
+            "wrong": tally.wrong,
+            "highest_first": f"{max(tally.above_first):.1e}",
+            "highest_close": f"{max(tally.above_close):.1e}",
+            "median_first": f"{np.median(tally.above_first):.3f}",
+            "median_close": f"{np.median(tally.above_close):.3f}",
+            "command": f"python benchmarks/bounds.py --checks {options.checks} --seed {options.seed}",
+            "machine": MACHINE,
+        }
+        for kind, tally in tallies.items()
+    ]
+    write_rows("bounds.csv", rows)
+
+
+if __name__ == "__main__":
+    main()
