@@ -4,10 +4,10 @@
 
 FOLDER holds one folder per kind of files, which are cut into small pieces (`fuzz_seeds.py`). Every mutant must give a
 reading whose values are finite and can be written as YAML, or one sentence of refusal; anything else (an exception,
-more than 20 seconds) is printed with the number of the mutant and counted as a crash. Beside each mutant a second file
-is read that differs from it in a way with a known effect (`fuzz_relations.py`): a reading that breaks the relation is
-wrong without a word, and counted so. The minutes are those of the processor, whatever works beside it. Rewrites the
-rows of these folders in benchmarks/fuzz_importers.csv.
+more than 20 seconds of the processor) is printed with the number of the mutant and counted as a crash. Beside each
+mutant a second file is read that differs from it in a way with a known effect (`fuzz_relations.py`): a reading that
+breaks the relation is wrong without a word, and counted so. The minutes are those of the processor, whatever works
+beside it. Rewrites the rows of these folders in benchmarks/fuzz_importers.csv.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from mmplan.report.formats import fragment_text
 from mmplan.scenario.formats.reading import Reading
 
 ROWS = "fuzz_importers.csv"
-MOST_SECONDS = 20
+MOST_SECONDS = 20  # of the processor
 UNHARMED = 8  # one in so many files is not damaged
 WORDS = (
     "nan",
@@ -187,7 +187,7 @@ def fuzz(folder: Path, minutes: float, number: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as scratch:
         while time.process_time() < started + minutes * 60:
             begun = time.monotonic()
-            signal.alarm(MOST_SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
             try:
                 tried(seeds, folder.name, number, Path(scratch), counts)
             except BaseException as error:
@@ -196,7 +196,7 @@ def fuzz(folder: Path, minutes: float, number: int) -> dict[str, object]:
                 counts["crash"] += 1
                 print(f"{folder.name}: number {number}: {traceback.format_exc(limit=-3)}", flush=True)
             finally:
-                signal.alarm(0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
             slowest_s = max(slowest_s, time.monotonic() - begun)
             number += 1
     row = {"files_of": folder.name, "files": len({seed.name for seed in seeds}), "pieces": len(seeds)}
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--kind", nargs="*", help="folders; default: all")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGPROF, _stop)
     folders = [path for path in sorted(options.folder.iterdir()) if path.is_dir()]
     chosen = [path for path in folders if not options.kind or path.name in options.kind]
     kept = ROOT / "benchmarks" / ROWS
