@@ -103,6 +103,7 @@ FITTED: dict[str, dict[str, Any]] = {
     "janus": {"vision_config": {"projection_dim": 4096}},
     "llama4": {"vision_config": {"hidden_size": 1408, "vision_output_dim": 4096}},
     "molmo2": {"adapter_config": {"text_hidden_size": 4096}},
+    "moonshine_streaming": {"num_key_value_heads": 8},
     "nemotron_h_omni": {"audio_config": {"projection_hidden_size": 4096, "projection_bias": False}},
     "moshi": {"audio_vocab_size": 2048},
     "ovis2": {"hidden_size": 4096},

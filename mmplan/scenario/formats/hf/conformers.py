@@ -51,9 +51,18 @@ def convolution_steps(hidden: int, kernel: int, *, inner: int | None = None, bia
     )
 
 
-def striding(channels: int, bins: int, hidden: int, halvings: int, *, kernel: int = 3, bias: bool = True) -> Steps:
+def striding(
+    channels: int,
+    bins: int,
+    hidden: int,
+    halvings: int,
+    *,
+    kernel: int = 3,
+    bias: bool = True,
+    causal: bool = False,
+) -> Steps:
     """Convolutions that halve frames and bins: one from the spectrogram, then pairs of a depthwise and a plain one; a
-    linear joins what is left of the bins."""
+    linear joins what is left of the bins. `causal` ones are filled up on both sides and leave one bin more."""
     taps, left = kernel**2, bins
     steps: list[Convolve | Active | Join | Dense] = []
     for index in range(halvings):
@@ -62,7 +71,7 @@ def striding(channels: int, bins: int, hidden: int, halvings: int, *, kernel: in
         if index:
             steps.append(Convolve(width=channels, taps=1, bias=bias))
         steps.append(Active(function="gelu"))
-        left = -(-left // 2)
+        left = left // 2 + 1 if causal else -(-left // 2)
     return (*steps, Join(rows=max(1, left)), Dense(width=hidden))
 
 
@@ -126,8 +135,11 @@ def parakeet(ear: Fields) -> ModelModule:
     convolved = ear.flag("convolution_bias")
     convolution = convolution_steps(hidden, ear.count("conv_kernel_size"), bias=convolved, depthwise_bias=convolved)
     channels, kernel = ear.count("subsampling_conv_channels"), ear.count("subsampling_conv_kernel_size", most=99)
+    streams = ear.kind == "nemotron_asr_streaming_encoder"
+    if streams:
+        shape = replace(shape, window_tokens=ear.count("sliding_window", most=100_000))
     form = Form(
-        front=striding(channels, bins, hidden, factor.bit_length() - 1, kernel=kernel),
+        front=striding(channels, bins, hidden, factor.bit_length() - 1, kernel=kernel, causal=streams),
         raw_width=1,
         blocks=((shape.layers, conformer_steps(shape, convolution, kept=hidden * hidden + 2 * hidden)),),
     )

@@ -7,7 +7,6 @@ _SEES = "it finds, outlines or measures things in images and has no language mod
 _PAGES = "it reads the layout or the lines of pages by convolutions and has no language model to train"
 _CODEC = "it turns sound into codes and back, without a language model"
 _SPEAKS = "its network between text and sound has no blocks of a transformer that a reader here knows"
-_WRITES = "it writes down speech without a language model"
 _PROTEIN = "it reads proteins"
 
 REFUSED: Mapping[str, str] = {
@@ -35,13 +34,6 @@ REFUSED: Mapping[str, str] = {
     ),
     **dict.fromkeys(("higgs_audio_v2_tokenizer", "neucodec", "xcodec", "xcodec2", "qwen2_5_omni_token2wav"), _CODEC),
     **dict.fromkeys(("fastspeech2_conformer_with_hifigan", "gradium_phonon_tts", "pocket_tts"), _SPEAKS),
-    **dict.fromkeys(
-        (
-            *("granite_speech5_ctc", "lasr_ctc", "moonshine_streaming", "nemotron3_5_asr"),
-            *("nemotron_asr_streaming"),
-        ),
-        _WRITES,
-    ),
     **dict.fromkeys(("esm", "esmfold2", "evolla", "EvollaModel"), _PROTEIN),
     **dict.fromkeys(
         (

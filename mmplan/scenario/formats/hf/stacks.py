@@ -1,8 +1,7 @@
 """Language models by `model_type`: where the class of each differs from LLaMA's block."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 from mmplan.scenario.formats.hf import (
     dots_blocks,
@@ -16,142 +15,10 @@ from mmplan.scenario.formats.hf import (
     muse_blocks,
     older_names,
     sparse_index,
+    stack,
 )
-from mmplan.scenario.formats.hf.blocks_by_layer import each, sliding
-from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.scenario import Transformer
-from mmplan.scenario.steps import Form
-
-Adapt = Callable[[Fields, Transformer], Transformer]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stack:
-    """Differences from LLaMA: biases (a key that decides, or always, or never), fixed fields, what needs reading."""
-
-    qkv_bias: str | bool = False
-    out_bias: str | bool = False
-    mlp_bias: str | bool = False
-    shape: Mapping[str, Any] = field(default_factory=dict)
-    adapt: tuple[Adapt, ...] = ()
-    ffn: str = "intermediate_size"
-    stored: Callable[[Fields, Transformer], int] | None = None  # numbers beside the token table
-    head_bias: str | bool = False
-    form: Callable[[Fields, Transformer], Form | None] | None = None
-    layers: Callable[[Fields], int] = Fields.layers
-    as_now: Callable[[Fields], Fields] | None = None  # older names of keys
-    ties: bool = True  # False: the class has a head of its own whatever `tie_word_embeddings` says
-    turned: bool = True  # positions turn queries and keys; False: they are among the numbers `stored`
-
-
-def _window(text: Fields, shape: Transformer) -> Transformer:
-    """A window in every layer, unless `layer_types` names full ones (Mistral)."""
-    if text.optional("sliding_window", most=100_000_000) is None:
-        return shape
-    return sliding(text, shape, None if text.values.get("sliding_window") is None else 1_000_000)
-
-
-def _qwen_window(text: Fields, shape: Transformer) -> Transformer:
-    """`use_sliding_window` gives the layers from `max_window_layers` on a window."""
-    if text.words("layer_types", shape.layers) is not None or not text.flag("use_sliding_window"):
-        return sliding(text, shape, None)
-    first = text.optional("max_window_layers", least=0) or 0
-    window = text.count("sliding_window", most=100_000_000)
-    if first >= shape.layers:
-        return shape
-    return replace(shape, window_tokens=window, sliding=True, global_layers=tuple(range(first)))
-
-
-def _every(interval: int) -> Adapt:
-    def adapt(text: Fields, shape: Transformer) -> Transformer:
-        return sliding(text, shape, interval)
-
-    return adapt
-
-
-def _interval(text: Fields, shape: Transformer) -> Transformer:
-    """`sliding_window_pattern`: the last of so many layers is a full one."""
-    pattern = text.get("sliding_window_pattern")
-    if isinstance(pattern, str) and set(pattern) <= set("LG") and pattern:
-        full = tuple(i for i in range(shape.layers) if pattern[i % len(pattern)] == "G" or i == shape.layers - 1)
-        window = text.optional("sliding_window", most=100_000_000)
-        return replace(shape, window_tokens=window, sliding=True, global_layers=full) if window else shape
-    return sliding(text, shape, text.optional("sliding_window_pattern", most=2_000))
-
-
-def _qk_norm_if(key: str) -> Adapt:
-    def adapt(text: Fields, shape: Transformer) -> Transformer:
-        return replace(shape, qk_norm=text.flag(key))
-
-    return adapt
-
-
-def _post_norms_if(key: str) -> Adapt:
-    def adapt(text: Fields, shape: Transformer) -> Transformer:
-        return replace(shape, post_norms=text.flag(key))
-
-    return adapt
-
-
-def _learned_positions(key: str, extra: int = 0) -> Callable[[Fields, Transformer], int]:
-    def rows(text: Fields, shape: Transformer) -> int:
-        return (text.count(key, most=100_000_000) + extra) * shape.hidden
-
-    return rows
-
-
-def _opt(text: Fields, shape: Transformer) -> Transformer:
-    """OPT's defaults; its variants with norms behind the branches or a narrower table are not read."""
-    text.refuse_unless("do_layer_norm_before", True, why="norms stand behind the branches")
-    text.refuse_unless("word_embed_proj_dim", None, shape.hidden, why="the token table is narrower than the blocks")
-    text.refuse_unless("_remove_final_layer_norm", False, None, why="there is no norm at the end")
-    text.refuse_unless("layer_norm_elementwise_affine", True, why="its norms have no weights")
-    bias = text.flag("enable_bias")
-    return replace(shape, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
-
-
-def _mllama(text: Fields, shape: Transformer) -> Transformer:
-    """Cross layers attend to image tokens alone: norms on their queries and keys, two gates."""
-    usual = tuple(index for index in range(3, 40, 5) if index < shape.layers)
-    absent = text.get("cross_attention_layers") is None
-    cross = usual if absent else text.indices("cross_attention_layers", shape.layers)
-    shape = replace(shape, cross_layers=cross, cross_width=shape.hidden if cross else None)
-    return each(shape, lambda index, block: replace(block, qk_norm=True, stored=2) if index in cross else block)
-
-
-def _kosmos(text: Fields, shape: Transformer) -> Transformer:
-    """Further norms in front of both output projections; Kosmos-2.5 has that of the MLP alone."""
-    first = 2 * shape.hidden if text.kind == "kosmos_2_text_model" else 0
-    return replace(shape, stored=first + 2 * shape.ffn)
-
-
-def _gpt2(text: Fields, shape: Transformer) -> Transformer:
-    text.refuse_unless("add_cross_attention", False, None, why="it attends to another model")
-    return replace(shape, ffn=text.optional("n_inner") or 4 * shape.hidden)
-
-
-def _norms_of_heads(text: Fields, shape: Transformer) -> Transformer:
-    """Cohere's norms of queries and keys, with weights for each head."""
-    numbers = (shape.heads + shape.kv_heads) * shape.head_dim if text.flag("use_qk_norm") else 0
-    return replace(shape, stored=numbers)
-
-
-def _square_heads(text: Fields, shape: Transformer) -> Transformer:
-    """Helium's output projection is as wide as the blocks on both sides."""
-    if shape.heads * shape.head_dim != shape.hidden:
-        message = f"{shape.heads} heads of {shape.head_dim} are {shape.heads * shape.head_dim}, the output projection "
-        raise text.error("head_dim", f"{message}takes hidden_size = {shape.hidden}")
-    return shape
-
-
-def _molmo(text: Fields, shape: Transformer) -> Transformer:
-    text.refuse_unless("norm_after", False, None, why="norms stand behind the branches")
-    return replace(shape, qk_norm=True, qk_norm_whole=text.get("qk_norm_type") == "olmo")
-
-
-def _further_words(text: Fields, shape: Transformer) -> int:
-    return (text.optional("additional_vocab_size", least=0) or 0) * shape.hidden
-
+from mmplan.scenario.formats.hf.blocks_by_layer import sliding
+from mmplan.scenario.formats.hf.stack import Stack
 
 LAYER_NORM = {"norm": "layer"}
 LAYER_NORM_PLAIN_MLP = {"norm": "layer", "gated_mlp": False}
@@ -165,10 +32,10 @@ DEEPSEEK = Stack(
 )
 DSA = replace(DEEPSEEK, adapt=(indexed.dsa,), form=indexed.form_of_dsa)
 LLAMA = Stack(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
-QWEN2 = Stack(qkv_bias=True, adapt=(_qwen_window,))
-QWEN3 = Stack(qkv_bias="attention_bias", out_bias="attention_bias", shape={"qk_norm": True}, adapt=(_qwen_window,))
+QWEN2 = Stack(qkv_bias=True, adapt=(stack.qwen_window,))
+QWEN3 = Stack(qkv_bias="attention_bias", out_bias="attention_bias", shape={"qk_norm": True}, adapt=(stack.qwen_window,))
 QWEN3_MOE = replace(QWEN3, adapt=(experts.qwen_experts,))
-MISTRAL = Stack(adapt=(_window,))
+MISTRAL = Stack(adapt=(stack.window,))
 GEMMA = {"activation": "gelu"}
 OCR = replace(LLAMA, adapt=(experts.ocr_experts,))
 BIASED = Stack(qkv_bias="attention_bias", out_bias="attention_bias")
@@ -180,7 +47,7 @@ KOSMOS = Stack(
     mlp_bias=True,
     shape=LAYER_NORM_PLAIN_MLP,
     ffn="ffn_dim",
-    adapt=(_kosmos,),
+    adapt=(stack.kosmos,),
     stored=lambda text, shape: 2 * shape.hidden if text.kind == "kosmos_2_5_text_model" else 0,
     turned=False,
 )
@@ -202,12 +69,12 @@ STACKS: Mapping[str, Stack] = {
     "chameleon": replace(
         LLAMA,
         adapt=(
-            _post_norms_if("swin_norm"),
+            stack.post_norms_if("swin_norm"),
             lambda text, shape: replace(shape, stored=2 * (shape.heads + shape.kv_heads) * shape.head_dim),
         ),
     ),
-    "cohere": replace(BIASED, shape=PARALLEL, adapt=(_norms_of_heads,)),
-    "cohere2": replace(BIASED, shape=PARALLEL, adapt=(_every(4),)),
+    "cohere": replace(BIASED, shape=PARALLEL, adapt=(stack.norms_of_heads,)),
+    "cohere2": replace(BIASED, shape=PARALLEL, adapt=(stack.every(4),)),
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
     "cohere_compass_text": replace(BIASED, shape=PARALLEL, adapt=(lambda text, shape: sliding(text, shape, None),)),
@@ -232,7 +99,7 @@ STACKS: Mapping[str, Stack] = {
     "ernie4_5_vl_moe_text": Stack(
         qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", adapt=(experts.ernie_vl_experts,)
     ),
-    "exaone4": Stack(shape=POST_ONLY, adapt=(_interval,)),
+    "exaone4": Stack(shape=POST_ONLY, adapt=(stack.interval,)),
     "gemma": replace(BIASED, shape=GEMMA),
     "gemma2": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma2,)),
     "gemma3_text": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma3,)),
@@ -243,7 +110,7 @@ STACKS: Mapping[str, Stack] = {
     "gemma4_unified_text": GEMMA4,
     "glm": Stack(qkv_bias="attention_bias"),
     "glm4": Stack(qkv_bias="attention_bias", shape={"post_norms": True}),
-    "glm4_moe": Stack(qkv_bias="attention_bias", adapt=(_qk_norm_if("use_qk_norm"), experts.deepseek_experts)),
+    "glm4_moe": Stack(qkv_bias="attention_bias", adapt=(stack.qk_norm_if("use_qk_norm"), experts.deepseek_experts)),
     "glm5_next_text": Stack(
         as_now=lambda text: replace(text, values={**text.values, "head_dim": None}),  # the class makes its own
         qkv_bias="attention_bias",
@@ -262,11 +129,11 @@ STACKS: Mapping[str, Stack] = {
         mlp_bias=True,
         shape=LAYER_NORM_PLAIN_MLP,
         ffn="hidden_size",
-        adapt=(_gpt2,),
-        stored=_learned_positions("max_position_embeddings"),
+        adapt=(stack.gpt2,),
+        stored=stack.learned_positions("max_position_embeddings"),
         turned=False,
     ),
-    "gpt_oss": replace(BIASED, adapt=(_every(2), experts.gpt_oss_experts)),
+    "gpt_oss": replace(BIASED, adapt=(stack.every(2), experts.gpt_oss_experts)),
     "granite": LLAMA,
     "granite4_vision_text": LLAMA,
     "granite_docling_text": LLAMA,
@@ -276,7 +143,7 @@ STACKS: Mapping[str, Stack] = {
     "t5gemma2_text": replace(BIASED, shape=GEMMA, adapt=(mixers.gemma3,)),
     "granitemoe": replace(BIASED, adapt=(experts.granite_experts,)),
     "granitemoeshared": replace(BIASED, adapt=(experts.granite_experts,)),
-    "helium": replace(LLAMA, out_bias=False, adapt=(_square_heads,)),
+    "helium": replace(LLAMA, out_bias=False, adapt=(stack.square_heads,)),
     "hunyuan_v1_dense": replace(BIASED, shape={"qk_norm": True}),
     "hy_v4_vl_text": Stack(
         qkv_bias="attention_bias",
@@ -286,7 +153,7 @@ STACKS: Mapping[str, Stack] = {
         form=indexed.form_of_hunyuan4,
     ),
     "hunyuan_vl_text": replace(BIASED, shape={"qk_norm": True}),
-    "hyperclovax": replace(LLAMA, adapt=(_post_norms_if("use_post_norm"),)),
+    "hyperclovax": replace(LLAMA, adapt=(stack.post_norms_if("use_post_norm"),)),
     "inkling_text": Stack(
         as_now=inkling_blocks.as_now,
         adapt=(inkling_blocks.first,),
@@ -321,17 +188,17 @@ STACKS: Mapping[str, Stack] = {
         adapt=(older_names.kimi_linear,),
         form=older_names.priced,
     ),
-    "kyutai_text": Stack(ffn="ffn_dim", adapt=(_window, lambda text, shape: replace(shape, ffn=shape.ffn // 2))),
+    "kyutai_text": Stack(ffn="ffn_dim", adapt=(stack.window, lambda text, shape: replace(shape, ffn=shape.ffn // 2))),
     "lfm3": Stack(adapt=(mixers.lfm3,)),
     "cosmos3_edge_text": replace(LLAMA, shape={"gated_mlp": False}),
     "modernbert": Stack(
         qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias", adapt=(mixers.modernbert,)
     ),
-    "molmo2_text": Stack(qkv_bias="attention_bias", adapt=(_molmo,), stored=_further_words),
+    "molmo2_text": Stack(qkv_bias="attention_bias", adapt=(stack.molmo,), stored=stack.further_words),
     "step3p5": STEP,
     "ultrabert": replace(LLAMA, adapt=(mixers.ultrabert,)),
     "voxtral_realtime_text": Stack(
-        adapt=(_window, lambda text, shape: replace(shape, stored=2 * ADA * shape.hidden)),
+        adapt=(stack.window, lambda text, shape: replace(shape, stored=2 * ADA * shape.hidden)),
     ),
     "lfm2": Stack(adapt=(mixers.short_convolutions,)),
     "llama": LLAMA,
@@ -349,14 +216,14 @@ STACKS: Mapping[str, Stack] = {
         form=sparse_index.form,
         stored=lambda text, shape: text.count("qk_rope_head_dim") // 2,  # scales of the positions' angles
     ),
-    "mixtral": replace(MISTRAL, adapt=(_window, experts.mixtral_experts)),
+    "mixtral": replace(MISTRAL, adapt=(stack.window, experts.mixtral_experts)),
     "mpt": Stack(
         as_now=older_names.mpt,
         shape={"norm": "layer", "norm_bias": False, "gated_mlp": False},
         stored=lambda text, shape: 0,
         turned=False,
     ),
-    "mllama_text_model": Stack(adapt=(_mllama,)),
+    "mllama_text_model": Stack(adapt=(stack.mllama,)),
     "nemotron_h": Stack(
         ties=False,
         mlp_bias="mlp_bias",
@@ -366,7 +233,7 @@ STACKS: Mapping[str, Stack] = {
         layers=lambda text: len(mamba.mixers(text)),
     ),
     "olmo2": replace(BIASED, shape={**POST_ONLY, "qk_norm_whole": True}),
-    "olmo3": replace(BIASED, shape={**POST_ONLY, "qk_norm_whole": True}, adapt=(_every(4),)),
+    "olmo3": replace(BIASED, shape={**POST_ONLY, "qk_norm_whole": True}, adapt=(stack.every(4),)),
     "olmoe": replace(
         BIASED,
         shape={"qk_norm": True, "qk_norm_whole": True},
@@ -379,8 +246,8 @@ STACKS: Mapping[str, Stack] = {
     "opt": Stack(
         shape=LAYER_NORM_PLAIN_MLP,
         ffn="ffn_dim",
-        adapt=(_opt,),
-        stored=_learned_positions("max_position_embeddings", 2),
+        adapt=(stack.opt,),
+        stored=stack.learned_positions("max_position_embeddings", 2),
         turned=False,
     ),
     "paddleocr_vl_text": Stack(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
@@ -391,14 +258,14 @@ STACKS: Mapping[str, Stack] = {
         out_bias=True,
         mlp_bias=True,
         shape={"norm": "layer", "gated_mlp": False},
-        adapt=(_qk_norm_if("qk_layernorm"),),
+        adapt=(stack.qk_norm_if("qk_layernorm"),),
     ),
     "phi": Stack(
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
         shape={"norm": "layer", "gated_mlp": False, "parallel": True},
-        adapt=(lambda text, shape: _refusing(text, shape, "qk_layernorm", "norms on queries and keys"),),
+        adapt=(lambda text, shape: stack.refusing(text, shape, "qk_layernorm", "norms on queries and keys"),),
         head_bias=True,
     ),
     "phi3": MISTRAL,
@@ -430,17 +297,12 @@ STACKS: Mapping[str, Stack] = {
         qkv_bias="use_qkv_bias",
         shape=LAYER_NORM,
         adapt=(
-            lambda text, shape: _refusing(text, shape, "qk_layernorm", "a norm for each head"),
+            lambda text, shape: stack.refusing(text, shape, "qk_layernorm", "a norm for each head"),
             lambda text, shape: replace(shape, parallel=text.flag("use_parallel_residual")),
         ),
     ),
     "starcoder2": Stack(
-        qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", shape=LAYER_NORM_PLAIN_MLP, adapt=(_window,)
+        qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias", shape=LAYER_NORM_PLAIN_MLP, adapt=(stack.window,)
     ),
     "step3p7_text": STEP,
 }
-
-
-def _refusing(text: Fields, shape: Transformer, key: str, what: str) -> Transformer:
-    text.refuse_unless(key, False, None, why=f"it adds {what}")
-    return shape

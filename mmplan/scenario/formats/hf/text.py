@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from mmplan.scenario.document import listed, shown
 from mmplan.scenario.formats.hf.blocks_by_layer import per_layer
-from mmplan.scenario.formats.hf.stacks import STACKS, Stack
+from mmplan.scenario.formats.hf.stack import Stack
+from mmplan.scenario.formats.hf.stacks import STACKS
 from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.formats.hf_modules import SOURCE, divided
 from mmplan.scenario.scenario import ModelModule, TextInput, Transformer, Vocabulary

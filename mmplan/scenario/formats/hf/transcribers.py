@@ -15,6 +15,7 @@ from mmplan.scenario.scenario import AudioInput, Model, ModelModule, Transformer
 from mmplan.scenario.steps import (
     Active,
     Attend,
+    Average,
     Convolve,
     Dense,
     Fork,
@@ -212,5 +213,78 @@ def parakeet_head(config: Fields, name: str) -> Model:
         size_of = size * inner + layers * 8 * inner * (inner + 1) + inner * (inner + 1)
         size += len(durations) if isinstance(durations, list | tuple) else 0
         steps = (Dense(width=inner), Kept(size=size_of), Active(), Dense(width=size))
+        if config.kind == "nemotron3_5_asr":  # a language among so many beside each row, in front
+            asked, hidden = config.count("prompt_intermediate_size"), audio.output_width
+            kept = Kept(size=config.count("num_prompts", most=100_000) * asked)
+            steps = (Dense(width=asked), kept, Active(), Dense(width=hidden), *steps)
     last = replace(stepping(steps, (audio.output_width, size), name="head"), modality="audio")
     return apart(name, (audio, last))
+
+
+def lasr(config: Fields, name: str) -> Model:
+    """LASR: conformer blocks without biases behind two convolutions that halve frames, and a head over words."""
+    ear = config.part("encoder_config")
+    width, ffn = ear.count("hidden_size"), ear.count("intermediate_size")
+    bias, convolved = ear.flag("attention_bias"), ear.flag("convolution_bias")
+    if bias or convolved:
+        raise ear.error("attention_bias", "true is not supported: biases of this class are not read")
+    names = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
+    shape = replace(conformer_shape(ear, **names, ffn=ffn, bias=False, norm="rms"), final_norm=True)
+    convolution = convolution_steps(width, ear.count("conv_kernel_size", most=10_000), bias=False, depthwise_bias=False)
+    taps, stride = ear.count("subsampling_conv_kernel_size", most=999), ear.count("subsampling_conv_stride", most=64)
+    slim, bins = ear.count("subsampling_conv_channels"), ear.count("num_mel_bins", most=100_000)
+    front: Steps = (
+        *(Dense(width=width), Active(), Convolve(width=width, taps=taps, joins=stride), Active()),
+        *(Convolve(width=slim, taps=taps, joins=stride), Active(), Dense(width=width)),
+    )
+    form = Form(front=front, raw_width=bins, blocks=((shape.layers, conformer_steps(shape, convolution)),))
+    audio = replace(audio_module(shape, AudioInput(mel_bins=bins, pad_s=None, stride=stride**2)), form=form)
+    size = config.count("vocab_size")
+    head = replace(stepping((Dense(width=size),), (width, size), name="head"), modality="audio")
+    return apart(name, (audio, head))
+
+
+def granite5(config: Fields, name: str) -> Model:
+    """Granite Speech 5: conformer blocks of which some halve the rows on the way; the head is used in the middle too,
+    where it is priced."""
+    ear = config.part("encoder_config")
+    width, layers = ear.count("hidden_size"), ear.layers()
+    names = {"hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
+    shape = conformer_shape(ear, **names, ffn=ear.count("intermediate_size"), bias=True)
+    shape = replace(shape, qkv_bias=False, window_tokens=ear.count("context_size"))
+    if not ear.flag("attention_bias"):
+        shape = replace(shape, out_bias=False)
+    inner = width * ear.count("conv_expansion_factor", most=100)
+    taps, rows = ear.count("conv_kernel_size", most=10_000), 2 * ear.count("max_position_embeddings") + 1
+    plain = convolution_steps(width, taps, inner=inner, bias=True, depthwise_bias=False)
+    halving = tuple(replace(step, joins=2) if isinstance(step, Convolve) else step for step in plain)
+    places, norm = Kept(size=rows * shape.head_dim), Normed()
+    mlp: Steps = (norm, Dense(width=shape.ffn), Active(function="silu"), Dense(width=width))
+    cut = (0, 1) if ear.get("subsample_layers") is None else ear.indices("subsample_layers", layers)
+    size = config.count("vocab_size")
+    middle: Steps = (residual(Dense(width=size), Active(), Dense(width=width)),)
+    config.log.notes.append("the head is that of the middle of the encoder, and its product is counted there alone")
+    bins = 2 * ear.count("num_mel_bins", most=100_000)  # with differences between frames
+    front: Steps = (Dense(width=width),)
+    modules: list[ModelModule] = []
+    blocks: list[Steps] = []
+    for layer in range(layers):
+        behind = middle if layer + 1 == layers // 2 else ()
+        if layer not in cut:
+            blocks.append((*conformer_steps(shape, plain, kept=rows * shape.head_dim), *behind))
+            continue
+        blocks.append((residual(norm, Mlp()), residual(norm, Attend()), places))
+        modules.append(_segment(shape, front, blocks, len(modules), bins))
+        halved = Fork(left=(Average(rows=2),), right=(norm, *halving))
+        front, blocks = (halved, residual(*mlp), norm, *behind), []
+    modules.append(_segment(shape, front, blocks, len(modules), bins))
+    return apart(name, tuple(modules))
+
+
+def _segment(shape: Transformer, front: Steps, blocks: list[Steps], index: int, bins: int) -> ModelModule:
+    """Blocks between two halvings; the first ones read pairs of frames."""
+    form = Form(front=front, blocks=tuple((1, steps) for steps in blocks or [(Kept(size=0),)]))
+    shape = replace(shape, layers=max(1, len(blocks)))
+    if index:
+        return encoder_module(shape, form, name=f"audio_stage{index}", modality="audio")
+    return replace(audio_module(shape, AudioInput(mel_bins=bins, pad_s=None)), form=replace(form, raw_width=2 * bins))
