@@ -14,7 +14,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import forward_flops
 from mmplan.cost_models.formats.module_parameters import module_parameters
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.cost_models.loads import summed_loads
+from mmplan.cost_models.loads import sequence_lengths, summed_loads
 from mmplan.errors import InputError
 from mmplan.scenario.formats.hf_config import read_config
 from mmplan.scenario.load import load_scenario
@@ -79,6 +79,23 @@ TIMES = {"hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 4, "
 NEMO = {"audio_config": {"asr_config": ASR, "diarization_config": DIARIZATION}, "text_config": NEMO_TEXT}
 NEMO |= {"word_timestamp_config": TIMES}
 
+DSA = {**GLM5_TEXT, "qk_rope_head_dim": 8, "first_k_dense_replace": 1}
+KIMI = {**APERTUS_TEXT, "num_hidden_layers": 5, "num_key_value_heads": 4, "vocab_size": 500, "pad_token_id": 0}
+KIMI |= {"kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "linear_num_heads": 4}
+KIMI |= {"linear_head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+T5 = {**APERTUS_TEXT, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500}
+DBRX = {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 500, "attn_config": {"kv_n_heads": 2}}
+DBRX |= {"ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}}
+DBRX["attn_config"] |= {"rope_theta": 1e4}
+DBRX |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+SMALL_BERT = {"model_type": "bert", **APERTUS_TEXT, "vocab_size": 500, "max_position_embeddings": 40}
+SAID = {**SMALL_BERT, "hidden_size": 32, "is_decoder": True, "add_cross_attention": True}
+REPVIT = {"model_type": "timm_wrapper", "architecture": "timm/repvit_m1_1.dist_450e_in1k"}
+REPVIT_WIDTHS = {"backbone_channel_list": [512, 256, 128, 64]}
+STREAMING = {"encoder_config": {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}}
+STREAMING |= {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 96}
+CONFORMER = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96}
+
 FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen4_exp": ("qwen4_exp", "Qwen4ExpForConditionalGeneration", QWEN4),
     "qwen4_exp with n-grams": (
@@ -116,6 +133,36 @@ FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "jev": ("jev", "JevForDecision", {"text_config": JEV_TEXT, "hidden_size": 64}),
     "nemo_speechlm": ("nemo_speechlm", "Nemotron3_5TranscribeForConditionalGeneration", NEMO),
     "nemotron3_diarization": ("nemotron3_diarization", "Nemotron3DiarizationModel", DIARIZATION),
+    "deepseek_v32": ("deepseek_v32", "DeepseekV32ForCausalLM", DSA),
+    "glm_moe_dsa": ("glm_moe_dsa", "GlmMoeDsaForCausalLM", {**DSA, "indexer_types": ["full", "shared"] * 2 + ["full"]}),
+    "kimi_linear": ("kimi_linear", "KimiLinearForCausalLM", KIMI),
+    "kimi_linear with released keys": (
+        "kimi_linear",
+        "KimiLinearForCausalLM",
+        {
+            **KIMI,
+            "linear_attn_config": {
+                "full_attn_layers": [2, 5],
+                "kda_layers": [1, 3, 4],
+                "head_dim": 32,
+                "num_heads": 2,
+                "short_conv_kernel_size": 3,
+            },
+        },
+    ),
+    "mpt": ("mpt", "MptForCausalLM", {"d_model": 64, "n_heads": 4, "n_layers": 2, "expansion_ratio": 3}),
+    "dbrx": ("dbrx", "DbrxForCausalLM", DBRX),
+    "t5gemma": (
+        "t5gemma",
+        "T5GemmaForConditionalGeneration",
+        {"encoder": T5, "decoder": {**T5, "num_hidden_layers": 3}},
+    ),
+    "encoder-decoder": ("encoder-decoder", "EncoderDecoderModel", {"encoder": SMALL_BERT, "decoder": SAID}),
+    "lasr_ctc": ("lasr_ctc", "LasrForCTC", {"encoder_config": CONFORMER}),
+    "granite_speech5_ctc": ("granite_speech5_ctc", "GraniteSpeech5ForCTC", {"encoder_config": CONFORMER}),
+    "nemotron_asr_streaming": ("nemotron_asr_streaming", "NemotronAsrStreamingForRNNT", {"encoder_config": CONFORMER}),
+    "nemotron3_5_asr": ("nemotron3_5_asr", "Nemotron3_5AsrForRNNT", {"encoder_config": CONFORMER, "num_prompts": 7}),
+    "moonshine_streaming": ("moonshine_streaming", "MoonshineStreamingForConditionalGeneration", STREAMING),
 }
 
 
@@ -136,6 +183,21 @@ def test_a_small_file_has_the_parameters_of_transformers(tmp_path: Path, name: s
     with torch.device("meta"):
         model = getattr(transformers, named)(config)
     assert found == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_tower_of_timm_has_the_numbers_of_its_table(tmp_path: Path) -> None:
+    """RepViT-M1.1 has 8.2 million numbers with its head (arXiv 2307.09283, table 1); a head of 1,000 classes, which
+    features lack, has 0.5 of them, and training has norms of branches that inference merges."""
+    model = _read(tmp_path, {"model_type": "edgetam_vision_model", "backbone_config": REPVIT, **REPVIT_WIDTHS})
+    stages = [count for name, count in module_parameters(model).items() if "neck" not in name]
+    assert len(stages) == 4
+    assert 7_600_000 < sum(stages) < 7_900_000
+
+
+def test_rows_are_halved_where_a_conformer_says_so(tmp_path: Path) -> None:
+    model = _read(tmp_path, {"model_type": "granite_speech5_ctc", "encoder_config": {"subsample_layers": [1]}})
+    lengths = sequence_lengths(model, Sample(text_tokens=1, audio_s=(4.0,)))
+    assert (lengths["audio"], lengths["audio_stage1"]) == ((200,), (100,))
 
 
 def _graph(folder: Path, name: str) -> tuple[Model, ComputationGraph]:

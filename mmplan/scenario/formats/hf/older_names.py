@@ -12,9 +12,10 @@ from mmplan.scenario.steps import Form, Usual
 
 
 def mpt(text: Fields) -> Fields:
-    """MPT (Databricks): slopes in place of positions; biases and norms of queries and keys are not in the class."""
+    """MPT (Databricks): slopes in place of positions. The class of transformers has no biases, no norms of queries and
+    keys, and an MLP four times as wide whatever `expansion_ratio` says."""
     width = text.count("d_model")
-    sizes = {"hidden_size": width, "intermediate_size": text.count("expansion_ratio", most=1_000) * width}
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width}
     return replace(text, values={**text.values, **sizes, "num_attention_heads": text.count("n_heads")})
 
 
