@@ -4,7 +4,8 @@
 
 One row per configuration class that mmplan may meet (its defaults; where these do not fit together, also a row with
 sizes that do) and per file, and with `--mutate` per key of a class that is changed alone: `equal`, `refused` with the
-reason, or the difference. Towers of timm (Gemma 3n, FastVLM, Perception LM) are compared where it is installed.
+reason, or the difference. With `--only` the rows of these classes in the CSV are replaced. Towers of timm (Gemma 3n,
+FastVLM, Perception LM, EdgeTAM) are compared where it is installed.
 `by module`: whether each module of mmplan has the parameters of one or two of the class.
 """
 
@@ -77,10 +78,6 @@ FITTED: dict[str, dict[str, Any]] = {
     },
     "dbrx": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "attn_config": {"rope_theta": 1e4}},
     "deepseek_v2": {"num_experts_per_tok": 6},
-    "encoder-decoder": {
-        "encoder": {"model_type": "bert"},
-        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
-    },
     "emu3": {"vocabulary_map": {"<image>": 151851}},
     "exaone4_5": {"vision_config": {"out_hidden_size": 4096}},
     "gemma3": {"mm_tokens_per_image": 49},
@@ -164,6 +161,7 @@ FITTED |= {
     "edgetam": {"vision_config": REPVIT},
     "edgetam_video": {"vision_config": REPVIT},
     "edgetam_vision_model": REPVIT,
+    "qwen4_exp_text": FITTED["qwen4_exp"]["text_config"],
 }
 LOOK = re.compile(r"vision|visual|image|audio|speech|projector|merger|aligner|connector|qformer|encoder")
 TIMEOUT_S = 120
@@ -321,11 +319,20 @@ def main() -> None:
         if given.mutate and row["result"].startswith("refused") and row["transformers"] == "":
             continue
         print(f"{case}: {row['mmplan']} {row['transformers']} {row['result'][:200]} {row['by module']}", flush=True)
-    if not given.only and not given.mutate and not given.files:
+    if not given.mutate and not given.files:
+        if given.only:
+            rows = _replaced(rows, set(kinds))
         with FILE.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+
+
+def _replaced(rows: list[dict[str, Any]], kinds: set[str]) -> list[dict[str, Any]]:
+    """Rows of the CSV with those of some classes as they are now, in the order of classes."""
+    with FILE.open(newline="") as file:
+        kept = [row for row in csv.DictReader(file) if row["model_type"] not in kinds]
+    return sorted([*kept, *rows], key=lambda row: (row["model_type"], row["case"]))
 
 
 def _late(*_: Any) -> None:

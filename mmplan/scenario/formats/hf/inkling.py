@@ -80,9 +80,8 @@ def bins(ear: Fields, width: int) -> ModelModule:
     return replace(audio_module(shape, entry), form=form)
 
 
-def second(config: Fields, name: str) -> Model:
+def second_alone(text: Fields, name: str) -> Model:
     """The head has fewer rows than the token table, which is filled up."""
-    text, tower = config.part("text_config"), config.part("vision_config", kind="inkling2_vision")
     llm, rows = language_module(text, tied=False), text.count("unpadded_vocab_size")
     assert llm.vocabulary is not None
     padded = llm.vocabulary.size - rows
@@ -91,6 +90,13 @@ def second(config: Fields, name: str) -> Model:
             "unpadded_vocab_size", f"expected at most vocab_size = {llm.vocabulary.size:,}, found {rows:,}"
         )
     llm = replace(llm, vocabulary=Vocabulary(size=rows), stored=llm.stored + padded * llm.output_width)
+    return Model(name=name, modules=(llm,), edges=())
+
+
+def second(config: Fields, name: str) -> Model:
+    """A ViT and two linears over squares of its tokens."""
+    llm = second_alone(config.part("text_config"), name).module("llm")
+    tower = config.part("vision_config", kind="inkling2_vision")
     merge, inner = tower.count("spatial_merge_size", most=100) ** 2, tower.count("projection_hidden_dim")
     eye = vision(tower)
     dims = (merge * eye.output_width, inner, tower.count("text_hidden_size"))

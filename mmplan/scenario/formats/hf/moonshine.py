@@ -64,11 +64,11 @@ def _encoder(ear: Fields) -> ModelModule:
     )
     shape = each(shape, lambda index, block: replace(block, window_tokens=sum(pairs[index]) or 1))
     rate, length = ear.count("sample_rate", most=1_000_000), ear.ratio("frame_ms")
-    samples = round(rate * length / 1000)
+    samples = max(1, round(rate * length / 1000))
     front: Steps = (
         *(Dense(width=hidden, bias=False), Active(function="silu")),
         *(Convolve(width=2 * hidden, taps=5, joins=2), Active(function="silu")),
         Convolve(width=hidden, taps=5, joins=2),
     )
-    entry = AudioInput(mel_bins=samples, frames_per_s=round(rate / samples), pad_s=None, stride=4)
+    entry = AudioInput(mel_bins=samples, frames_per_s=max(1, round(rate / samples)), pad_s=None, stride=4)
     return replace(audio_module(shape, entry, stored=1), form=Form(front=front, raw_width=samples))

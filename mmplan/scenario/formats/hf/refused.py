@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-_SPARSE = "its attention chooses keys by an index of its own, which has no reader here"
 _SEES = "it finds, outlines or measures things in images and has no language model to train"
 _PAGES = "it reads the layout or the lines of pages by convolutions and has no language model to train"
 _CODEC = "it turns sound into codes and back, without a language model"
@@ -10,7 +9,10 @@ _SPEAKS = "its network between text and sound has no blocks of a transformer tha
 _PROTEIN = "it reads proteins"
 
 REFUSED: Mapping[str, str] = {
-    "deepseek_v4": _SPARSE,
+    "blt": "a second model cuts its bytes into patches of unlike lengths, so its rows follow from no size of a sample",
+    "deepseek_v4": "its keys are compressed over windows before an index chooses among them, which has no reader here",
+    "diffusion_gemma": "its decoder denoises blocks of text whose keys its encoder holds on the same weights, and a layer "
+    "here runs once",
     "inkling2_loop": "its middle layers run several times on the same weights, and a layer here runs once",
     **dict.fromkeys(
         (
@@ -36,12 +38,10 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("fastspeech2_conformer_with_hifigan", "gradium_phonon_tts", "pocket_tts"), _SPEAKS),
     **dict.fromkeys(("esm", "esmfold2", "evolla", "EvollaModel"), _PROTEIN),
     **dict.fromkeys(
-        (
-            *("blt", "diffusion_gemma", "embedding_gemma2"),
-            *("gemma4_assistant", "gemma4_unified_assistant"),
-        ),
-        "it is a language model of a kind that has no reader here",
+        ("gemma4_assistant", "gemma4_unified_assistant"),
+        "it drafts words from the keys and values of another model: give that model's config",
     ),
+    "embedding_gemma2": "it is an encoder of a kind that has no reader here",
     **dict.fromkeys(
         ("deepseek_ocr2_vision", "unlimited_ocr_vision", "t5gemma2_encoder"),
         "it is a part of a model: give the config of the whole one",
