@@ -16,10 +16,16 @@ from mmplan.scenario.document import did_you_mean, listed, shown
 from mmplan.scenario.layer_ids import module_layer_ids
 from mmplan.scenario.scenario import ModelModule, OwnRanks, Scenario
 from mmplan.scenario.schema_values import MAX_COUNT
-from mmplan.scenario.technique import OFFLOADS, RECOMPUTES, SHARDINGS
+from mmplan.scenario.technique import COMPRESSIONS, FP8S, OFFLOADS, RECOMPUTES, SHARDINGS
 
 COUNTS = ("tp", "pp", "dp", "cp", "ep", "etp", "vp", "microbatch")
-WORDS: dict[str, Collection[str]] = {"sharding": SHARDINGS, "recompute": RECOMPUTES, "offload": OFFLOADS}
+WORDS: dict[str, Collection[str]] = {
+    "sharding": SHARDINGS,
+    "recompute": RECOMPUTES,
+    "offload": OFFLOADS,
+    "compression": COMPRESSIONS,
+    "fp8": FP8S,
+}
 KEYS = (*COUNTS, *WORDS, "spread", "modules")
 OWN_DEGREES = ("tp", "dp", "pp")
 
@@ -90,7 +96,12 @@ def parse_pins(text: str, scenario: Scenario) -> Pins:
 def pinned(scenario: Scenario, pins: Pins) -> Scenario:
     """The scenario in which only these values are allowed, whatever it allowed before."""
     values: dict[str, Any] = dict(pins.values)
-    return replace(scenario, constraints=replace(scenario.constraints, **values))
+    technique = scenario.technique
+    if pins.of("fp8"):  # the constraints say it
+        technique = replace(technique, fp8="none")
+    if pins.of("compression"):  # what compresses already is not asked whether it should
+        technique = replace(technique, compression=pins.of("compression")[0])
+    return replace(scenario, technique=technique, constraints=replace(scenario.constraints, **values))
 
 
 def has_pins(plan: Plan, pins: Pins) -> bool:
@@ -104,6 +115,8 @@ def has_pins(plan: Plan, pins: Pins) -> bool:
         "etp": {plan.ranks_per_expert},
         "vp": {plan.vp},
         "offload": {plan.scenario.technique.offload},
+        "compression": {plan.scenario.technique.compression},
+        "fp8": {plan.scenario.technique.fp8},
         "microbatch": {plan.microbatch_size},
         "sharding": {plan.sharding},
         "recompute": {base_of(stage.recompute) for stage in plan.stages},
@@ -132,6 +145,8 @@ def overruled(scenario: Scenario, pins: Pins) -> str:
     rules, clauses = scenario.constraints, []
     for key, wanted in pins.values.items():
         allowed = getattr(rules, key)
+        if key == "compression":  # nobody is forced to
+            allowed = tuple(dict.fromkeys(("none", *allowed)))
         if key == "spread":
             if allowed is not None and set(allowed) != set(wanted):
                 clauses.append(f"constraints.spread says {', '.join(allowed) or 'none'}")

@@ -30,11 +30,14 @@ def in_pool_orders(scenario: Scenario) -> Iterator[Scenario]:
 
 def with_techniques(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
     """Each scenario with its optimizer states where the constraints allow, products in FP8 as they allow, and gradients
-    compressed as they allow or not at all; where the technique offloads or has FP8, as it says."""
+    compressed as they allow or not at all; where the technique offloads or has FP8, as it says, and where it compresses
+    as they allow, so they are."""
     for scenario in scenarios:
         technique = scenario.technique
         places = scenario.constraints.offload if technique.offload == "none" else (technique.offload,)
-        compressions = dict.fromkeys(("none", *scenario.constraints.compression))
+        allowed = scenario.constraints.compression
+        compresses = technique.compression != "none" and technique.compression in allowed
+        compressions = dict.fromkeys(allowed if compresses else ("none", *allowed))
         formats = scenario.constraints.fp8 if technique.fp8 == "none" else (technique.fp8,)
         for compression, fp8, place in product(compressions, formats, places):
             chosen = replace(technique, offload=place, compression=compression, fp8=fp8)

@@ -211,3 +211,17 @@ def test_tables_and_document_hold_every_answer(tiny: Scenario, best: Plan, zoned
     assert document["why_not"][0]["plan"].startswith("pp=4 dp=1 tp=1, ")
     assert [one["zone"] for one in document["zone_prices"]] == ["llm.1-5", "audio.0", "all zones"]
     assert why_not_tables([]) == zone_tables([]) == []
+
+
+def test_compression_and_fp8_are_asked_about_as_degrees_are(tiny: Scenario, best: Plan) -> None:
+    asked = ask(tiny, best, "compression=topk")
+    assert asked.plan is not None and asked.plan.scenario.technique.compression == "topk"
+    assert asked.verdict == "excluded" and asked.reason.startswith("constraints.compression allows none")
+    allowed = replace(tiny, constraints=replace(tiny.constraints, compression=("topk", "fp8")))
+    other = ask(allowed, best, "compression=fp8")
+    assert other.plan is not None and other.plan.scenario.technique.compression == "fp8"
+    assert other.verdict in ("slower", "within the gap") and "constraints.compression" not in other.reason
+    assert ask(allowed, best, "compression=none").verdict == "chosen"
+    assert ask(tiny, best, "fp8=none").verdict == "chosen"
+    with pytest.raises(InputError, match="compression: unknown 'top-k'; did you mean 'topk'"):
+        parse_pins("compression=top-k", tiny)
