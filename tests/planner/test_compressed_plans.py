@@ -1,5 +1,6 @@
 """Compressed gradients as an axis of the search: chosen where faster, outside zones, with bytes to the last one."""
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
-from mmplan.cost_models.compressed_bytes import TOP_K_SIGN
+from mmplan.cost_models.compressed_bytes import MEASURED_ERRORS, TOP_K_SIGN
 from mmplan.cost_models.layout import trained_on_rank
 from mmplan.planner.check import check_plan
 from mmplan.planner.compression_price import compression_price
@@ -105,8 +106,33 @@ def test_numbers_of_a_plan_are_those_of_its_compression(tmp_path: Path) -> None:
 def test_what_it_saves_and_its_error_are_said(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "pp: 1, dp: 4, sharding: none, compression: topk")
     saving, error = compression_price(plan)
+    assert "it ended with +0.43 ± 0.11 of loss and -14.5 ± 4.6 points of top-1 accuracy" in error
     assert saving.startswith("compression: topk saves ") and " instead of " in saving
     assert "at least 5% of the squared norm before rounding; the rest is said later, 20 steps on average" in error
     assert compression_price(plan_of(tmp_path, "dp: 4")) == ()
     needs = plan_needs(plan, build_graph(plan.scenario))
     assert "compressed gradients" in [need.name for need in needs]
+
+
+def test_gradients_that_travel_whole_are_told_with_why(tmp_path: Path) -> None:
+    zones = "no_split: [llm.0-1], forbid: [compression]"
+    *_, whole = compression_price(plan_of(tmp_path, f"pp: 1, dp: 4, sharding: none, compression: topk, {zones}"))
+    assert whole.startswith("gradients that travel whole: ") and whole.endswith(" of layers in zones")
+    plan = plan_of(tmp_path, "pp: 1, dp: 4, sharding: none, compression: topk")
+    (sharded,) = compression_price(replace(plan, sharding="optimizer"))
+    assert "sharding=optimizer sums shares of them" in sharded
+    wide = replace(plan, dp=2, tp=2, spread=("vision", "projector"))
+    *_, whole = compression_price(wide)
+    assert " of spread modules, " in whole and " of parameters that all tp ranks hold alike" in whole
+
+
+def test_the_measured_error_is_that_of_the_benchmark() -> None:
+    with (Path(__file__).parents[2] / "benchmarks" / "compression.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    for compression, method in (("topk", "top 5 %, sign and 4 bits"), ("fp8", "top 20 %, fp8")):
+        row, told = rows[method], MEASURED_ERRORS[compression]
+        assert (told.loss, told.loss_half_width) == (float(row["loss_difference"]), float(row["loss_half_width"]))
+        assert (told.top1_points, told.top1_half_width) == (
+            float(row["top1_difference"]),
+            float(row["top1_half_width"]),
+        )
