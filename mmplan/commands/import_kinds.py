@@ -211,6 +211,9 @@ def _guess(paths: Sequence[Path]) -> dict[Path, str]:
             kind = _kind_of(read_head(path, MORE_BYTES))
         if kind is None and head.whole and not head.text.strip():
             raise InputError("an empty file", file=path)
+        if kind is None and path.suffix == ".py":
+            told = "a Python file, and nothing in a file is executed: give the command line that starts it"
+            raise InputError(f"{told}, settings that it writes, or the log of its run", file=path)
         if kind is None:
             hint = did_you_mean(str(path), KINDS) if path == paths[0] else ""
             raise InputError(f"not a kind of file that is known{hint}; name one of {listed(KINDS, 40)}", file=path)

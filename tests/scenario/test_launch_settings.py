@@ -203,6 +203,14 @@ def test_sums_of_nemos_launcher_are_done(tmp_path: Path, said: str, ffn: int) ->
         read(tmp_path, "g.yaml", text.replace(said, "${multiply:2, ${.ffn_hidden_size}}"))
 
 
+def test_python_is_refused_for_what_it_is(tmp_path: Path) -> None:
+    text = "from torchtitan.trainer import Trainer\n\n\ndef plan():\n    return Trainer.Config()\n"
+    with pytest.raises(InputError, match="a Python file, and nothing in a file is executed: give the command line"):
+        read(tmp_path, "plan.py", text)
+    with pytest.raises(InputError, match="Python configurations are not executed: give the log of the run"):
+        read_files(["torchtitan", str(tmp_path / "plan.py")])
+
+
 def test_yaml_of_swift_with_megatrons_degrees_is_swifts(tmp_path: Path) -> None:
     text = (
         "model: Qwen/Qwen2.5-VL-7B-Instruct\ntensor_model_parallel_size: 2\npipeline_model_parallel_size: 2\n"

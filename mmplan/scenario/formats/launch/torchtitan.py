@@ -172,6 +172,8 @@ def read_torchtitan(path: Path) -> SetUp:
         InputError: not TOML, or a value that is none of its kind.
     """
     text = read_text(path, "torchtitan configuration", MAX_TOML_BYTES)
+    if path.suffix == ".py":  # since 0.3
+        raise InputError("torchtitan's Python configurations are not executed: give the log of the run", file=path)
     values = _toml(text, path)
     lines = _lines(text)
     flat = {
