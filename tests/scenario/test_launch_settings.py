@@ -333,6 +333,17 @@ def test_a_talker_is_frozen_and_swift_freezes_encoders_and_projectors(tmp_path: 
     assert "the talker is read as frozen" in told(reading)
 
 
+def test_automodel_with_degrees_runs_on_torch(tmp_path: Path) -> None:
+    text = (
+        "recipe: TrainFinetuneRecipeForVLM\nstep_scheduler: {global_batch_size: 64, local_batch_size: 1}\n"
+        "model: {pretrained_model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct, torch_dtype: torch.bfloat16}\n"
+        "distributed: {strategy: fsdp2, dp_size: 8, tp_size: 2}\npacked_sequence: {packed_sequence_size: 4096}\n"
+    )
+    reading = read(tmp_path, "a.yaml", text)
+    assert reading.fragment["technique"]["stack"] == "torch-2025"  # type: ignore[index]
+    assert recipe(reading)["tp"] == 2 and "dp 8 = 16 devices" in told(reading)
+
+
 def test_none_of_automodel_is_no_value(tmp_path: Path) -> None:
     text = "step_scheduler: {global_batch_size: 8, local_batch_size: 1}\ndistributed: {dp_size: none, tp_size: 2}\n"
     text += "model: {pretrained_model_name_or_path: Qwen/Qwen2.5-VL-7B-Instruct}\ndataset: {seq_length: 2048}\n"

@@ -113,6 +113,8 @@ def _with_defaults(kind: str, setup: SetUp, arguments: Mapping[str, Argument]) -
     facts = dict(setup.facts)
     if kind in ("accelerate", "axolotl"):
         _accelerate_replicas(facts, arguments)
+    if kind == "automodel" and "stack" in facts:  # torch's FSDP2 and DTensor, no Megatron (nemo_automodel/distributed)
+        facts["stack"] = replace(facts["stack"], value="torch-2025")
     if kind == "nemo" and "lora" in facts:
         facts.pop("freeze_llm", None)  # NeMo trains adapters on the frozen model
     if kind == "llama-factory" and (tuner := arguments.get("finetuning_type")) is not None:
