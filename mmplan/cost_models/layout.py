@@ -1,6 +1,7 @@
 """How the ranks of a stage share a layer: its weights, its rows, its state, and what of it is computed twice."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
@@ -158,6 +159,14 @@ def base_of(level: RecomputeLevel) -> Recompute:
 def as_layout(degrees: "int | Layout") -> Layout:
     """A plain tensor-parallel degree as a layout."""
     return degrees if isinstance(degrees, Layout) else Layout(tp=degrees)
+
+
+def spread_text(spread: Sequence[str], patches: Sequence[str]) -> str:
+    """`, audio spread, vision cut along patches`; empty where no module is."""
+    by_images = [name for name in spread if name not in patches]
+    parts = [f", {' and '.join(by_images)} spread"] if by_images else []
+    parts += [f", {' and '.join(patches)} cut along patches"] if patches else []
+    return "".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

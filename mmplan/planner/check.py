@@ -11,6 +11,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.degrees import divides, tp_degrees
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import base_of
+from mmplan.cost_models.patches import patch_modules
 from mmplan.errors import CheckError
 from mmplan.planner.check_meshes import check_meshes
 from mmplan.planner.check_numbers import check_numbers
@@ -145,6 +146,9 @@ def _tensor_parallel(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         if module.name not in apart and module.kind != "language_model" and not divides(module, plan.tp):
             message = f"tp={plan.tp} does not divide the widths of {module.name}, which is not spread"
             yield Finding(rule="tensor parallel", message=message)
+    for name in plan.patches:
+        if name not in plan.spread or name not in patch_modules(model):
+            yield Finding(rule="tensor parallel", message=f"{name} is cut along patches, and is no module that can be")
     for name in plan.spread:
         if name not in [module.name for module in model.modules if module.kind != "language_model"]:
             yield Finding(rule="tensor parallel", message=f"{name} is spread, and is no module that can be")

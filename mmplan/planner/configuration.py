@@ -6,7 +6,7 @@ from math import isqrt
 
 import numpy as np
 
-from mmplan.cost_models.layout import Layout
+from mmplan.cost_models.layout import Layout, spread_text
 from mmplan.planner.mesh import Mesh
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Scenario
@@ -41,6 +41,7 @@ class Configuration:
     etp: int = 1
     sharding: Sharding = "none"
     spread: tuple[str, ...] = ()
+    patches: tuple[str, ...] = ()
     meshes: tuple[Mesh, ...] = ()
     mesh_stages: tuple[int, ...] = ()
     first_rank: int = 0
@@ -97,7 +98,14 @@ class Configuration:
     def layout(self) -> Layout:
         """How the ranks of a stage share its layers, without recomputation."""
         return Layout(
-            tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, dp=self.dp, sharding=self.sharding, spread=self.spread
+            tp=self.tp,
+            cp=self.cp,
+            ep=self.ep,
+            etp=self.etp,
+            dp=self.dp,
+            sharding=self.sharding,
+            spread=self.spread,
+            patches=self.patches,
         )
 
     def layout_of(self, row: int, cluster: Cluster) -> Layout:
@@ -112,7 +120,7 @@ class Configuration:
         cp = f" x cp={self.cp}" if self.cp > 1 else ""
         experts = f", ep={self.ep} (etp={self.etp})" if self.ep > 1 else ""
         sharding = f", {self.sharding} sharded" if self.sharding != "none" else ""
-        spread = f", {' and '.join(self.spread)} spread" if self.spread else ""
+        spread = spread_text(self.spread, self.patches)
         for mesh, stages in zip(self.meshes, self.mesh_stages, strict=True):
             spread += f", {' and '.join(mesh.modules)} on pp={stages} x {mesh}"
         chunks = f" x {self.vp} chunks" if self.vp > 1 else ""

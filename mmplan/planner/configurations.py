@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from mmplan.cost_models.degrees import divides, heads_of, tp_degrees
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
-from mmplan.errors import InfeasibleError
+from mmplan.cost_models.patches import patch_modules, row_changing
+from mmplan.errors import InfeasibleError, InputError
 from mmplan.planner.configuration import CHUNKS, MOST_FORWARDS, Configuration, divisors, why_empty
 from mmplan.scenario.scenario import Scenario, Transformer
 from mmplan.scenario.schedule_names import ScheduleName
@@ -26,7 +27,8 @@ Column = NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Configurations(Sequence[Configuration]):
-    """Configurations by index; `base` is an index into `bases` (tp, cp, ep, etp, spread), `sharding` into SHARDINGS.
+    """Configurations by index; `base` is an index into `bases` (tp, cp, ep, etp, spread, patches), `sharding` into
+    SHARDINGS.
 
     `schedule` is that of one chunk per rank; several run as interleaved 1F1B.
     """
@@ -60,6 +62,7 @@ class Configurations(Sequence[Configuration]):
             ep=base.ep,
             etp=base.etp,
             spread=base.spread,
+            patches=base.patches,
             sharding=SHARDINGS[self.sharding[index]],
             dp=int(self.dp[index]),
             pp=int(self.pp[index]),
@@ -171,9 +174,9 @@ def _bases(scenario: Scenario) -> Iterator[Layout]:
     for tp in shards:
         for cp in context_degrees(scenario, tp, rows):
             for ep, etp in expert_degrees(scenario, tp):
-                for spread in _spreads(scenario, tp, cp):
+                for spread, patches in _spreads(scenario, tp, cp):
                     found = True
-                    yield Layout(tp=tp, cp=cp, ep=ep, etp=etp, spread=spread)
+                    yield Layout(tp=tp, cp=cp, ep=ep, etp=etp, spread=spread, patches=patches)
     if not found:
         raise InfeasibleError(_why_no_base(scenario, shards))
 
@@ -255,8 +258,9 @@ def _shared_by(scenario: Scenario, tp: int, ep: int, etp: int) -> int:
     return tp if ep == 1 and any(shape.moe is not None for shape in shapes) else etp
 
 
-def _spreads(scenario: Scenario, tp: int, cp: int) -> list[tuple[str, ...]]:
-    """Modules in front of language models that run whole on part of the samples: those that tp does not divide, or all.
+def _spreads(scenario: Scenario, tp: int, cp: int) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Modules in front of language models that run whole on part of the samples: those that tp does not divide, or all;
+    and those of them whose images are cut along patches.
 
     Constraints name modules that are spread wherever they can be; an empty list there leaves the choice.
     """
@@ -264,11 +268,31 @@ def _spreads(scenario: Scenario, tp: int, cp: int) -> list[tuple[str, ...]]:
     must = tuple(module.name for module in others if not divides(module, tp))
     every = tuple(module.name for module in others)
     if tp * cp == 1:
-        return [()]
-    wanted = scenario.constraints.spread
+        return [((), ())]
+    wanted, cut = scenario.constraints.spread, wanted_patches(scenario)
     if wanted is None:
-        return [must, every] if must != every else [every]
-    return [tuple(name for name in every if name in wanted or name in must)]
+        ways = [(must, ()), (every, ()), (tuple(name for name in every if name in must or name in cut), cut)]
+        return list(dict.fromkeys([*ways, (every, cut)]))
+    return [(tuple(name for name in every if name in wanted or name in must), cut)]
+
+
+def wanted_patches(scenario: Scenario) -> tuple[str, ...]:
+    """Modules that constraints want cut along patches, or allow to be.
+
+    Raises:
+        InputError: one cannot be.
+    """
+    wanted, able = scenario.constraints.patches, patch_modules(scenario.model)
+    if wanted == ():
+        return ()
+    if scenario.technique.context_parallel != "ring":
+        able = ()
+    for name in wanted or ():
+        if name not in able:
+            op = row_changing(scenario.model, name)
+            why = f"its blocks hold a {op}, which needs rows of other ranks" if op else "attention is by all-to-all"
+            raise InputError(f"'{name}' cannot be cut along patches: {why}", key=f"constraints.spread.{name}")
+    return able if wanted is None else tuple(name for name in able if name in wanted)
 
 
 def _replicas(scenario: Scenario, base: Layout) -> Iterator[int]:

@@ -200,6 +200,7 @@ def plan_from_cut(
         etp=configuration.etp,
         sharding=configuration.sharding,
         spread=configuration.spread,
+        patches=configuration.patches,
         microbatch_size=configuration.microbatch_size,
         microbatches=configuration.microbatches,
         schedule=configuration.schedule,

@@ -115,6 +115,7 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
         etp=plan.etp,
         sharding=plan.sharding,
         spread=plan.spread,
+        patches=plan.patches,
         dp=plan.dp,
         pp=plan.pp,
         vp=plan.vp if laid_round else 1,

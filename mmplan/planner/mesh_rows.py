@@ -14,7 +14,12 @@ def without(configurations: Configurations, names: set[str]) -> Configurations:
     """The rows of bases that differ in other things than how the modules of these names are spread, once each, without
     those of several chunks per rank."""
     bases = tuple(
-        replace(base, spread=tuple(name for name in base.spread if name not in names)) for base in configurations.bases
+        replace(
+            base,
+            spread=tuple(name for name in base.spread if name not in names),
+            patches=tuple(name for name in base.patches if name not in names),
+        )
+        for base in configurations.bases
     )
     last = {base: index for index, base in enumerate(bases)}  # the most spread, whose microbatches are the largest
     kept = np.isin(configurations.base, list(last.values())) & (configurations.vp == 1)

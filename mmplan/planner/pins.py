@@ -60,8 +60,9 @@ def questions(scenario: Scenario, texts: Sequence[str], zone_prices: bool, *, by
 
 
 def parse_pins(text: str, scenario: Scenario) -> Pins:
-    """`tp=4 pp=2,4 spread=vision` (`spread=none`: no module); `vision.tp=1 vision.dp=8`: on ranks of its own, as
-    `modules=vision` says without degrees, and `modules=none` that no module has any.
+    """`tp=4 pp=2,4 spread=vision` (`spread=none`: no module; `spread=vision:patches`: cut along patches);
+    `vision.tp=1 vision.dp=8`: on ranks of its own, as `modules=vision` says without degrees, and `modules=none` that no
+    module has any.
 
     Raises:
         InputError: an unknown key or value, a key given twice, or nothing.
@@ -85,7 +86,12 @@ def parse_pins(text: str, scenario: Scenario) -> Pins:
             raise _error(text, f"unknown key {shown(key)}{did_you_mean(key, KEYS) or f'; known: {listed(KEYS)}'}")
         if key in values:
             raise _error(text, f"{key} is given twice; several values are written {key}=1,2")
-        values[key] = _values(text, key, value.split(","), scenario)
+        words = value.split(",")
+        if key == "spread":
+            cut = [word.removesuffix(":patches") for word in words if word.endswith(":patches")]
+            words = [word.removesuffix(":patches") for word in words]
+            values["patches"] = _values(text, key, cut, scenario)
+        values[key] = _values(text, key, words, scenario)
     if own is not None:
         values["modules"] = own
     if not values:
@@ -122,7 +128,8 @@ def has_pins(plan: Plan, pins: Pins) -> bool:
         "recompute": {base_of(stage.recompute) for stage in plan.stages},
     }
     same_spread = "spread" not in pins.values or set(plan.spread) == set(pins.of("spread"))
-    counted = [key for key in pins.values if key not in ("spread", "modules")]
+    same_spread = same_spread and ("spread" not in pins.values or set(plan.patches) == set(pins.of("patches")))
+    counted = [key for key in pins.values if key not in ("spread", "patches", "modules")]
     return same_spread and _has_own_ranks(plan, pins) and all(found[key] <= set(pins.of(key)) for key in counted)
 
 
@@ -150,6 +157,9 @@ def overruled(scenario: Scenario, pins: Pins) -> str:
         if key == "spread":
             if allowed is not None and set(allowed) != set(wanted):
                 clauses.append(f"constraints.spread says {', '.join(allowed) or 'none'}")
+        elif key == "patches":
+            if allowed is not None and not set(wanted) <= set(allowed):
+                clauses.append(f"constraints.spread cuts {', '.join(allowed) or 'nothing'} along patches")
         elif key == "modules":
             if allowed and {pin.module for pin in allowed} != {pin.module for pin in wanted}:
                 clauses.append(f"constraints.modules says {', '.join(pin.module for pin in allowed)}")

@@ -85,7 +85,7 @@ class Plan:
     """A complete plan.
 
     Attributes:
-        cp, ep, etp, sharding, spread: see `Layout`.
+        cp, ep, etp, sharding, spread, patches: see `Layout`.
         placement: pipeline rank of each stage where ranks hold several; empty: stage `s` on pipeline rank `s`.
         orders: one line per pipeline rank of actions such as `3F0`. Empty for 1F1B and GPipe, which follow from the
             stages alone; every other schedule is kept as it is.
@@ -101,6 +101,7 @@ class Plan:
     etp: int = 1
     sharding: Sharding = "none"
     spread: tuple[str, ...] = ()
+    patches: tuple[str, ...] = ()
     microbatch_size: int  # samples per microbatch and replica
     microbatches: int  # per replica and step
     schedule: ScheduleName
@@ -195,6 +196,7 @@ class Plan:
             dp=mesh.dp,
             sharding=self.sharding,
             spread=() if own else self.spread,
+            patches=() if own else self.patches,
             recompute=self.stages[stage].recompute,
         )
 
@@ -246,6 +248,7 @@ def scenario_hash(scenario: Scenario) -> str:
         for index, module in enumerate(scenario.model.modules)
         if module.form is None and (module.audio is None or module.audio.stride == 2)
     }
+    unsaid |= {"patches"} if scenario.constraints.patches == () else set()
     unsaid |= {"compression"} if scenario.constraints.compression == ("none",) else set()
     unsaid |= {"fp8"} if scenario.constraints.fp8 == ("none",) else set()
     technique = {"compression"} if scenario.technique.compression == "none" else set()

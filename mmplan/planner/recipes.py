@@ -93,6 +93,7 @@ def pinned(scenario: Scenario, recipe: Recipe, chunks: tuple[int, ...] = (1,)) -
         vp=chunks,
         schedule=("1f1b", "interleaved"),
         spread=spread,
+        patches=scenario.constraints.patches if recipe.spread is None else (),
     )
     return replace(scenario, technique=technique, constraints=rules)
 

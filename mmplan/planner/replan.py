@@ -130,7 +130,9 @@ def strategy_of(plan: Plan, module: ModelModule) -> str:
     parts = []
     mesh = next((one for one in plan.meshes if module.name in one.modules), None)
     tp, replicas, dp = (mesh.tp, mesh.dp, mesh.dp) if mesh else (plan.tp, plan.dp * plan.cp, plan.dp)
-    if module.name in plan.spread:
+    if module.name in plan.patches:
+        parts.append(f"patches over {plan.width}")
+    elif module.name in plan.spread:
         parts.append(f"samples over {plan.width}")
     elif tp > 1:
         parts.append(f"TP {tp}")

@@ -22,7 +22,7 @@ class PlanSummary:
     `stage_bytes` sent between stages, `gradient_stage_bytes` of these as gradients, `reduce_bytes` of gradient buffers.
     `overlap_rate`: time in which a rank computes and communicates at once, over the time it communicates (1 when it
     never communicates). `recompute` is that of each stage; `schedule_gap`: by what part of its makespan a searched
-    schedule can be longer than the best of this cut; for `sharding` and `spread` see `Layout`.
+    schedule can be longer than the best of this cut; for `sharding`, `spread` and `patches` see `Layout`.
     `meshes` has a text for each where these are not all alike; `dp`, `tp` and `cp` are then those of the last.
     """
 
@@ -48,6 +48,7 @@ class PlanSummary:
     compression: str
     fp8: str
     spread: tuple[str, ...]
+    patches: tuple[str, ...]
     meshes: tuple[str, ...]
     recompute: tuple[str, ...]
     microbatch_size: int
@@ -97,6 +98,7 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         compression=plan.scenario.technique.compression,
         fp8=plan.scenario.technique.fp8,
         spread=plan.spread,
+        patches=plan.patches,
         meshes=_mesh_texts(plan),
         recompute=tuple(stage.recompute for stage in plan.stages),
         microbatch_size=plan.microbatch_size,

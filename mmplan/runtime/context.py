@@ -1,4 +1,5 @@
-"""Context parallelism: each of cp ranks has some rows of every packed microbatch of a language model.
+"""Context parallelism: each of cp ranks has some rows of every packed microbatch of a language model, or each of all
+ranks that share a stage some rows of the images of an encoder (patch groups).
 
 Rows are cut into 2 cp equal chunks; a rank has one from the front and its counterpart from the back. Keys and values of
 all rows are gathered for attention and again for its backward, so that between the two a rank keeps its own.
@@ -17,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from mmplan.cost_models.values import rows_of_context_rank
 from mmplan.runtime.attention import rope_table
 from mmplan.runtime.network import all_reduce, gather
-from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.runtime.tensor_sums import Peers, TensorRanks
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,8 @@ class OwnRowsOf:
         return mine, at.index_select(0, mine)
 
 
-def rows_of(lengths: Sequence[int], ranks: TensorRanks) -> OwnRowsOf:
-    assert ranks.context is not None
-    return OwnRowsOf(sum(lengths), ranks.context.degree, ranks.context.index)
+def rows_of(lengths: Sequence[int], peers: Peers) -> OwnRowsOf:
+    return OwnRowsOf(sum(lengths), peers.degree, peers.index)
 
 
 def rotate_own(x: Tensor, own: OwnRowsOf, lengths: Sequence[int], heads: int, dims: int | None) -> Tensor:
@@ -87,6 +87,7 @@ def own_attention(
     v: Tensor,
     own: OwnRowsOf,
     ranks: TensorRanks,
+    peers: Peers,
     *,
     lengths: Sequence[int],
     heads: int,
@@ -97,7 +98,7 @@ def own_attention(
     """A rank's queries against the keys and values of all rows: rows of q, k, v as the rank has them -> same rows."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = (_gather_rows(x, own, ranks) for x in (k, v))
+        keys, values = (_gather_rows(x, own, ranks, peers) for x in (k, v))
         return _attended(q, keys, values, own, lengths, heads, kv_heads, causal, sliding)
 
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in (q, k, v)):
@@ -193,14 +194,32 @@ def _mask(first: int, end: int, low: int, high: int, sliding: int | None, device
     return behind >= 0 if sliding is None else (behind >= 0) & (behind < sliding)
 
 
-def whole_states(x: Tensor, lengths: Sequence[int], ranks: TensorRanks) -> Tensor:
-    """All rows of a language model's states, of which a rank has its own; none are exchanged where there are none."""
-    own = rows_of(lengths, ranks)
-    return _gather_rows(x, own, ranks) if own.count else x
+def whole_states(x: Tensor, lengths: Sequence[int], ranks: TensorRanks, peers: Peers) -> Tensor:
+    """All rows of a language model's states, of which a rank has its own."""
+    return _gather_rows(x, rows_of(lengths, peers), ranks, peers)
 
 
-def _gather_rows(x: Tensor, own: OwnRowsOf, ranks: TensorRanks) -> Tensor:
-    result: Tensor = _GatherRows.apply(x, own, ranks)  # type: ignore[no-untyped-call]
+def all_rows(x: Tensor, own: OwnRowsOf, ranks: TensorRanks, peers: Peers, *, backward: bool) -> Tensor:
+    """All rows in their order, of which a rank has its own. Collective where there are rows."""
+    if not own.count:
+        return x
+    everything = x.new_empty(own.degree * x.shape[0], x.shape[1])
+    gather(everything, x.contiguous(), peers.group)
+    ranks.count(everything, backward=backward)
+    return everything.index_select(0, _order(own, x.device))
+
+
+def among_all(x: Tensor, own: OwnRowsOf) -> Tensor:
+    """A rank's rows at their places among all, zeros elsewhere."""
+    everything = x.new_zeros(own.degree * x.shape[0], x.shape[1])
+    everything[own.index * x.shape[0] : (own.index + 1) * x.shape[0]] = x
+    return everything.index_select(0, _order(own, x.device))
+
+
+def _gather_rows(x: Tensor, own: OwnRowsOf, ranks: TensorRanks, peers: Peers) -> Tensor:
+    if not own.count:
+        return x
+    result: Tensor = _GatherRows.apply(x, own, ranks, peers)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -208,23 +227,19 @@ class _GatherRows(torch.autograd.Function):
     """All rows in their order; the gradient of a rank's rows is summed over the ranks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, own: OwnRowsOf, ranks: TensorRanks) -> Tensor:
-        assert ranks.context is not None
-        ctx.own, ctx.ranks = own, ranks
-        everything = x.new_empty(own.degree * x.shape[0], x.shape[1])
-        gather(everything, x.contiguous(), ranks.context.group)
-        ranks.count(everything, backward=False)
-        return everything.index_select(0, _order(own, x.device))
+    def forward(ctx: Any, x: Tensor, own: OwnRowsOf, ranks: TensorRanks, peers: Peers) -> Tensor:
+        ctx.own, ctx.ranks, ctx.peers = own, ranks, peers
+        return all_rows(x, own, ranks, peers, backward=False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         own, ranks = ctx.own, ctx.ranks
         everything = gradients[0].new_zeros(own.degree * 2 * own.size, gradients[0].shape[1])
         everything.index_copy_(0, _order(own, gradients[0].device), gradients[0])
-        all_reduce(everything, ranks.context.group)
+        all_reduce(everything, ctx.peers.group)
         ranks.count(everything, backward=True)
         rows = 2 * own.size
-        return everything[own.index * rows : (own.index + 1) * rows], None, None
+        return everything[own.index * rows : (own.index + 1) * rows], None, None, None
 
 
 @lru_cache(maxsize=64)

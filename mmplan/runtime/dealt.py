@@ -1,13 +1,16 @@
-"""Modules that run whole on each rank that shares a stage: images or clips are dealt out over the ranks.
+"""Modules that run whole on each rank that shares a stage: images or clips are dealt out over the ranks, or rows of
+all images (patch groups) for the blocks of an encoder.
 
-What such a layer hands to another one of them stays a part. It becomes whole, once, where anything else or another
-stage reads it; its gradient is then each rank's part of theirs. What a dealt layer reads of others is a part of it, and
-the parts of that gradient are gathered.
+What such a layer hands to one of its own way stays a part. It becomes whole, once, where anything else reads it; its
+gradient is then each rank's part of theirs. What a dealt layer reads of others is a part of it: the parts of that
+gradient are gathered, but for the first layer in front of patch groups, which runs whole on every rank, each with the
+gradient of its own rows. Images that cross to another stage are made whole for that, rows are not.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +19,12 @@ from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.loads import output_lengths
 from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.context import OwnRowsOf, all_rows, among_all, rows_of
 from mmplan.runtime.network import all_reduce, gather_rows
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.scenario import Model
+
+Way = Literal["", "images", "rows"]
 
 
 def whole_key(producer: str) -> str:
@@ -26,9 +32,9 @@ def whole_key(producer: str) -> str:
     return f"{producer}.whole"
 
 
-def part_key(producer: str) -> str:
+def part_key(producer: str, way: Way = "images") -> str:
     """Of the gradient of a part of a producer's rows."""
-    return f"{producer}.part"
+    return f"{producer}.{way}"
 
 
 class Dealt:
@@ -37,32 +43,62 @@ class Dealt:
     Attributes:
         parts: layers of the stage whose output is a part.
         gathered: those of them that are made whole.
-        cut: producers with whole rows of which dealt layers read a part.
+        by_images: producers of which layers that are dealt out by images read a part, but have the gradient of all.
+        by_rows: producers with whole rows of which patch groups read a part.
     """
 
     def __init__(self, layers: Sequence[Layer], edges: Iterable[Edge], model: Model, ranks: TensorRanks | None) -> None:
         """`edges`: all that begin or end in the stage."""
-        spread = () if ranks is None else ranks.spread
-        here = {layer.id: layer.module in spread for layer in layers}
         self._model, self._ranks, self._peers = model, ranks, None if ranks is None else ranks.width
+        self._here, edges = {layer.id for layer in layers}, list(edges)
         self._edges = {edge.producer: edge for edge in edges}
-        self.parts = frozenset(name for name, is_dealt in here.items() if is_dealt)
-        of = [(edge.producer, edge.consumer) for edge in edges]
-        self.gathered = frozenset(a for a, b in of if a in self.parts and b not in self.parts)
-        self.cut = frozenset(a for a, b in of if a not in self.parts and b in self.parts)
+        self.parts = frozenset(layer.id for layer in layers if self.way(layer.id))
+        read = [(edge.producer, self.held(edge.producer, edges), self.way(edge.consumer)) for edge in edges]
+        own = [(edge.producer, self.way(edge.producer), self.way(edge.consumer)) for edge in edges]
+        inside = [place for place, edge in enumerate(edges) if edge.consumer in self._here]
+        self.gathered = frozenset(name for name, has, reads in own if name in self.parts and has != reads)
+        self.by_images = frozenset(read[at][0] for at in inside if read[at][1] != "images" == read[at][2])
+        self.by_rows = frozenset(read[at][0] for at in inside if read[at][1] == "" and read[at][2] == "rows")
+        self._held = {name: has for name, has, _ in read}
 
     def __bool__(self) -> bool:
         return bool(self.parts)
 
-    def part(self, producer: str, rows: Tensor, batch: Microbatch) -> Tensor:
+    def way(self, layer: str) -> Way:
+        """How a layer's rows are dealt out; images of another stage come whole."""
+        module, _, place = layer.rpartition(".")
+        if self._ranks is None or module not in self._ranks.spread:
+            return ""
+        if module in self._ranks.patches:
+            return "rows" if place.isdigit() else ""
+        return "images" if layer in self._here else ""
+
+    def held(self, producer: str, edges: Sequence[Edge] = ()) -> Way:
+        """What a rank has of a tensor: of one that came from another stage its rows, where patch groups read it."""
+        if not edges:
+            return self._held.get(producer, self.way(producer))
+        if producer in self._here:
+            return self.way(producer)
+        readers = {self.way(edge.consumer) for edge in edges if edge.producer == producer}
+        return "rows" if self.way(producer) == "rows" and readers == {"rows"} else ""
+
+    def sends_part(self, edge: Edge) -> bool:
+        """Whether a tensor crosses to another stage as each rank's rows."""
+        return self.way(edge.producer) == self.way(edge.consumer) == "rows"
+
+    def part(self, producer: str, rows: Tensor, batch: Microbatch, way: Way) -> Tensor:
         """This rank's part of all rows."""
+        if way == "rows":
+            return self._own(producer, batch).take(rows)
         lengths, first, last = self._lengths(producer, batch)
         return rows[sum(lengths[:first]) : sum(lengths[:last])].clone()
 
-    def whole(self, producer: str, part: Tensor, batch: Microbatch, *, backward: bool) -> Tensor:
+    def whole(self, producer: str, part: Tensor, batch: Microbatch, way: Way, *, backward: bool) -> Tensor:
         """All rows, of which every rank has its part. Collective where there are rows."""
-        lengths, _, _ = self._lengths(producer, batch)
         assert self._ranks is not None and self._peers is not None
+        if way == "rows":
+            return all_rows(part, self._own(producer, batch), self._ranks, self._peers, backward=backward)
+        lengths, _, _ = self._lengths(producer, batch)
         degree = self._peers.degree
         counts = [sum(lengths[slice(*_share(len(lengths), rank, degree))]) for rank in range(degree)]
         if not sum(counts):
@@ -70,6 +106,14 @@ class Dealt:
         result = gather_rows(part, counts, self._peers.group)
         self._ranks.count(result, backward=backward)
         return result
+
+    def placed(self, producer: str, part: Tensor, batch: Microbatch) -> Tensor:
+        """A rank's rows among all, zeros elsewhere: its part of a gradient that no rank needs whole."""
+        return among_all(part, self._own(producer, batch))
+
+    def _own(self, producer: str, batch: Microbatch) -> OwnRowsOf:
+        assert self._peers is not None
+        return rows_of(self._lengths(producer, batch)[0], self._peers)
 
     def summed(self, gradient: Tensor) -> Tensor:
         """The gradient of rows that all cp ranks have, of which each has what its own tokens gave."""
@@ -94,7 +138,8 @@ class Dealt:
         """What dealt modules read of a microbatch on this rank."""
         if not self.parts or self._ranks is None or self._peers is None:
             return batch
-        modules = [module for module in self._ranks.spread if module in batch.lengths]
+        dealt = [module for module in self._ranks.spread if module not in self._ranks.patches]
+        modules = [module for module in dealt if module in batch.lengths]
         lengths, raw = dict(batch.lengths), dict(batch.raw_lengths)
         context, inputs = dict(batch.context_lengths), dict(batch.inputs)
         for name in modules:

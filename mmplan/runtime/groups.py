@@ -81,6 +81,7 @@ def _tensor_ranks(
         context=None if context is None else Peers(layout.cp, shard // layout.tp, context),
         width=Peers(width, shard, whole),
         spread=layout.spread,
+        patches=layout.patches,
         stage=_own_group(ranks, rank, backend, timeout) if layout.spread else None,
     )
 

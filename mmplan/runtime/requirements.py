@@ -32,6 +32,7 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     _refuse_split_vocabulary(plan)
     _refuse_split_modules(plan)
     _refuse_split_rows(plan)
+    _refuse_mixed_readers(plan)
     _refuse_recomputation(plan)
     _refuse_split_backwards(plan)
     return plan.rank_count
@@ -111,6 +112,22 @@ def _refuse_split_rows(plan: Plan) -> None:
         dispatch = [op for op in layer.ops if isinstance(op, Dispatch)]
         if any(op.capacity is not None for op in dispatch):
             raise InputError(_of_cp(plan, f"'{layer.module}' drops tokens beyond an expert's capacity"))
+
+
+def _refuse_mixed_readers(plan: Plan) -> None:
+    """A tensor crosses to another stage as rows of each rank, or whole."""
+    graph, stage_of = build_graph(plan.scenario), plan.stage_of_layer()
+    readers: dict[tuple[str, int], set[bool]] = {}
+    for edge in graph.edges() if plan.patches and plan.width > 1 else ():
+        layout, target = plan.layout(0), stage_of[edge.consumer]
+        if layout.has_patches(graph.layer(edge.producer)) and stage_of[edge.producer] != target:
+            kinds = readers.setdefault((edge.producer, target), set())
+            kinds.add(layout.has_patches(graph.layer(edge.consumer)))
+            if len(kinds) > 1:
+                raise InputError(
+                    f"the plan cuts images along patches and stage {target} reads rows of {edge.producer} and also all "
+                    "of them, which this release does not execute: cut the stages elsewhere, or rehearse the plan"
+                )
 
 
 def _of_cp(plan: Plan, what: str) -> str:

@@ -179,10 +179,14 @@ class LayerStage(WeightedStage):
             if not is_dealt:
                 whole[layer.id] = values[layer.id]
             elif layer.id in self._dealt.gathered:
-                whole[layer.id] = self._dealt.whole(layer.id, values[layer.id], batch, backward=False)
+                way = self._dealt.way(layer.id)
+                whole[layer.id] = self._dealt.whole(layer.id, values[layer.id], batch, way, backward=False)
         if self._has_backward:
             self._in_flight[microbatch] = state
-        return {cut.activation: whole[cut.edge.producer].detach() for cut in self._outgoing}
+        return {
+            cut.activation: (values if self._dealt.sends_part(cut.edge) else whole)[cut.edge.producer].detach()
+            for cut in self._outgoing
+        }
 
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state, batch = self._in_flight.pop(microbatch), self._microbatches[microbatch]
@@ -237,7 +241,7 @@ class LayerStage(WeightedStage):
             if not cut.carries_grad:
                 continue
             name, like = cut.edge.producer, likes[cut.edge.producer]
-            is_part = name in self._dealt.parts
+            is_part = name in self._dealt.parts and not self._dealt.sends_part(cut.edge)
             shape = (self._dealt.rows(name, batch), like.shape[1]) if is_part else tuple(like.shape)
             if cut.gradient in received:
                 state.add(whole_key(name) if is_part else name, received[cut.gradient].view(like.dtype).view(shape))
@@ -253,16 +257,16 @@ class LayerStage(WeightedStage):
         state: InFlight,
     ) -> dict[str, Tensor]:
         """What the layer reads, cut off: all rows, or of a dealt layer this rank's."""
-        parts, inputs = self._dealt.parts, dict[str, Tensor]()
+        way, inputs = self._dealt.way(layer.id), dict[str, Tensor]()
         for name in self._reads[layer.id]:
             rescale = self._rescaling(name, layer)
-            if layer.id not in parts:
-                inputs[name] = cut_off(name, whole[name], state, whole_key(name) if name in parts else None, rescale)
-            elif name in parts:
+            if self._dealt.held(name) == way:
                 inputs[name] = cut_off(name, values[name], state, None, rescale)
+            elif not way:
+                inputs[name] = cut_off(name, whole[name], state, whole_key(name), rescale)
             else:
-                part = self._dealt.part(name, values[name], batch)
-                inputs[name] = cut_off(name, part, state, part_key(name), rescale)
+                part = self._dealt.part(name, whole[name], batch, way)
+                inputs[name] = cut_off(name, part, state, part_key(name, way), rescale)
         return inputs
 
     def _rescaling(self, producer: str, layer: Layer) -> Callable[[Tensor], Tensor] | None:
@@ -274,14 +278,18 @@ class LayerStage(WeightedStage):
 
     def _join_gradients(self, name: str, like: Tensor, state: InFlight, batch: Microbatch) -> None:
         """Gradients that came for all rows of a part, or for parts of all rows, are added to the producer's own."""
+        way = self._dealt.held(name)
         if name in self._dealt.gathered and whole_key(name) in state.gradients:
             whole = self._dealt.summed(state.gradients.pop(whole_key(name)))
-            state.add(name, self._dealt.part(name, whole, batch))
-        if name in self._dealt.cut and name in state.carrying:
+            state.add(name, self._dealt.part(name, whole, batch, way))
+        if name in self._dealt.by_images and name in state.carrying:
             part = state.gradients.pop(part_key(name), None)
             if part is None:  # this rank's part has no rows, but others' may have
                 part = torch.empty(0, like.shape[1], dtype=like.dtype, device=self.model.device)
-            state.add(name, self._dealt.once(self._dealt.whole(name, part, batch, backward=True)))
+            whole = self._dealt.whole(name, part, batch, "images", backward=True)
+            state.add(name, self._dealt.part(name, whole, batch, way) if way else self._dealt.once(whole))
+        if name in self._dealt.by_rows and part_key(name, "rows") in state.gradients:
+            state.add(name, self._dealt.placed(name, state.gradients.pop(part_key(name, "rows")), batch))
 
     def _compute(self, layer: Layer, inputs: Mapping[str, Tensor], batch: Microbatch, state: InFlight) -> Tensor:
         """The layer's output, detached."""

@@ -67,13 +67,14 @@ class SplitLayer(LayerModule):
         """Of another language model's states each cp rank has its rows; its part of the sequence may need others."""
         speakers = [name for name in inputs if name.rpartition(".")[0] in batch.labels]
         read = {name: batch.lengths[name.rpartition(".")[0]] for name in speakers}
-        return {**inputs, **{name: whole_states(inputs[name], read[name], self._ranks) for name in speakers}}
+        peers = self._ranks.peers(self._whole)
+        return {**inputs, **{name: whole_states(inputs[name], read[name], self._ranks, peers) for name in speakers}}
 
     def _own(self, batch: Microbatch) -> OwnRowsOf | None:
         """This rank's rows of a microbatch where cp ranks have others."""
         if self._ranks.shard(self._whole).cp == 1:
             return None
-        return rows_of(batch.lengths[self.layer.module], self._ranks)
+        return rows_of(batch.lengths[self.layer.module], self._ranks.peers(self._whole))
 
     def _run(self, op: Op, inputs: Sequence[Tensor | Blocks], batch: Microbatch) -> Tensor | Blocks:
         own = self._own(batch)
@@ -96,7 +97,7 @@ class SplitLayer(LayerModule):
             case CrossEntropy():
                 labels = batch.labels[self.layer.module]
                 return self._loss(joined(inputs[0]), labels if own is None else own.take(labels, NO_LABEL), batch)
-            case _ if norm_of_heads(op) and self._ranks.degree > 1:
+            case _ if norm_of_heads(op) and self._ranks.shard(self._whole).tp > 1:
                 return self._normed(op.name, joined(inputs[0]))
             case _:
                 return super()._run(op, inputs, batch)
@@ -147,6 +148,7 @@ class SplitLayer(LayerModule):
                     v,
                     own,
                     self._ranks,
+                    self._ranks.peers(self._whole),
                     lengths=window_lengths(lengths, op.window) if op.window is not None and cut else lengths,
                     heads=op.heads,
                     kv_heads=op.kv_heads,

@@ -49,9 +49,10 @@ class TensorRanks:
     """This rank's place among the `degree` ranks of its tensor-parallel group.
 
     `experts`: where these lie on more ranks. `context`: ranks with other rows of language models; `width`: all that
-    share a stage in one replica. `spread`: modules that each rank has whole, of which it takes some images or clips;
-    `stage`: all ranks that have these, those of all replicas. `forward_bytes`, `backward_bytes`: of tensors handed to
-    sums, gathers and exchanges since the start, by the pass they belong to.
+    share a stage in one replica. `spread`: modules that each rank has whole, of which it takes some images or clips, or
+    in the blocks of `patches` some rows of all; `stage`: all ranks that have these, those of all replicas.
+    `forward_bytes`, `backward_bytes`: of tensors handed to sums, gathers and exchanges since the start, by the pass
+    they belong to.
     """
 
     degree: int
@@ -61,6 +62,7 @@ class TensorRanks:
     context: Peers | None = None
     width: Peers | None = None
     spread: tuple[str, ...] = ()
+    patches: tuple[str, ...] = ()
     stage: dist.ProcessGroup | None = None
     forward_bytes: int = 0
     backward_bytes: int = 0
@@ -72,12 +74,22 @@ class TensorRanks:
     def shard(self, layer: Layer) -> Shard:
         """What of the layer is on a rank."""
         if layer.module in self.spread:
-            return Shard()
+            return Shard(cp=1 if self.width is None or not self.has_patches(layer) else self.width.degree)
         splits = self.context is not None and splits_rows(layer)
         cp = self.context.degree if self.context is not None and splits else 1
         if self.experts is None or not layer.has_experts:
             return Shard(tp=self.degree, cp=cp)
         return Shard(tp=self.degree, ep=self.experts.degree, etp=self.experts.tp, cp=cp)
+
+    def has_patches(self, layer: Layer) -> bool:
+        """Whether a rank has some rows of the layer's images, as `Layout.has_patches`."""
+        return layer.kind == "block" and layer.module in self.patches
+
+    def peers(self, layer: Layer) -> Peers:
+        """Ranks with other rows of the layer, where it has any."""
+        peers = self.width if self.has_patches(layer) else self.context
+        assert peers is not None
+        return peers
 
     def reduce(self, tensor: Tensor, *, backward: bool = False, largest: bool = False) -> None:
         """Sum (or maximum) over the ranks, in place; nothing is sent where there are no rows."""

@@ -1,5 +1,6 @@
 """`load_scenario`: from a YAML file to a checked `Scenario`, in the order a reader would check it."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,9 +179,27 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         fp8=_fp8(spec, cluster, document),
         sharding=tuple(spec.sharding),
         recompute=tuple(spec.recompute),
-        spread=spread_modules(spec.spread, model, (*at, "spread"), document),
+        spread=None if spec.spread == "any" else spread_modules(_names(spec.spread), model, (*at, "spread"), document),
+        patches=_patches(spec, model, document),
         modules=_own_ranks(spec, model, document),
     )
+
+
+def _names(spread: Collection[str] | None) -> tuple[str, ...] | None:
+    return None if spread is None else tuple(spread)
+
+
+def _patches(spec: ConstraintsSpec, model: Model, document: Document) -> tuple[str, ...] | None:
+    """Modules whose rows are to be cut; None: any whose can be."""
+    if not isinstance(spec.spread, dict):
+        return None if spec.spread == "any" else ()
+    raw = [module.name for module in model.modules if module.vision is not None or module.audio is not None]
+    wanted = tuple(name for name, way in spec.spread.items() if way == "patches")
+    for name in wanted:
+        if name not in raw:
+            hint = f"; modules that read images or sound: {listed(raw)}"
+            raise document.error(("constraints", "spread", name), f"'{name}' has no patches to cut{hint}")
+    return wanted
 
 
 def _fp8(spec: ConstraintsSpec, cluster: Cluster, document: Document) -> tuple[Fp8, ...]:

@@ -361,6 +361,8 @@ class Constraints:
     compression: tuple[Compression, ...] = ("none",)  # of gradients between replicas
     fp8: tuple[Fp8, ...] = ("none",)  # of products in blocks
     spread: tuple[str, ...] | None = None  # modules that run whole on part of the samples; None leaves the choice
+    # those of them, or where the choice is left those of any, that may cut the rows of their images instead; None: all
+    patches: tuple[str, ...] | None = ()
     modules: tuple[OwnRanks, ...] | None = ()  # modules with ranks of their own, (): none; None leaves the choice
 
     def forbidding(self, what: Forbidden) -> frozenset[str]:

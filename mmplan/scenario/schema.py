@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from mmplan.scenario.schema_base import NAME_OR_MAPPING, Count, Layers, ModuleName, Name, Strict, Width
+from mmplan.scenario.schema_base import NAME_OR_MAPPING, Count, Layers, ModuleName, Name, Spread, Strict, Width
 from mmplan.scenario.schema_cluster import ClusterSpec
 from mmplan.scenario.schema_values import (
     Compressions,
@@ -282,8 +282,10 @@ class ConstraintsSpec(Strict):
     vp: CountOrList = Field(default=[], description="allowed chunks of layers per rank (several: interleaved 1F1B)")
     sharding: Shardings = Field(default=[], description="allowed ZeRO shardings over the replicas")
     recompute: Recomputes = Field(default=[], description="what stages may recompute; full: also part of the blocks")
-    spread: list[ModuleName] | None = Field(
-        default=None, description="modules not split by tp, each rank running part of the samples; default: as is best"
+    spread: Spread | None = Field(
+        default=None,
+        description="modules not split by tp: each rank runs them on some images or clips, or with {NAME: patches} on "
+        "some rows of all of them; default: split or by images, as is best; any: also by patches",
     )
     offload: Offloads = Field(
         default=["none"],

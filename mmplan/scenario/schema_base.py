@@ -1,8 +1,8 @@
 """What every form of a scenario file is made of: the strict model and the bounded names and numbers."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from mmplan.scenario.document import did_you_mean, listed
@@ -35,3 +35,9 @@ class Strict(BaseModel):
 
 # "a name, or a mapping": which of the two follows from what stands in the file, so that messages speak of that one.
 NAME_OR_MAPPING = Discriminator(lambda value: "mapping" if isinstance(value, dict | BaseModel) else "name")
+Spread = Annotated[
+    Annotated[Literal["any"], Tag("name")]
+    | Annotated[list[ModuleName], Tag("list")]
+    | Annotated[dict[ModuleName, Literal["images", "patches"]], Field(max_length=50), Tag("mapping")],
+    Discriminator(lambda given: {list: "list", dict: "mapping"}.get(type(given), "name")),
+]

@@ -46,6 +46,7 @@ def random_job(seed: int) -> Scenario:
         recompute=("none", "full") if random.random() < 0.5 else (),
         memory_headroom=0.0,
         vp=CHUNKS,
+        patches=None if seed % 4 == 1 else (),
         etp=(int(np.random.default_rng((seed, 1)).choice([1, 2])),) if seed % 10 == 3 else (),
     )
     return replace(job, cluster=_cluster(random), constraints=rules)

@@ -16,6 +16,7 @@ import numpy as np
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.degrees import divides, tp_degrees
+from mmplan.cost_models.patches import patch_modules
 from mmplan.planner.configuration import Configuration, divisors
 from mmplan.planner.contract import contract
 from mmplan.planner.cut_plan import plan_from_cut
@@ -82,6 +83,8 @@ def random_plan(seed: int, models: tuple[str, ...] = MODELS) -> Plan:
     schedule = SCHEDULES[int(random.integers(len(SCHEDULES)))]
     modules = [module for module in scenario.model.modules if module.kind != "language_model"]
     spread = tuple(m.name for m in modules if not divides(m, width) or (width * cp > 1 and random.random() < 0.2))
+    cut = np.random.default_rng((seed, 1)).random() < 0.4
+    patches = tuple(name for name in patch_modules(scenario.model) if name in spread and cut)
     configuration = Configuration(
         tp=width,
         dp=dp,
@@ -91,6 +94,7 @@ def random_plan(seed: int, models: tuple[str, ...] = MODELS) -> Plan:
         etp=etp,
         sharding=SHARDINGS[int(random.integers(len(SHARDINGS)))] if dp * cp > 1 else "none",
         spread=spread,
+        patches=patches,
         microbatch_size=microbatch_size,
         microbatches=microbatches,
         schedule="gpipe" if schedule == "gpipe" else "1f1b",

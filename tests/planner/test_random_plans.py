@@ -13,4 +13,5 @@ def test_every_random_plan_is_sound_and_all_kinds_occur(request: pytest.FixtureR
     for degree in ("tp", "cp", "dp", "pp", "ep"):
         assert any(getattr(plan, degree) > 1 for plan in plans), degree
     assert any(plan.spread for plan in plans)
+    assert any(plan.patches for plan in plans)
     assert any(len({stage.recompute for stage in plan.stages}) > 1 for plan in plans)

@@ -39,6 +39,10 @@ TALKER = (
     (*VISION, *AUDIO, "llm.embed", "llm.0-5"),
     ("llm.head", "llm.loss", "talker.embed", "talker.0-1", "talker.head", "talker.loss"),
 )
+HALVES = (
+    ("vision.embed", "vision.0-1", *AUDIO),
+    ("vision.2-3", "projector.0", "llm.embed", "llm.0-5", "llm.head", "llm.loss"),
+)
 ONE_STAGE = (tuple(layer for stage in TWO_STAGES for layer in stage),)
 
 
@@ -68,6 +72,7 @@ def tensor_cases() -> dict[str, Plan]:
         **split,
         **_context_cases(models),
         **_dealt_cases(models),
+        **_patch_cases(models),
         **_expert_cases(models["experts, latent attention and DeepStack"]),
         **meshed_cases(models),
     }
@@ -93,19 +98,41 @@ def _context_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
 def _dealt_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
     """Encoders whole on both ranks, each with some of the images and clips."""
     tiny, encoders = models["1f1b"], ("vision", "projector", "audio", "audio_projector")
-    halves = (
-        ("vision.embed", "vision.0-1", *AUDIO),
-        ("vision.2-3", "projector.0", "llm.embed", "llm.0-5", "llm.head", "llm.loss"),
-    )
     plans = {
         "images and clips dealt out": hand_plan(models["cross-attention in two stages"], TWO_STAGES),
-        "an encoder in two stages dealt out": hand_plan(tiny, halves),
+        "an encoder in two stages dealt out": hand_plan(tiny, HALVES),
         "dealt out, two replicas that share weights": replace(
             hand_plan(tiny, ONE_STAGE, dp=2, microbatch_size=3), sharding="parameters"
         ),
     }
     dealt = {name: replace(plan, tp=TP, spread=encoders) for name, plan in plans.items()}
     return {**dealt, "a projector dealt out": replace(hand_plan(tiny, TWO_STAGES), tp=TP, spread=("projector",))}
+
+
+def _patch_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
+    """Rows of all images on every rank that shares a stage."""
+    tiny, encoders = models["1f1b"], ("vision", "projector", "audio", "audio_projector")
+    one = hand_plan(tiny, ONE_STAGE, microbatch_size=2)
+    recomputed = tuple(replace(stage, recompute="full") for stage in one.stages)
+    beside = replace(hand_plan(tiny, TWO_STAGES), tp=TP, patches=("vision",))
+    halves = replace(hand_plan(tiny, HALVES), tp=TP, patches=("vision",))
+    frozen = hand_plan(models["frozen vision encoder"], TWO_STAGES)
+    deep = hand_plan(models["experts, latent attention and DeepStack"], DEEP)
+    shared = hand_plan(tiny, ONE_STAGE, dp=2, microbatch_size=3)
+    return {
+        "patches, a projector with images": replace(beside, spread=encoders),
+        "patches, a projector in columns": replace(beside, spread=("vision",)),
+        "patches in two stages": replace(halves, spread=encoders),
+        "patches and rows, recomputed": replace(
+            one, tp=TP, cp=2, spread=encoders, patches=("vision", "audio"), stages=recomputed
+        ),
+        "patches over rows of text": replace(one, cp=4, spread=("vision",), patches=("vision",)),
+        "patches of a frozen encoder": replace(frozen, tp=TP, spread=encoders, patches=("vision",)),
+        "patches under DeepStack": replace(deep, tp=TP, spread=("vision", "projector", "deep"), patches=("vision",)),
+        "patches, replicas that share weights": replace(
+            shared, tp=TP, spread=encoders, patches=("vision",), sharding="parameters"
+        ),
+    }
 
 
 def _expert_cases(experts: Scenario) -> dict[str, Plan]:

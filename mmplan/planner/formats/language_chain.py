@@ -116,7 +116,7 @@ def without_spread(draft: Draft, target: str) -> Draft:
     """
     plan = draft.plan
     if not plan.spread or plan.width == 1:
-        return replace(draft, plan=replace(plan, spread=()))
+        return replace(draft, plan=replace(plan, spread=(), patches=()))
     for name in plan.spread:
         module = plan.scenario.model.module(name)
         if not divides(module, plan.tp):
@@ -126,4 +126,4 @@ def without_spread(draft: Draft, target: str) -> Draft:
             )
     names = " and ".join(plan.spread)
     instead = f"splits {names} by tp" if plan.tp > 1 else f"runs {names} in full on every rank of cp"
-    return draft.changed(repriced(plan, spread=()), f"{target} {instead} instead of dealing samples out")
+    return draft.changed(repriced(plan, spread=(), patches=()), f"{target} {instead} instead of dealing samples out")

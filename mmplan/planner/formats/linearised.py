@@ -70,8 +70,20 @@ def repriced(
     cut = stages or [stage.layers for stage in plan.stages]
     if levels is None and stages is None:
         levels = [stage.recompute for stage in plan.stages]
-    names = ("dp", "tp", "cp", "ep", "etp", "sharding", "spread", "microbatch_size", "microbatches", "meshes")
-    known: dict[str, Any] = {name: getattr(plan, name) for name in names} | degrees
+    names = (
+        "dp",
+        "tp",
+        "cp",
+        "ep",
+        "etp",
+        "sharding",
+        "spread",
+        "patches",
+        "microbatch_size",
+        "microbatches",
+        "meshes",
+    )
+    known: dict[str, Any] = {name: getattr(plan, name) for name in (*names, "patches")} | degrees
     known["mesh_stages"] = tuple(
         sum(module_of(layers[0]) in mesh.modules for layers in cut) for mesh in known["meshes"]
     )

@@ -115,7 +115,7 @@ def _as_replicas(draft: Draft) -> tuple[Draft, tuple[str, ...]]:
     plan = draft.plan
     if not plan.spread or plan.width == 1:
         return draft, ()
-    if plan.microbatch_size % plan.width == 0 and all(_whole(plan, name) for name in plan.spread):
+    if plan.microbatch_size % plan.width == 0 and not plan.patches and all(_whole(plan, name) for name in plan.spread):
         return draft, plan.spread
     return without_spread(draft, TARGET), ()
 

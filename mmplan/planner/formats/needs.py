@@ -54,8 +54,12 @@ def _degrees(plan: Plan) -> Found:
         if plan.etp > 1:
             yield "tensor parallel experts", f"etp={plan.etp}"
     if plan.spread and plan.width > 1:
-        names = " and ".join(plan.spread)
-        yield "spread modules", f"{names} whole on each of {plan.width} ranks, which take samples in turn"
+        if by_samples := [name for name in plan.spread if name not in plan.patches]:
+            names = " and ".join(by_samples)
+            yield "spread modules", f"{names} whole on each of {plan.width} ranks, which take samples in turn"
+        if plan.patches:
+            names = " and ".join(plan.patches)
+            yield "patch groups", f"{names} whole on each of {plan.width} ranks, which take rows of every image"
     for mesh in plan.meshes:
         yield "modules on meshes of their own", f"{' and '.join(mesh.modules)} on {mesh}"
     cluster = plan.scenario.cluster

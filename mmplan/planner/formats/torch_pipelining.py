@@ -95,4 +95,6 @@ def mesh_document(plan: Plan) -> dict[str, object]:
         document["offload_policy"] = "CPUOffloadPolicy"
     if plan.spread:
         document["spread"] = list(plan.spread)
+    if plan.patches:
+        document["patches"] = list(plan.patches)
     return document

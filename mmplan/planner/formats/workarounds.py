@@ -94,4 +94,4 @@ def filled_up(draft: Draft, target: str) -> Draft:
     return draft
 
 
-SPLIT: Mapping[str, Workaround] = {"spread modules": without_spread}
+SPLIT: Mapping[str, Workaround] = dict.fromkeys(("spread modules", "patch groups"), without_spread)
