@@ -93,9 +93,10 @@ def test_an_encoder_that_drops_class_tokens_is_refused_by_name() -> None:
         optimize(replace(scenario, constraints=rules))
 
 
-def test_frameworks_without_patch_groups_refuse_or_split_by_tp(plan: Plan) -> None:
-    for export in (export_jax, export_cornstarch):
-        with pytest.raises(CheckError, match=r"patch groups|spread modules"):
-            export(plan)
+def test_frameworks_without_patch_groups_refuse_or_say_what_they_do_instead(plan: Plan) -> None:
+    with pytest.raises(CheckError, match="Cornstarch cannot run spread modules"):
+        export_cornstarch(plan)
+    told = [loss.sentence for loss in export_jax(plan).losses]
+    assert "JAX deals whole images of vision out instead of their patches" in told
     changed = without_spread(Draft(plan=plan), "Megatron-LM")
     assert (changed.plan.spread, changed.plan.patches) == ((), ()) and len(changed.losses) == 1

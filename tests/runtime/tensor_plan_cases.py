@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from gradient_cases import CPU, PROCESSES, cases, perturb, trained_weights
 from meshed_plan_cases import meshed_cases
-from tiny_plans import AUDIO, TWO_STAGES, VISION, hand_plan
+from tiny_plans import AUDIO, TWO_STAGES, VISION, changed_module, hand_plan
 from torch import Tensor
 
 from mmplan.cost_models.analytic import AnalyticCostModel
@@ -127,6 +127,9 @@ def _patch_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
             one, tp=TP, cp=2, spread=encoders, patches=("vision", "audio"), stages=recomputed
         ),
         "patches over rows of text": replace(one, cp=4, spread=("vision",), patches=("vision",)),
+        "patches in windows, norms of heads": replace(
+            changed_module(beside, "vision", window_tokens=24, global_layers=(2,), qk_norm=True), spread=encoders
+        ),
         "patches of a frozen encoder": replace(frozen, tp=TP, spread=encoders, patches=("vision",)),
         "patches under DeepStack": replace(deep, tp=TP, spread=("vision", "projector", "deep"), patches=("vision",)),
         "patches, replicas that share weights": replace(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_plans import FOUR_STAGES, TWO_STAGES, hand_plan, tiny_scenario
+from tiny_plans import FOUR_STAGES, TWO_STAGES, changed_module, hand_plan, tiny_scenario
 
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan, scenario_hash
@@ -132,15 +132,6 @@ def test_tensor_parallel_training_follows_one_process_and_sums_the_predicted_byt
     assert checked == {"sent_bytes", "reduce_bytes", "tensor_bytes"}
     assert validation.passed
     assert all(rank.tensor_bytes > 0 and rank.transfer_s > 0 for rank in run.ranks)
-
-
-def changed_module(plan: Plan, name: str, **changes: object) -> Plan:
-    """The plan with other numbers in a module's transformer."""
-    modules = tuple(
-        replace(m, transformer=replace(m.transformer, **changes)) if m.name == name and m.transformer else m
-        for m in plan.scenario.model.modules
-    )
-    return replace(plan, scenario=replace(plan.scenario, model=replace(plan.scenario.model, modules=modules)))
 
 
 def test_what_tensor_parallel_ranks_do_not_share_is_refused_with_the_constraint() -> None:

@@ -1,6 +1,7 @@
 """Plans made by hand for runtime tests: stages given as short layer ids, numbers from the cost model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mmplan.cost_models.analytic import AnalyticCostModel
@@ -61,3 +62,12 @@ def hand_plan(
         stages=tuple(parts),
         certificate=Certificate(objective_s=1.0, bound_s=0.0, gap=1.0, status="given", wall_s=0.0),
     )
+
+
+def changed_module(plan: Plan, name: str, **changes: object) -> Plan:
+    """The plan with other numbers in a module's transformer."""
+    modules = tuple(
+        replace(m, transformer=replace(m.transformer, **changes)) if m.name == name and m.transformer else m
+        for m in plan.scenario.model.modules
+    )
+    return replace(plan, scenario=replace(plan.scenario, model=replace(plan.scenario.model, modules=modules)))

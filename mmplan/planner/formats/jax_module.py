@@ -15,14 +15,15 @@ from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.jax_mesh import Axes, MeshAxes, mesh_axes
 from mmplan.planner.formats.jax_specs import Parameter, Spec, layer_parameters
 from mmplan.planner.formats.torchrun_head import title
-from mmplan.planner.formats.workarounds import Workaround, filled_up, worked_around
+from mmplan.planner.formats.workarounds import Workaround, filled_up, images_whole, worked_around
 from mmplan.planner.plan import Plan
 from mmplan.scenario.layer_ids import shorten_ids
 
 TARGET = "jax"
-WORKAROUNDS: Mapping[str, Workaround] = dict.fromkeys(
-    ("samples of unlike length", "samples of unlike length between stages"), filled_up
-)
+WORKAROUNDS: Mapping[str, Workaround] = {
+    **dict.fromkeys(("samples of unlike length", "samples of unlike length between stages"), filled_up),
+    "patch groups": images_whole,
+}
 _MESH = '''
 
 def mesh(devices, stage=0):

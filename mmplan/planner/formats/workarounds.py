@@ -76,6 +76,13 @@ def with_technique(draft: Draft, sentence: str, **changes: Any) -> Draft:
     return draft.changed(replace(plan, scenario_hash=scenario_hash(changed)), sentence)
 
 
+def images_whole(draft: Draft, target: str) -> Draft:
+    """Whole images on each rank in place of rows of all."""
+    names = " and ".join(draft.plan.patches)
+    sentence = f"{target} deals whole images of {names} out instead of their patches"
+    return draft.changed(repriced(draft.plan, patches=()), sentence)
+
+
 def by_ring(draft: Draft, target: str) -> Draft:
     """Keys and values around a ring in place of an all-to-all."""
     return with_technique(draft, f"{target} passes keys and values around a ring", context_parallel="ring")
