@@ -78,6 +78,7 @@ FITTED: dict[str, dict[str, Any]] = {
     },
     "dbrx": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "attn_config": {"rope_theta": 1e4}},
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "embedding_gemma2": {"audio_config": {}, "vision_config": {}},
     "emu3": {"vocabulary_map": {"<image>": 151851}},
     "exaone4_5": {"vision_config": {"out_hidden_size": 4096}},
     "gemma3": {"mm_tokens_per_image": 49},

@@ -84,6 +84,7 @@ KIMI = {**APERTUS_TEXT, "num_hidden_layers": 5, "num_key_value_heads": 4, "vocab
 KIMI |= {"kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "linear_num_heads": 4}
 KIMI |= {"linear_head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 T5 = {**APERTUS_TEXT, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500}
+GEMMA = {**T5, "hidden_size_per_layer_input": 24, "embedding_dim": 40, "global_head_dim": 32}
 DBRX = {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 500, "attn_config": {"kv_n_heads": 2}}
 DBRX |= {"ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}}
 DBRX["attn_config"] |= {"rope_theta": 1e4}
@@ -150,6 +151,7 @@ FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
         },
     ),
+    "embedding_gemma2": ("embedding_gemma2", "EmbeddingGemma2Model", {"text_config": GEMMA}),
     "mpt": ("mpt", "MptForCausalLM", {"d_model": 64, "n_heads": 4, "n_layers": 2, "expansion_ratio": 3}),
     "dbrx": ("dbrx", "DbrxForCausalLM", DBRX),
     "t5gemma": (

@@ -96,6 +96,7 @@ def deciding(config: Fields, name: str) -> Model:
 PARTS = {
     "cohere_compass_text",
     "cosmos3_edge_text",
+    "embedding_gemma2_text",
     "deepseek_ocr2_text",
     "dia_text",
     "kyutai_text",
@@ -214,6 +215,7 @@ FAMILIES: Mapping[str, Callable[[Fields, str], Model]] = {
     "deepseek_vl_v2": deepseek_ocr.deepseek_vl_v2,
     "unlimited_ocr": deepseek_ocr.unlimited,
     "deepseek_vl": llava_like.two_linears,
+    "embedding_gemma2": gemma_families.embedding_gemma2,
     "encoder-decoder": decoders.words_to_words,
     "exaone4_5": llava_like.qwen_vl,
     "gemma3": llava_like.gemma3,

@@ -47,19 +47,47 @@ def form_of_gemma4(text: Fields, shape: Transformer) -> Form | None:
     return Form(blocks=((shape.layers - shared, (Usual(), *further)), (shared, late)))
 
 
-def per_layer_steps(text: Fields, shape: Transformer, width: int) -> Steps:
+def per_layer_steps(text: Fields, shape: Transformer, width: int, *, table: bool = True) -> Steps:
     """A gate on the block's rows opens what its own table and a projection of the embeddings give of each token. The
     projection is priced on the block's rows, so what plans send between stages lacks the embeddings."""
     if not width:
         return ()
     size = text.optional("vocab_size_per_layer_input") or text.count("vocab_size")
-    own = Fork(left=(Dense(width=width, bias=False),), right=(Look(size=size, width=width),))
+    own: Step = Dense(width=width, bias=False)
+    if table:
+        own = Fork(left=(own,), right=(Look(size=size, width=width),))
     gate: Steps = (Dense(width=width, bias=False), Active())
     opened = Fork(left=gate, right=(own,), product=True)
     text.log.notes.append(
         "tables of each block: the embeddings that every block reads again are not sent between stages"
     )
     return (residual(opened, Dense(width=shape.hidden, bias=False), RMS),)
+
+
+def embedding(text: Fields, shape: Transformer) -> Transformer:
+    """EmbeddingGemma 2: blocks that see both sides, in windows but for every sixth layer, which has wider heads."""
+    often = text.optional("sliding_window_pattern", most=2_000) or 6
+    full = {*full_layers(text, shape.layers, often), shape.layers - 1}  # the class makes the last layer a full one
+    shape = replace(shape, qk_norm=True, post_norms=True, causal=False)
+    window = 2 * text.count("sliding_window", most=100_000_000) + 1
+    given = text.get("per_layer_config") is not None  # says all there is to say of single layers
+    wide = shape.head_dim if given else text.optional("global_head_dim") or 512
+    kv_heads = shape.kv_heads if given else text.optional("num_global_key_value_heads") or 1
+    if shape.heads % kv_heads:
+        raise text.error("num_global_key_value_heads", f"{shape.heads} heads are not a multiple of {kv_heads}")
+
+    def block(index: int, plain: Transformer) -> Transformer:
+        if index in full:
+            return replace(plain, head_dim=wide, kv_heads=kv_heads)
+        return replace(plain, window_tokens=window)
+
+    return each(shape, block)
+
+
+def form_of_embedding(text: Fields, shape: Transformer) -> Form:
+    """Each block's own rows come of a linear on the embeddings alone."""
+    width = text.count("hidden_size_per_layer_input")
+    return Form(blocks=((shape.layers, (Usual(), *per_layer_steps(text, shape, width, table=False))),))
 
 
 def per_layer_norm(text: Fields, shape: Transformer) -> int:

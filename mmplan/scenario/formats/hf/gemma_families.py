@@ -8,8 +8,8 @@ from mmplan.scenario.formats.hf.text import text_module
 from mmplan.scenario.formats.hf.towers import tower_of
 from mmplan.scenario.formats.hf.vit import bare, vision_module
 from mmplan.scenario.formats.hf_fields import Fields
-from mmplan.scenario.formats.hf_modules import merged, projector_module
-from mmplan.scenario.scenario import AudioInput, Model, ModelModule, VisionInput
+from mmplan.scenario.formats.hf_modules import edge, merged, projector_module
+from mmplan.scenario.scenario import AudioInput, Model, ModelModule, TextInput, VisionInput
 from mmplan.scenario.steps import Dense, Kept, Normed
 
 
@@ -28,6 +28,17 @@ def gemma4(config: Fields, name: str) -> Model:
         heard = projector_module((width, llm.output_width), name="audio_projector", modality="audio", bias=False)
         ways.append((audio, out, heard))
     return merged(name, llm, *ways)
+
+
+def embedding_gemma2(config: Fields, name: str) -> Model:
+    """Gemma 4's encoders in front of blocks that see both sides, and one linear behind them."""
+    model = gemma4(config, name)
+    llm = replace(model.module("llm"), kind="text_encoder", text=TextInput(positions="rotary"))
+    out = config.part("text_config").count("embedding_dim")
+    last = projector_module((llm.output_width, out), name="embedding", modality="text", bias=False)
+    return replace(
+        model, modules=(*model.modules[:-1], llm, last), edges=(*model.edges, edge("llm", "embedding", "input"))
+    )
 
 
 def gemma3n(config: Fields, name: str) -> Model:

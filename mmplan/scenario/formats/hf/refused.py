@@ -11,7 +11,7 @@ _PROTEIN = "it reads proteins"
 REFUSED: Mapping[str, str] = {
     "blt": "a second model cuts its bytes into patches of unlike lengths, so its rows follow from no size of a sample",
     "deepseek_v4": "its keys are compressed over windows before an index chooses among them, which has no reader here",
-    "diffusion_gemma": "its decoder denoises blocks of text whose keys its encoder holds on the same weights, and a layer "
+    "diffusion_gemma": "its decoder denoises blocks of text that its encoder reads with the same weights, and a layer "
     "here runs once",
     "inkling2_loop": "its middle layers run several times on the same weights, and a layer here runs once",
     **dict.fromkeys(
@@ -41,7 +41,6 @@ REFUSED: Mapping[str, str] = {
         ("gemma4_assistant", "gemma4_unified_assistant"),
         "it drafts words from the keys and values of another model: give that model's config",
     ),
-    "embedding_gemma2": "it is an encoder of a kind that has no reader here",
     **dict.fromkeys(
         ("deepseek_ocr2_vision", "unlimited_ocr_vision", "t5gemma2_encoder"),
         "it is a part of a model: give the config of the whole one",

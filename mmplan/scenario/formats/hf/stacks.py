@@ -84,6 +84,9 @@ STACKS: Mapping[str, Stack] = {
         adapt=(experts.mixtral_experts,),
     ),
     "deepseek_v32": DSA,
+    "embedding_gemma2_text": replace(
+        BIASED, shape=GEMMA, adapt=(gemma.embedding,), form=gemma.form_of_embedding, stored=gemma.per_layer_norm
+    ),
     "ernie4_5": Stack(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
     "idefics": Stack(),
     "ernie4_5_moe": Stack(
