@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
@@ -39,13 +40,62 @@ class Place:
     """Where a rank's parameter lies in that of the whole model: its name and shape there, and the first element.
 
     What lies beyond the end is padding, which is zero and stays so. `writes`: whether this rank writes to checkpoints
-    what others hold as well; None: it takes turns with its replicas.
+    what others hold as well; None: it takes turns with its replicas. `cut`: where the rank has a part of each of some
+    sections of equal size (queries, keys and values in one matrix). `repeated`: another rank that shares the layer has
+    all the same of it, and writes it.
     """
 
     name: str
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     writes: bool | None = None
+    cut: "Cut | None" = None
+    repeated: bool = False
+
+    def boxes(self, own: Box) -> Iterator[tuple[Box, tuple[slice, ...]]]:
+        """The boxes of the whole parameter that a box of the rank's is, and where each lies in it."""
+        if self.cut is None:
+            moved = own.moved(self.offset)
+            box = moved.common(whole(self.shape))
+            if box is not None:  # else nothing but padding
+                yield box, box.within(moved)
+            return
+        dim, sections = self.cut.dim, self.cut.sections
+        size, part = self.shape[dim] // sections, self.shape[dim] // sections // self.cut.degree
+        for section in range(sections):
+            first = tuple(section * part if d == dim else 0 for d in range(len(self.shape)))
+            inside = tuple(part if d == dim else length for d, length in enumerate(self.shape))
+            common = own.common(Box(first, inside))
+            if common is not None:
+                by = [a + (section * (size - part) if d == dim else 0) for d, a in enumerate(self.offset)]
+                yield common.moved(by), common.within(own)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A parameter of whose `sections` along a dimension each of `degree` ranks has an equal part."""
+
+    dim: int
+    sections: int
+    degree: int
+
+    def own(self, tensor: Tensor, index: int) -> Tensor:
+        """The part of the rank `index`."""
+        sections = tensor.chunk(self.sections, self.dim)
+        return torch.cat([section.chunk(self.degree, self.dim)[index] for section in sections], self.dim)
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """The whole of the parts of all ranks."""
+        by_rank = [part.chunk(self.sections, self.dim) for part in parts]
+        return torch.cat([section for sections in zip(*by_rank, strict=True) for section in sections], self.dim)
+
+    def place(self, name: str, own: Parameter, index: int) -> Place:
+        """Where the part of the rank `index` lies."""
+        length = own.shape[self.dim] * self.degree
+        shape = tuple(length if dim == self.dim else size for dim, size in enumerate(own.shape))
+        first = length // self.sections // self.degree * index
+        offset = tuple(first if dim == self.dim else 0 for dim in range(own.dim()))
+        return Place(name=name, shape=shape, offset=offset, cut=self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

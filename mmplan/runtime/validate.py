@@ -115,7 +115,7 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
             rows.append(_row("peak_memory_bytes", index, expected, expected, memory, allowed))
     if max(widths(plan)) > 1 and not run.rehearsed:
         for index, size in enumerate(tensor_bytes(plan, graph, steps.program, loads)):
-            rows.append(_row("tensor_bytes", index, size, size, run.ranks[index].tensor_bytes, 0.0))
+            rows.append(_row("tensor_bytes", index, size, size, run.ranks[index].tensor_bytes, exact))
     overlap = [overlap_rate(step.timeline) for step in (planned, replayed, steps.measured)]
     return Validation(
         rehearsed=run.rehearsed,

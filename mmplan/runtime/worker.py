@@ -32,7 +32,7 @@ from mmplan.runtime.failure import described, trace_of
 from mmplan.runtime.finite import require_numbers
 from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.save_weights import save_weights
-from mmplan.runtime.ghost.train import prepare_job
+from mmplan.runtime.ghost.train import JobGroups, prepare_job
 from mmplan.runtime.groups import GroupOf, group_maker, peer_pairs, replica_group, tensor_ranks
 from mmplan.runtime.health.run_health import RunHealth
 from mmplan.runtime.limits import limits, time_scale
@@ -125,9 +125,8 @@ def run_worker(
             prepared = prepare_rehearsal(plan, rank, scale, groups.replicas)
         elif options.job is not None:
             job = load_job(options.job, options.data)
-            prepared = prepare_job(
-                plan, job, rank, device, groups.replicas, groups.more, options.weights, start.samples
-            )
+            own = JobGroups(replicas=groups.replicas, tensor=groups.tensor, more=groups.more)
+            prepared = prepare_job(plan, job, rank, device, own, note, options.weights, start.samples)
         else:
             prepared = prepare_training(plan, rank, device, groups.tensor, groups.replicas)
         resumed = start.load(plan, prepared.stages, prepared.scales)
@@ -143,7 +142,8 @@ def run_worker(
             shown = (on_step, note)
             run = _run(plan, options, groups, prepared, device, scale, watch, shown, start.steps, checkpoints)
         if options.save_weights is not None and prepared.model is not None:
-            save_weights(options.save_weights, prepared.model, prepared.stages, replica=place_of(plan, rank).replica)
+            place = place_of(plan, rank)
+            save_weights(options.save_weights, prepared.model, prepared.stages, groups.tensor, replica=place.replica)
         _leave(watch)
         return run and replace(run, resumed=resumed)
     except BaseException as error:

@@ -184,13 +184,14 @@ class _Runs:
         return runs
 
     def moved_job(self, plans: list[Plan]) -> list[Measurement | None]:
-        """The fourth step of a job under its own plan and under two other ones, and its weights saved by each; by the
+        """The fourth step of a job under its own plan and under three other ones, and its weights saved by each; by the
         second once more, without a step."""
         runs = []
         if self._rank == 0:
             ready = self._folder / "job llava, unbroken"
-            shutil.copytree(ready, self._folder / "job llava, ZeRO-3", dirs_exist_ok=True)  # others may be here already
-        for part, plan in zip(("unbroken", "resumed", "ZeRO-3"), plans, strict=True):
+            for part in ("ZeRO-3", "split"):
+                shutil.copytree(ready, self._folder / f"job llava, {part}", dirs_exist_ok=True)  # others may be here
+        for part, plan in zip(("unbroken", "resumed", "ZeRO-3", "split"), plans, strict=True):
             folder = self._folder / f"job llava, {part}"
             going_on = Checkpoints(folder=folder, resume=folder)
             runs.append(self._run(plan, 4, going_on, JOBS["llava"], self._folder / f"{part} weights"))

@@ -9,27 +9,32 @@ from datetime import timedelta
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from ghost_models import FAMILIES
 from llava_job import batches as llava_batches
 from tiny_plans import hand_plan, tiny_scenario
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
+from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
 from mmplan.runtime.checkpoint.pieces import pieces_of, to_write
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.ghost.job import Job, count_labels
-from mmplan.runtime.ghost.recording import loss_of
-from mmplan.runtime.ghost.train import prepare_job
-from mmplan.runtime.ghost.weightless import initial_value
-from mmplan.runtime.groups import group_maker, replica_group
+from mmplan.runtime.ghost.recording import Recorder, loss_of
+from mmplan.runtime.ghost.splits import find_splits
+from mmplan.runtime.ghost.train import JobGroups, prepare_job
+from mmplan.runtime.ghost.units import find_units
+from mmplan.runtime.ghost.weightless import build_weightless, initial_value
+from mmplan.runtime.groups import group_maker, replica_group, tensor_ranks
 from mmplan.runtime.places import place_of
+from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.formats.hf_config import read_hf_config
 from mmplan.scenario.scenario import Optimizer, Scenario, Training
 
@@ -46,7 +51,7 @@ def job_of(family: str) -> Job:
             torch.manual_seed(index)
             yield FAMILIES[family]()[1]
 
-    def model() -> torch.nn.Module:
+    def model() -> nn.Module:
         return FAMILIES[family]()[0]()
 
     given = llava_batches if family == "llava" else batches
@@ -80,24 +85,25 @@ def chunks(plan: Plan) -> Plan:
 def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
     """Name -> family and plan."""
     llava, gemma, deep, mllama = (scenario_of(name, folder) for name in ("llava", "gemma3", "qwen3_vl", "mllama"))
+    frozen, zero_3 = with_training(llava, "vision", "frozen"), {"dp": 2, "sharding": "parameters"}
     return {
         "LLaVA, ZeRO-3": ("llava", cut(llava, dp=4, sharding="parameters")),
         "LLaVA in two stages, ZeRO-2": ("llava", cut(llava, "llm.0", dp=2, sharding="gradients")),
-        "LLaVA in two stages, ZeRO-3, recomputed": (
-            "llava",
-            cut(llava, "llm.0", dp=2, sharding="parameters", recompute="full"),
-        ),
-        "frozen tower, ZeRO-3": (
-            "llava",
-            cut(with_training(llava, "vision", "frozen"), "llm.0", dp=2, sharding="parameters"),
-        ),
+        "LLaVA in two stages, ZeRO-3, recomputed": ("llava", cut(llava, "llm.0", recompute="full", **zero_3)),
         "Gemma 3, tied, ZeRO-3": ("gemma3", cut(gemma, dp=4, sharding="parameters")),
         "Gemma 3, tied over stages": ("gemma3", cut(gemma, "llm.0", dp=2)),
-        "Gemma 3, tied over stages, ZeRO-3": ("gemma3", cut(gemma, "llm.0", dp=2, sharding="parameters")),
+        "Gemma 3, tied over stages, ZeRO-3": ("gemma3", cut(gemma, "llm.0", **zero_3)),
         "Gemma 3, tied over four stages": ("gemma3", cut(gemma, "projector.0", "llm.embed", "llm.1")),
         "Gemma 3, tied over chunks": ("gemma3", chunks(cut(gemma, "llm.0", dp=2))),
-        "DeepStack, ZeRO-3": ("qwen3_vl", cut(deep, "llm.1", dp=2, sharding="parameters")),
-        "cross-attention, ZeRO-3": ("mllama", cut(mllama, "llm.1", dp=2, sharding="parameters")),
+        "LLaVA in two stages, tensor parallel": ("llava", cut(llava, "llm.0", tp=2)),
+        "LLaVA, four tensor-parallel ranks": ("llava", cut(llava, tp=4)),
+        "frozen tower, tensor parallel, ZeRO-3": ("llava", cut(frozen, tp=2, **zero_3)),
+        "Gemma 3, tied over stages, tensor parallel": ("gemma3", cut(gemma, "llm.0", tp=2)),
+        "DeepStack, tensor parallel, ZeRO-3": ("qwen3_vl", cut(deep, tp=2, **zero_3)),
+        "cross-attention, tensor parallel, ZeRO-3, recomputed": (
+            "mllama",
+            cut(mllama, tp=2, recompute="full", **zero_3),
+        ),
     }
 
 
@@ -136,6 +142,8 @@ class Part:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobRankResult:
     parts: Sequence[Part]
+    split: int  # parameters of which the rank has a part
+    notes: tuple[str, ...]
     written: dict[str, int]  # elements that the rank writes to checkpoints, of those that it holds
     loss: float
     moved_bytes: dict[str, int]  # sent, shared, with the program's beside them
@@ -144,9 +152,15 @@ class JobRankResult:
 
 def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup) -> JobRankResult:
     """One step of plain gradient descent, so long that rounding of the weights hides nothing."""
-    timeout = timedelta(seconds=30)
-    replicas = replica_group(plan, rank, "gloo", timeout)
-    prepared = prepare_job(plan, job_of(family), rank, CPU, replicas, group_maker(rank, "gloo", timeout))
+    timeout = timedelta(seconds=90)
+    groups = JobGroups(
+        replicas=replica_group(plan, rank, "gloo", timeout),
+        tensor=tensor_ranks(plan, rank, "gloo", timeout),
+        more=group_maker(rank, "gloo", timeout),
+    )
+    notes: list[str] = []
+    with patch("mmplan.runtime.ghost.train.FIRST_BATCHES", 6):
+        prepared = prepare_job(plan, job_of(family), rank, CPU, groups, notes.append)
     program, stages = prepared.step(0)
     held = [(stage.places[one.parameter], one) for stage in prepared.stages for one in stage.state.held()]
     before = [one.tensors["weight"].clone() for _, one in held]
@@ -160,18 +174,48 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
     shared = [action for action in program.actions if action.kind not in ("SEND", "RECV")]
     return JobRankResult(
         parts=[
-            Part(
-                name=place.name,
-                offset=tuple(a + b for a, b in zip(place.offset, one.box.offset, strict=True)),
-                gradient=(weight - one.tensors["weight"]) / STEP_LENGTH,
-            )
+            Part(name=place.name, offset=box.offset, gradient=(weight - one.tensors["weight"])[inside] / STEP_LENGTH)
             for (place, one), weight in zip(held, before, strict=True)
+            for box, inside in place.boxes(one.box)
         ],
+        split=sum(place.shape != tuple(p.shape) for stage in prepared.stages for p, place in stage.places.items()),
+        notes=tuple(notes),
         written=written,
-        loss=sum(loss for stage in prepared.stages for loss in stage.losses().values()),
+        loss=0.0
+        if groups.tensor is not None and groups.tensor.index
+        else sum(loss for stage in prepared.stages for loss in stage.losses().values()),
         moved_bytes={"sent": record.activation_bytes + record.gradient_bytes, "shared": record.reduce_bytes},
         planned_bytes={"sent": sum(a.bytes for a in sends), "shared": sum(a.bytes for a in shared)},
     )
+
+
+class OwnBlocks(nn.Module):
+    """A block whose pair can be split, and one like it with something more."""
+
+    def __init__(self, more: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([self.block(nn.Tanh()), self.block(more)])
+
+    @staticmethod
+    def block(between: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), between, nn.Linear(12, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x.square().mean()
+
+
+def splits_of(more: nn.Module, ranks: TensorRanks) -> tuple[list[str], tuple[str, ...]] | str:
+    """Which blocks are split, and what is told of others; or why it is refused."""
+    model = build_weightless(lambda: OwnBlocks(more))
+    recorder = Recorder(model, find_units(model))
+    recorder.record({"x": torch.randn(5, 8)})
+    try:
+        found = find_splits(recorder, find_units(model), ranks, CPU)
+    except InputError as error:
+        return str(error)
+    return list(found.splits), found.whole
 
 
 def run_job_cases(rank: int, folder: str) -> None:
@@ -179,11 +223,22 @@ def run_job_cases(rank: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=90))
     plans = torch.load(Path(folder) / PLANS, weights_only=False)
-    results, world = {}, dist.new_group(range(PROCESSES))
+    results: dict[str, Any] = {}
+    world = dist.new_group(range(PROCESSES))
     for name, (family, plan) in plans.items():
         results[name] = run_job_rank(family, plan, rank, world)
+    group = dist.new_group([0, 1])
+    if rank < 2:
+        ranks = TensorRanks(degree=2, index=rank, group=group)
+        others = {
+            "softmax": nn.Softmax(-1),
+            "norm": nn.LayerNorm(12),
+            "dropout": nn.Dropout(0.5),
+            "convolution": nn.Conv1d(5, 5, 1),
+        }
+        results["splits"] = {name: splits_of(more, ranks) for name, more in others.items()}
     torch.save(results, Path(folder) / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -1,7 +1,9 @@
 """Real models under plans on up to four processes against the whole model in one: loss, every gradient, bytes."""
 
+import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 pytest.importorskip("transformers")
 
 from case_processes import run_on_ranks
-from job_plan_cases import PLANS, PROCESSES, JobRankResult, job_of, job_plans, run_job_cases, whole_job
+from job_plan_cases import PLANS, PROCESSES, job_of, job_plans, run_job_cases, whole_job
 
 from mmplan.planner.plan import Plan
 
@@ -19,14 +21,17 @@ NAMES = (
     "LLaVA, ZeRO-3",
     "LLaVA in two stages, ZeRO-2",
     "LLaVA in two stages, ZeRO-3, recomputed",
-    "frozen tower, ZeRO-3",
     "Gemma 3, tied, ZeRO-3",
     "Gemma 3, tied over stages",
     "Gemma 3, tied over stages, ZeRO-3",
     "Gemma 3, tied over four stages",
     "Gemma 3, tied over chunks",
-    "DeepStack, ZeRO-3",
-    "cross-attention, ZeRO-3",
+    "LLaVA in two stages, tensor parallel",
+    "LLaVA, four tensor-parallel ranks",
+    "frozen tower, tensor parallel, ZeRO-3",
+    "Gemma 3, tied over stages, tensor parallel",
+    "DeepStack, tensor parallel, ZeRO-3",
+    "cross-attention, tensor parallel, ZeRO-3, recomputed",
 )
 
 
@@ -41,10 +46,12 @@ def plans(folder: Path) -> dict[str, tuple[str, Plan]]:
 
 
 @pytest.fixture(scope="module")
-def results(folder: Path, plans: dict[str, tuple[str, Plan]]) -> dict[str, list[JobRankResult]]:
+def results(folder: Path, plans: dict[str, tuple[str, Plan]]) -> dict[str, list[Any]]:
     torch.save(plans, folder / PLANS)
     ranks = run_on_ranks(run_job_cases, PROCESSES, folder)
-    return {name: [rank[name] for rank in ranks] for name in plans}
+    return {name: [rank[name] for rank in ranks] for name in plans} | {
+        "splits": [ranks[0]["splits"], ranks[1]["splits"]]
+    }
 
 
 def test_every_plan_is_named(plans: dict[str, tuple[str, Plan]]) -> None:
@@ -53,7 +60,7 @@ def test_every_plan_is_named(plans: dict[str, tuple[str, Plan]]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_gradient_is_that_of_the_model_in_one_process(
-    name: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[JobRankResult]]
+    name: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[Any]]
 ) -> None:
     """To 1e-5 of each gradient's largest element, in fp32; gradients that are zero but for rounding have the scale of
     a thousandth of the model's largest. Every element is there as often as on any other plan: at least once."""
@@ -78,14 +85,14 @@ def test_every_gradient_is_that_of_the_model_in_one_process(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ranks_exchange_the_bytes_of_their_programs(name: str, results: dict[str, list[JobRankResult]]) -> None:
+def test_ranks_exchange_the_bytes_of_their_programs(name: str, results: dict[str, list[Any]]) -> None:
     for rank in results[name]:
         assert rank.moved_bytes == rank.planned_bytes
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_checkpoints_have_every_element_once(
-    name: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[JobRankResult]]
+    name: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[Any]]
 ) -> None:
     written: Counter[str] = Counter()
     for rank in results[name]:
@@ -93,3 +100,21 @@ def test_checkpoints_have_every_element_once(
     model = job_of(plans[name][0]).model()
     held = {part.name for rank in results[name] for part in rank.parts}
     assert written == {key: p.numel() for key, p in model.named_parameters() if key in held}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "tensor" in name])
+def test_blocks_of_every_kind_are_shared_where_their_heads_can_be(name: str, results: dict[str, list[Any]]) -> None:
+    for rank in results[name]:
+        assert rank.split > 0
+        told = [re.search(r"blocks.*\.0: (.*) \(|layers\.0: (.*) \(", text) for text in rank.notes]
+        assert len(told) == (2 if "four" in name else 0), rank.notes  # heads for two ranks in both towers
+
+
+def test_what_is_wrong_when_it_is_split_stays_whole(results: dict[str, list[Any]]) -> None:
+    first, second = results["splits"]
+    assert first == second
+    assert first["softmax"] == (["blocks.0"], ("blocks.1: 1 and 3 (output 0 differs when it is split)",))
+    split, whole = first["norm"]  # of all columns, of which a rank has some
+    assert split == ["blocks.0"] and "blocks.1: 1 and 3 (RuntimeError: Given normalized_shape=[12]" in whole[0]
+    assert first["convolution"] == (["blocks.0", "blocks.1"], ())  # the same for every column
+    assert "'blocks.1' draws random numbers (dropout), which ranks that share it" in first["dropout"]

@@ -53,14 +53,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_plans(folder: Path) -> list[Plan]:
-    """Plans of the model that the jobs train: that of most runs, two under which one of them is gone on with,
-    and the first one compressed."""
+    """Plans of the model that the jobs train: that of most runs, three under which one of them is gone on with, and the
+    first one compressed."""
     config = folder / "config.json"
     config.write_text(json.dumps(llava()[0]().config.to_dict()))
     scenario = replace(tiny(), model=read_hf_config(config))
     shared = replace(hand_plan(scenario, LLAVA_TWO_STAGES, dp=2), sharding="parameters")
-    one = hand_plan(scenario, LLAVA_ONE_STAGE, dp=2)
-    return [one, hand_plan(scenario, LLAVA_TWO_STAGES), shared, compressed(one, "topk")]
+    one, split = hand_plan(scenario, LLAVA_ONE_STAGE, dp=2), replace(hand_plan(scenario, LLAVA_TWO_STAGES), tp=2)
+    return [one, hand_plan(scenario, LLAVA_TWO_STAGES), shared, split, compressed(one, "topk")]
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_a_job_goes_on_under_another_plan_and_its_weights_are_read_by_its_librar
     checkpoint = tensors_of(folder / "job llava, resumed" / "step-00000004")
     shared = tensors_of(folder / "job llava, ZeRO-3" / "step-00000004")
     assert any(not key.endswith(("@0", "@0,0", "@")) for key in shared)  # the replicas have written shares
-    for written in ("resumed weights", "same weights", "ZeRO-3 weights"):
+    for written in ("resumed weights", "same weights", "ZeRO-3 weights", "split weights"):
         model = LlavaForConditionalGeneration.from_pretrained(folder / written)
         for name, parameter in model.named_parameters():
             assert parameter.equal(checkpoint[f"{name}:weight@{','.join('0' * parameter.dim())}"]), name

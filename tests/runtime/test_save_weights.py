@@ -51,7 +51,7 @@ def test_stages_together_save_what_the_library_saves(family: Callable[[], Case],
     model.register_buffer("kept", torch.rand(3))
     saved: dict[str, Tensor] = {}
     for index in (0, 1):
-        saved |= _converted(model, _weights(model, [Stage(model, index)], writes=True))  # type: ignore[list-item]
+        saved |= _converted(model, _weights(model, [Stage(model, index)], None, writes=True))  # type: ignore[list-item]
     model.save_pretrained(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     expected = load_file(file)

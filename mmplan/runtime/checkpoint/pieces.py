@@ -18,7 +18,8 @@ BUFFER = "buffer"  # the kind of its one tensor
 class Piece:
     """A box of the parameter `name`, which has `shape` in the whole model: live tensors of the box's shape, by kind.
 
-    `copied`: all replicas keep the same; `everywhere`: so do all ranks that share the layer; `writes`: see `Place`.
+    `copied`: all replicas keep the same; `everywhere`: so do all ranks that share the layer; `writes`, `repeated`: see
+    `Place`.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Piece:
     copied: bool
     everywhere: bool
     writes: bool | None = None
+    repeated: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -40,24 +42,20 @@ def pieces_of(stages: Iterable[WeightedStage]) -> list[Piece]:
     for stage in stages:
         for held in stage.state.held():
             place = stage.places[held.parameter]
-            moved = held.box.moved(place.offset)
-            box = moved.common(whole(place.shape))
-            if box is None:  # nothing but padding
-                continue
-            inside = box.within(moved)
-            tensors = {kind: tensor[inside] for kind, tensor in held.tensors.items()}
             everywhere = place.shape == tuple(held.parameter.shape)
-            pieces.append(
+            pieces += [
                 Piece(
                     name=place.name,
                     shape=place.shape,
                     box=box,
-                    tensors=tensors,
+                    tensors={kind: tensor[inside] for kind, tensor in held.tensors.items()},
                     copied=held.copied,
                     everywhere=everywhere,
                     writes=place.writes,
+                    repeated=place.repeated,
                 )
-            )
+                for box, inside in place.boxes(held.box)
+            ]
         pieces += [_whole(buffer) for buffer in stage.buffers]
     return pieces
 
@@ -82,7 +80,7 @@ def to_write(pieces: Sequence[Piece], plan: Plan, at: Place) -> list[Piece]:
     chosen = []
     for piece in pieces:
         if piece.writes is not None:
-            chosen += [piece] if piece.writes or not piece.copied else []
+            chosen += [piece] if (piece.writes or not piece.copied) and not piece.repeated else []
             continue
         holder = loads.index(min(loads)) if piece.copied else own
         loads[holder] += piece.nbytes if piece.copied else 0

@@ -17,7 +17,7 @@ from mmplan.runtime.ghost.recording import Recording
 from mmplan.runtime.ghost.slots import Slots, find_slots, slot_bytes
 from mmplan.runtime.ghost.traffic import Owners
 from mmplan.runtime.ghost.units import parameter_names
-from mmplan.runtime.held import Place, whole_place
+from mmplan.runtime.held import Cut, Place, whole_place
 from mmplan.runtime.shards import each_once, owners_of
 from mmplan.runtime.state import StageState, stage_state
 from mmplan.runtime.ties import Tie, joined_state, tied_sharding, ties_of
@@ -28,7 +28,7 @@ from mmplan.scenario.scenario import DTYPE_BYTES
 class Holdings:
     """pieces: of each stage; layers: of pieces, the plan's; trained: names of parameters; slots: of each stage, where
     replicas share out its pieces one by one; ties: what several stages hold; messages: what replicas say of gradients
-    where they do not sum them whole."""
+    where they do not sum them whole; cuts: parameters of which tp ranks have parts."""
 
     model: nn.Module
     pieces: tuple[tuple[str, ...], ...]
@@ -37,6 +37,7 @@ class Holdings:
     slots: tuple[Slots, ...]
     ties: tuple[Tie, ...]
     messages: Messages | None
+    cuts: Mapping[str, Cut]
 
     @property
     def tied(self) -> frozenset[int]:
@@ -101,6 +102,7 @@ def holdings(
         ),
         ties=ties_of(plan, stages_of),
         messages=messages_of(graph.layers(), plan.scenario.technique) if plan.sharding == "none" else None,
+        cuts={},
     )
 
 
@@ -137,15 +139,21 @@ def state_of(
     return joined_state(rest, each_once(alone), tied, optimizer, plan.sharding)
 
 
-def places_of(held: Holdings, plan: Plan, stage: int, replica: int) -> dict[Parameter, Place]:
-    """Of tied parameters the first name counts."""
+def places_of(held: Holdings, plan: Plan, stage: int, replica: int, index: int) -> dict[Parameter, Place]:
+    """Of tied parameters the first name counts. Args: index: among the tp ranks."""
     names = {id(parameter): name for name, parameter in held.model.named_parameters()}
-    places = {p: whole_place(names[id(p)], p) for p in each_once(held.alone(stage))}
+    places = {
+        p: held.cuts[names[id(p)]].place(names[id(p)], p, index)
+        if names[id(p)] in held.cuts
+        else whole_place(names[id(p)], p)
+        for p in each_once(held.alone(stage))
+    }
     for tie in held.ties:
         if stage in tie.leading(plan):
             for parameter in map(held.model.get_parameter, tie.names):
                 place = whole_place(names[id(parameter)], parameter)
-                places[parameter] = replace(place, writes=tie.writes(plan, stage, replica))
+                writes = tie.writes(plan, stage, replica)
+                places[parameter] = replace(place, writes=writes, repeated=index > 0)
     return places
 
 

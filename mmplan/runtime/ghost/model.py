@@ -6,7 +6,7 @@ the recording missed turns the loss into NaN at once instead of being plausibly 
 used. The forward ends behind the stage's last unit.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from mmplan.runtime.ghost.recording import Batch, Recording, Source, loss_of
 from mmplan.runtime.ghost.turns import Turns
@@ -41,6 +41,7 @@ class Pass:
         sent: outputs of the stage's units that are wanted.
         computes_loss: the forward goes to its end.
         turns: of the stage's units.
+        split: units that tensor-parallel ranks share.
 
     Attributes:
         outputs: those.
@@ -54,6 +55,7 @@ class Pass:
     sent: frozenset[Source]
     computes_loss: bool
     turns: Turns | None = None
+    split: Set[str] = frozenset()
     outputs: dict[Source, Tensor] = field(default_factory=dict)
     loss: Tensor | None = None
 
@@ -157,7 +159,9 @@ class GhostModel:
         """The forward of one of the stage's units."""
         with nullcontext() if work.turns is None else work.turns.at_work(name):
             if name in work.recomputed:
-                result = checkpoint(self._forwards[name], *args, use_reentrant=False, **kwargs)
+                # To the end, so that ranks that share the unit sum as much as is foreseen (`split_bytes.py`).
+                with set_checkpoint_early_stop(name not in work.split):
+                    result = checkpoint(self._forwards[name], *args, use_reentrant=False, **kwargs)
             else:
                 result = self._forwards[name](*args, **kwargs)
         return result if work.turns is None else work.turns.marked(name, result, (args, kwargs))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
@@ -49,13 +50,17 @@ class Output:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """`reads`: outputs of other units that its arguments are made of; `parameters`: those read by glue on the way."""
+    """`reads`: outputs of other units that its arguments are made of; `parameters`: those read by glue on the way;
+    `arguments`: both of each argument that it uses, by position; `linears`: elements that linear layers inside take and
+    give, by their names there."""
 
     unit: str
     number: int
     reads: frozenset[Source]
     parameters: frozenset[str]
     output: Output
+    arguments: Mapping[int, tuple[frozenset[Source], frozenset[str]]] = field(default_factory=dict)
+    linears: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,8 +92,16 @@ class Recorder:
     def __init__(self, model: nn.Module, units: Mapping[str, nn.Module]) -> None:
         self._model, self._units = model, units
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.arguments: dict[Any, tuple[Any, Any]] = {}  # of the first call of each form
         self._known: dict[Any, _Ran] = {}
         self._forms = {name: _form(unit) for name, unit in units.items()}
+
+    def form(self, unit: str) -> Any:
+        """The same of units whose code, parameters and shapes are alike."""
+        return self._forms[unit]
+
+    def unit(self, name: str) -> nn.Module:
+        return self._units[name]
 
     def record(self, batch: Batch) -> Recording:
         """One forward.
@@ -101,7 +114,7 @@ class Recorder:
         numbers = dict.fromkeys(self._units, 0)
 
         def recorded(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
+            def called(*args: Any, **kwargs: Any) -> Any:
                 if flow.inside:
                     return forward(*args, **kwargs)
                 number = numbers[name]
@@ -111,13 +124,23 @@ class Recorder:
                 arguments = tree_leaves((args, kwargs))
                 reads, parameters = flow.sources([arguments[position] for position in ran.used])
                 flow.begin(name, number, tree_leaves(result))
-                calls.append(Call(unit=name, number=number, reads=reads, parameters=parameters, output=ran.output))
+                call = Call(
+                    unit=name,
+                    number=number,
+                    reads=reads,
+                    parameters=parameters,
+                    output=ran.output,
+                    arguments={position: flow.sources(arguments[position]) for position in ran.used},
+                    linears=ran.linears,
+                )
+                calls.append(call)
                 return result
 
-            return call
+            return called
 
+        given = {key: as_input(value) for key, value in batch.items()}  # outside, where tensors on meta can be made
         with replaced_forwards(self._units, recorded), torch.no_grad(), half_meta(), flow:
-            loss = loss_of(self._model(**{key: as_input(value) for key, value in batch.items()}))
+            loss = loss_of(self._model(**given))
         reads, parameters = flow.sources(loss)
         leaf = Output(leaves=(), spec=tree_flatten(())[1])
         return Recording(
@@ -132,13 +155,15 @@ class Recorder:
         if key in self._known:
             ran = self._known[key]
             return ran.output.rebuilt(lambda _, like: torch.empty_like(like)), ran
+        self.arguments.setdefault(self._forms[name], (args, kwargs))
         with any_routing():
             result = forward(*args, **kwargs)
         leaves, spec = tree_flatten(result)
         likes = tuple(torch.empty_like(leaf, device=META) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         touched = flow.touched | {id(leaf) for leaf in leaves}
         used = [position for position, leaf in enumerate(tree_leaves((args, kwargs))) if id(leaf) in touched]
-        ran = _Ran(Output(leaves=likes, spec=spec), tuple(used))
+        linears = {weight.removeprefix(f"{name}.").removesuffix(".weight"): n for weight, n in flow.linears.items()}
+        ran = _Ran(Output(leaves=likes, spec=spec), tuple(used), linears)
         if all(not isinstance(leaf, Tensor) or leaf.device == META for leaf in leaves):
             self._known[key] = ran
         return result, ran
@@ -150,6 +175,7 @@ class _Ran:
 
     output: Output
     used: tuple[int, ...]
+    linears: Mapping[str, tuple[int, int]]
 
 
 @contextmanager
@@ -196,6 +222,7 @@ class _Flow(TorchFunctionMode):
         super().__init__()
         self.inside = False
         self.touched: set[int] = set()  # by the unit that runs
+        self.linears: dict[str, tuple[int, int]] = {}  # weight -> elements of input and output, in that unit
         self.read: set[str] = set()  # parameters, by glue
         self._parameters = parameters
         self._of: dict[int, tuple[frozenset[Source], frozenset[str]]] = {}
@@ -203,7 +230,7 @@ class _Flow(TorchFunctionMode):
 
     @contextmanager
     def unit(self) -> Iterator[None]:
-        self.inside, self.touched = True, set()
+        self.inside, self.touched, self.linears = True, set(), {}
         try:
             yield
         finally:
@@ -233,7 +260,10 @@ class _Flow(TorchFunctionMode):
         if self.inside:
             if name not in _LOOKS:
                 self.touched |= {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if func is F.linear and len(args) > 1 and id(args[1]) in self._parameters:
+                self.linears[self._parameters[id(args[1])]] = args[0].numel(), result.numel()
+            return result
         reads, parameters = self.sources((args, kwargs))
         if name not in _LOOKS:
             self.read |= parameters & {self._parameters.get(id(leaf)) for leaf in tree_leaves((args, kwargs))}

@@ -17,17 +17,26 @@ from torch import Tensor, nn
 from mmplan.errors import InputError
 from mmplan.runtime.checkpoint.folder import sync_folder
 from mmplan.runtime.ghost.pretrained import INDEX
+from mmplan.runtime.held import Place
+from mmplan.runtime.network import gather
+from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.weighted_stage import WeightedStage
 
 
-def save_weights(folder: Path, model: nn.Module, stages: Sequence[WeightedStage], *, replica: int) -> None:
+def save_weights(
+    folder: Path, model: nn.Module, stages: Sequence[WeightedStage], ranks: TensorRanks | None, *, replica: int
+) -> None:
     """Write the folder, which does not exist yet. Collective over all ranks.
+
+    Args:
+        ranks: those that share blocks with this one.
 
     Raises:
         InputError: it cannot be written.
     """
     rank, partial = dist.get_rank(), folder.with_name(f".{folder.name}.partial")
-    whole = _weights(model, stages, writes=replica == 0)
+    writes = replica == 0 and (ranks is None or ranks.index == 0)
+    whole = _weights(model, stages, ranks, writes=writes)
     own = _converted(model, whole) if whole else {}
     held: list[dict[str, int]] = [{}] * dist.get_world_size()
     dist.all_gather_object(held, {name: tensor.nbytes for name, tensor in own.items()})
@@ -67,7 +76,9 @@ def _describe(folder: Path, model: nn.Module, held: Mapping[int, Mapping[str, in
             part.save_pretrained(folder)
 
 
-def _weights(model: nn.Module, stages: Sequence[WeightedStage], *, writes: bool) -> dict[str, Tensor]:
+def _weights(
+    model: nn.Module, stages: Sequence[WeightedStage], ranks: TensorRanks | None, *, writes: bool
+) -> dict[str, Tensor]:
     """Copies of what the stages hold by the names that are saved, none where a rank does not write: of tied parameters
     the library saves the one it ties to. Collective where replicas share weights out."""
     names: dict[int, list[str]] = {}
@@ -77,12 +88,22 @@ def _weights(model: nn.Module, stages: Sequence[WeightedStage], *, writes: bool)
     found: dict[str, Tensor] = {}
     for stage in stages:
         for parameter in stage.state.weights():
-            known = names[id(parameter)]
-            if writes and stage.places[parameter].writes is not False:
+            known, place = names[id(parameter)], stage.places[parameter]
+            whole = _joined(parameter.detach(), place, ranks)
+            if writes and place.writes is not False:
                 name = next((one for one in known if one not in tied), known[0])
-                found[name] = parameter.detach().to("cpu", copy=True).contiguous()
+                found[name] = whole.to("cpu", copy=True).contiguous()
         found |= {buffer.name: buffer.tensor.cpu().contiguous() for buffer in stage.buffers if writes and buffer.writes}
     return found
+
+
+def _joined(own: Tensor, place: Place, ranks: TensorRanks | None) -> Tensor:
+    """The parameter of which each of the ranks has a part; collective over them where it is one."""
+    if place.cut is None or ranks is None:
+        return own
+    parts = own.new_empty(ranks.degree * own.numel())
+    gather(parts, own.contiguous().view(-1), ranks.group)
+    return place.cut.joined(tuple(parts.view(ranks.degree, *own.shape)))
 
 
 def _converted(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """A pipeline stage of a real model: receives, runs the model's own forward as far as its units go, sends."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import Parameter
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.ghost.model import GhostModel, Pass
 from mmplan.runtime.ghost.recording import Batch, Recording, Source
+from mmplan.runtime.ghost.split_bytes import SplitSums
 from mmplan.runtime.ghost.traffic import Owners, payload
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.held import Buffer, Place
@@ -18,6 +20,7 @@ from mmplan.runtime.norms import wide
 from mmplan.runtime.numerics.modality_parts import SHARED
 from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.state import StageState
+from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.weight_store import WeightStore
 from mmplan.runtime.weighted_stage import WeightedStage
 
@@ -54,6 +57,7 @@ class GhostStage(WeightedStage):
         turns: when which units have whole weights.
         parts: whose loss scale gradients carry.
         scales: of losses; None: they are not scaled.
+        sums: what it sums over tensor-parallel `ranks`; without these nothing.
     """
 
     def __init__(
@@ -70,12 +74,14 @@ class GhostStage(WeightedStage):
         buffers: Sequence[Buffer],
         store: WeightStore,
         turns: Turns,
+        sums: SplitSums,
+        ranks: TensorRanks | None,
         count_kept: bool,
         parts: Mapping[Parameter, str],
         scales: PartScales | None = None,
     ) -> None:
         super().__init__(stage, state, store, places, parts, count_kept=count_kept, buffers=buffers)
-        self._turns, self._scales = turns, scales
+        self._turns, self._scales, self._sums, self._ranks = turns, scales, sums, ranks
         self._layers = frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
         self._model = model
@@ -105,11 +111,15 @@ class GhostStage(WeightedStage):
             sent=frozenset(source for sources in sent.values() for source in sources),
             computes_loss=self._owners.loss_layer in self._layers,
             turns=self._turns,
+            split=self._sums.splits.keys(),
         )
         kept: dict[int, int] = {}
         tensors = [value for value in example.batch.values() if isinstance(value, Tensor)]
         given = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-        with self._turns.forward(lambda: self.counting(kept, given)):
+        with (
+            self._summing(self._sums.forward_bytes(example.recording)),
+            self._turns.forward(lambda: self.counting(kept, given)),
+        ):
             self._model.run(work, example.batch, lambda unit, output: self.outputs.add(microbatch, unit, output))
         if work.loss is not None:
             work.loss = work.loss * example.share
@@ -129,7 +139,7 @@ class GhostStage(WeightedStage):
                 wanted = [source for source in sources if work.outputs[source].requires_grad]
                 roots += [work.outputs[source] for source in wanted]
                 gradients += [parts[source] for source in wanted]
-        with self._turns.backward():
+        with self._summing(self._sums.backward_bytes(recording)), self._turns.backward():
             if any(root.requires_grad for root in roots):
                 torch.autograd.backward(roots, gradients)
         return {cut.gradient: self._returned(recording, cut, done.leaves) for cut in self._incoming if cut.carries_grad}
@@ -152,6 +162,17 @@ class GhostStage(WeightedStage):
 
     def kept_bytes(self) -> Iterable[int]:
         return (sum(done.kept.values()) for done in self._in_flight.values())
+
+    @contextmanager
+    def _summing(self, expected_bytes: int) -> Iterator[None]:
+        """A pass in which ranks that share blocks sum so much."""
+        before = 0 if self._ranks is None else self._ranks.total_bytes
+        yield
+        summed_bytes = 0 if self._ranks is None else self._ranks.total_bytes - before
+        if summed_bytes != expected_bytes:
+            raise ValueError(
+                f"{summed_bytes} bytes were summed over tensor-parallel ranks, {expected_bytes} were foreseen"
+            )
 
     def _sent(self, recording: Recording, cut: CutTensor, readers: frozenset[str]) -> tuple[Source, ...]:
         return payload(recording, self._owners, cut.edge.producer, readers)

@@ -1,6 +1,6 @@
 """Training a user's own model under a plan: pieces to stages, each step's program from its own recordings."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -26,6 +26,9 @@ from mmplan.runtime.ghost.model import GhostModel, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
 from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
+from mmplan.runtime.ghost.split_bytes import SplitSums
+from mmplan.runtime.ghost.split_linears import Split, model_cuts, set_up
+from mmplan.runtime.ghost.splits import find_splits
 from mmplan.runtime.ghost.stage import Example, GhostStage
 from mmplan.runtime.ghost.traffic import Owners, payload, payload_bytes, recorded_graph
 from mmplan.runtime.ghost.turns import Turns
@@ -37,10 +40,12 @@ from mmplan.runtime.loss_scaling import run_scales
 from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.numerics.modality_parts import SHARED
 from mmplan.runtime.numerics.part_scales import PartScales
-from mmplan.runtime.places import Place, place_of
+from mmplan.runtime.places import Place, listed_places, place_of, program_of_shard
 from mmplan.runtime.stage import Stage
+from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.train import Prepared
 from mmplan.runtime.weight_store import WeightStore
+from mmplan.scenario.scenario import DTYPE_BYTES
 
 # Looked at before a run: every module of the model has to be used in some of them.
 FIRST_BATCHES = 32
@@ -48,12 +53,23 @@ FIRST_BATCHES = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Laid:
-    """A real model laid over a plan."""
+    """A real model laid over a plan; `splits`: of its units on this rank, what tp ranks share."""
 
     model: nn.Module
     recorder: Recorder
     owners: Owners
     held: Holdings
+    splits: Mapping[str, Sequence[Split]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobGroups:
+    """replicas: the ranks that hold the same weights; tensor: those that share blocks; None where there is one. more:
+    makes others."""
+
+    replicas: dist.ProcessGroup | None
+    tensor: TensorRanks | None
+    more: GroupOf
 
 
 def prepare_job(
@@ -61,15 +77,15 @@ def prepare_job(
     job: Job,
     rank: int,
     device: torch.device,
-    replicas: dist.ProcessGroup | None,
-    group_of: GroupOf,
+    groups: JobGroups,
+    note: Callable[[str], None],
     weights: Path | None = None,
     samples: int = 0,
 ) -> Prepared:
     """The steps of one rank.
 
     Args:
-        group_of: makes groups of ranks.
+        note: is told what stays whole on tensor-parallel ranks.
         weights: a folder of safetensors files; None: weights are drawn (`weightless.py`).
         samples: how many the data has given to steps before; where it has, a checkpoint will give the weights.
 
@@ -86,11 +102,12 @@ def prepare_job(
     if wrong:
         raise InputError(f"expected dicts of the forward's arguments, found {wrong[0]}", file=job.file, key="batches")
     laid, recordings = _laid(plan, job, graph, first)
+    if groups.tensor is not None:
+        laid = _shared_out(plan, laid, at, groups.tensor, device, note)
     pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
-    groups = [group_of(tie.ranks(plan)) for tie in laid.held.ties]
     scales = run_scales(plan, [SHARED])
     parts = parts_of(plan, laid.held, laid.owners, recordings)
-    stages = _stages(plan, graph, laid, at, device, replicas, groups, pretrained, parts, scales, resumed=samples > 0)
+    stages = _stages(plan, graph, laid, at, device, groups, pretrained, parts, scales, resumed=samples > 0)
     seen: dict[tuple[str, str], Recording] = {}  # edges of layers: what once passed keeps its place
     stream = _behind(chain(first, stream), job, plan, samples)
 
@@ -136,7 +153,11 @@ def _laid(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch])
     dtype = TORCH_DTYPES[plan.scenario.precision]
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-    recorder = Recorder(model, find_units(model))
+    # Ranks that share blocks record on a model of their own, whose blocks are whole.
+    recorded = model if plan.tp == 1 else build_weightless(job.model)
+    for parameter in recorded.parameters():
+        parameter.data = parameter.data.to(dtype)
+    recorder = Recorder(recorded, find_units(recorded))
     recordings = tuple(recorder.record(cast_batch(batch, dtype)) for batch in first)
     layer_of = align(graph, model, recordings)
     losses = [layer.id for layer in graph.layers() if layer.kind == "loss"]
@@ -151,7 +172,34 @@ def _laid(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch])
         trainable={piece for piece, layer in layers.items() if layer.trainable},
         returning={piece for piece, layer in layers.items() if layer.has_backward},
     )
-    return _Laid(model=model, recorder=recorder, owners=owners, held=held), recordings
+    return _Laid(model=model, recorder=recorder, owners=owners, held=held, splits={}), recordings
+
+
+def _shared_out(
+    plan: Plan,
+    laid: _Laid,
+    at: Place,
+    ranks: TensorRanks,
+    device: torch.device,
+    note: Callable[[str], None],
+) -> _Laid:
+    """With the splits of the rank's units. Collective over the ranks that share them.
+
+    Raises:
+        InputError: there are blocks among them, and none can be split.
+    """
+    here = {piece for stage in plan.stages_of(at.row) for piece in laid.held.pieces[stage]}
+    units = [name for name in find_units(laid.model) if name in here & laid.owners.used]
+    found = find_splits(laid.recorder, units, ranks, device)
+    if found.whole and not found.splits:
+        raise InputError(
+            f"the plan has tp={plan.tp}, and no block can be split over so many ranks: {found.whole[0]}: set "
+            "`constraints.tp: [1]` in the scenario and optimize again"
+        )
+    for text in found.whole:
+        note(f"stays whole on each of the {plan.tp} tensor-parallel ranks: {text}")
+    held = replace(laid.held, cuts=model_cuts(found.splits, laid.model, plan.tp))
+    return replace(laid, held=held, splits=found.splits)
 
 
 def _stages(
@@ -160,8 +208,7 @@ def _stages(
     laid: _Laid,
     at: Place,
     device: torch.device,
-    replicas: dist.ProcessGroup | None,
-    groups: Sequence[dist.ProcessGroup | None],
+    groups: JobGroups,
     pretrained: Pretrained | None,
     parts: UnitParts,
     scales: PartScales | None,
@@ -177,12 +224,17 @@ def _stages(
             return torch.empty(like.shape, dtype=dtype)
         return initial_value(name, like, scenario.seed, dtype)
 
+    def own_value(name: str, like: Tensor) -> Tensor:
+        value = first_value(name, like) if pretrained is None else pretrained.value(name, like)
+        cut = laid.held.cuts.get(name)
+        return value if cut is None else cut.own(value, at.shard)
+
     model = GhostModel(
         laid.model,
         units,
         pieces=[piece for index in indices for piece in laid.held.pieces[index]],
         trained=laid.held.trained,
-        weights=first_value if pretrained is None else pretrained.value,
+        weights=own_value,
         device=device,
         dtype=dtype,
         scaled=None if scales is None else crossing(scales, parts),
@@ -192,15 +244,19 @@ def _stages(
         value = None if pretrained is None else pretrained.buffer(name)
         if value is not None:
             tensor.copy_(value)
+    if groups.tensor is not None:
+        for name, splits in laid.splits.items():
+            set_up(units[name], splits, groups.tensor)
+    tied = [groups.more(tie.ranks(plan)) for tie in laid.held.ties]
     stages = {}
     for index in indices:
         own = frozenset(laid.held.pieces[index]) & laid.owners.used & units.keys()
         store = WeightStore()
-        if any("I" in order for order in plan.orders):
+        if any("I" in order for order in plan.orders) and groups.tensor is None:
             for name in own:
                 if not laid.held.tied & {id(p) for p in units[name].parameters()}:  # another stage may have their state
                     model.postpone(name, store)
-        state = state_of(laid.held, plan, index, replicas, groups)
+        state = state_of(laid.held, plan, index, groups.replicas, tied)
         layout = plan.layout(index)
         recomputed = frozenset(
             name for name in own if layout.recomputed(graph.layer(laid.owners.layer_of[name])) == "full"
@@ -213,12 +269,20 @@ def _stages(
             owners=laid.owners,
             model=model,
             state=state,
-            places=places_of(laid.held, plan, index, at.replica),
+            places=places_of(laid.held, plan, index, at.replica, at.shard),
             buffers=[
                 Buffer(name=name, tensor=tensor, writes=at.replica == 0 and _owner(laid, name) == index)
                 for name, tensor in kept.items()
             ],
             store=store,
+            sums=SplitSums(
+                model=laid.model,
+                splits={name: splits for name, splits in laid.splits.items() if name in own},
+                recomputed=recomputed,
+                trained=laid.held.trained,
+                element_bytes=DTYPE_BYTES[scenario.precision],
+            ),
+            ranks=groups.tensor,
             turns=Turns(state, laid.held.slots[index] if laid.held.slots else None),
             count_kept=device.type == "cpu",
             parts={laid.model.get_parameter(name): part for name, part in parts.parameters.items()},
@@ -276,7 +340,8 @@ def _program(
     )
     shape = (plan.dp, plan.microbatches, len(cut.cuts))
     lowered = place(pipeline, np.broadcast_to(np.array(sizes, dtype=np.int64).reshape(shape[1:]), shape).copy())
-    return rank_program(lowered.columns, rank)
+    listed = rank_program(lowered.columns, listed_places(plan)[rank])
+    return program_of_shard(plan, listed, place_of(plan, rank).shard)
 
 
 def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -289,12 +354,23 @@ def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
 
 def _refuse(plan: Plan) -> None:
     """What a plan may not have for a model of the user's own."""
-    for name, found in (("tp", plan.tp), ("cp", plan.cp), ("ep", plan.ep)):
+    for name, found in (("cp", plan.cp), ("ep", plan.ep)):
         if found > 1:
             raise InputError(
                 f"the plan has {name}={found}, and a model of your own is executed with {name}=1: set "
                 f"`constraints.{name}: [1]` in the scenario and optimize again"
             )
+    compression = plan.scenario.technique.compression
+    if plan.tp > 1 and compression != "none":
+        raise InputError(
+            f"the plan compresses gradients ({compression}) and has tp={plan.tp}, and of a model of your own ranks would "
+            "choose unlike parts of what all have whole: set `constraints.tp: [1]` or `constraints.compression: none`"
+        )
+    if plan.spread:
+        raise InputError(
+            f"the plan lets ranks take images of {' and '.join(plan.spread)} in turn, and a model of your own runs all "
+            "on each: set `constraints.spread: []` in the scenario and optimize again"
+        )
     if plan.meshes:
         raise InputError(
             f"the plan has {' and '.join(plan.meshes[0].modules)} on ranks of their own, and a model of your own is "

@@ -1,0 +1,117 @@
+"""A block of which a rank has its part of some linear layers, set up from outside: its own forward stays as it is.
+
+The input of the layers split by columns passes a mark whose gradient is summed over the ranks, once for all that read
+it; the output of the layer split by rows is summed. What lies between is computed on each rank's heads or columns:
+whole numbers of heads that the block's code reads are divided, and the gradients of parameters met there are summed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mmplan.runtime.ghost.linear_flow import Pair
+from mmplan.runtime.held import Cut
+from mmplan.runtime.tensor_sums import TensorRanks, sum_gradients, sum_parts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """A pair that ranks share. `heads`: numbers that are divided, as (module within the block, attribute)."""
+
+    pair: Pair
+    heads: tuple[tuple[str, str], ...] = ()
+
+
+def cuts_of(block: nn.Module, splits: Sequence[Split], degree: int) -> dict[str, Cut]:
+    """Parameters within the block of which each rank has its part."""
+    cuts = {}
+    for split in splits:
+        cuts[f"{split.pair.row}.weight"] = Cut(1, 1, degree)
+        for name in split.pair.columns:
+            for key, _ in block.get_submodule(name).named_parameters():
+                cuts[f"{name}.{key}"] = Cut(0, split.pair.sections, degree)
+    return cuts
+
+
+def set_up(block: nn.Module, splits: Sequence[Split], ranks: TensorRanks) -> None:
+    """Replace forwards of the block's modules; its parameters are this rank's parts."""
+    between = sorted({name for split in splits for name in split.pair.between})  # in one order on all ranks
+    for split in splits:
+        for entry in split.pair.entries:
+            entrance = _Entrance(len(entry.readers), ranks)
+            for name in entry.readers:
+                linear = block.get_submodule(name)
+                linear.forward = _behind(entrance, linear.forward)
+        row = block.get_submodule(split.pair.row)
+        row.forward = _summed(row, ranks)
+        for path, attribute in split.heads:
+            module = block.get_submodule(path)
+            setattr(module, attribute, getattr(module, attribute) // ranks.degree)
+    owners: dict[str, list[str]] = {}
+    for name in between:
+        owner, _, own = name.rpartition(".")
+        owners.setdefault(owner, []).append(own)
+    for owner, names in owners.items():
+        module = block.get_submodule(owner)
+        module.forward = _with_summed_gradients(module, names, ranks)
+
+
+class _Entrance:
+    """Marks the input of layers split by columns: the same input once, however many of these layers read it."""
+
+    def __init__(self, readers: int, ranks: TensorRanks) -> None:
+        self._readers, self._ranks = readers, ranks
+        self._last: tuple[Tensor, Tensor] | None = None  # an input and its mark, until all have read it
+        self._left = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._last is None or self._last[0] is not x:
+            self._last, self._left = (x, sum_gradients(x, self._ranks)), self._readers
+        marked = self._last[1]
+        self._left -= 1
+        if self._left == 0:
+            self._last = None
+        return marked
+
+
+def _behind(entrance: _Entrance, forward: Callable[..., Any]) -> Callable[[Tensor], Any]:
+    return lambda x: forward(entrance(x))
+
+
+def _summed(row: nn.Module, ranks: TensorRanks) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        total = sum_parts(F.linear(x, row.get_parameter("weight")), ranks)
+        bias = dict(row.named_parameters()).get("bias")
+        return total if bias is None else total + bias
+
+    return forward
+
+
+def _with_summed_gradients(module: nn.Module, names: Sequence[str], ranks: TensorRanks) -> Callable[..., Any]:
+    original, inside = module.forward, False
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        if inside:
+            return original(*args, **kwargs)
+        inside = True
+        try:
+            shared = {name: sum_gradients(module.get_parameter(name), ranks) for name in names}
+            return torch.func.functional_call(module, shared, args, kwargs)
+        finally:
+            inside = False
+
+    return forward
+
+
+def model_cuts(splits_of: Mapping[str, Sequence[Split]], model: nn.Module, degree: int) -> dict[str, Cut]:
+    """The same of a model's parameters. Args: splits_of: by unit."""
+    return {
+        f"{unit}.{name}": cut
+        for unit, splits in splits_of.items()
+        for name, cut in cuts_of(model.get_submodule(unit), splits, degree).items()
+    }
