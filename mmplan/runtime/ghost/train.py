@@ -363,7 +363,7 @@ def _refuse(plan: Plan) -> None:
     compression = plan.scenario.technique.compression
     if plan.tp > 1 and compression != "none":
         raise InputError(
-            f"the plan compresses gradients ({compression}) and has tp={plan.tp}, and of a model of your own ranks would "
+            f"the plan compresses gradients ({compression}) and has tp={plan.tp}, and of your own model ranks would "
             "choose unlike parts of what all have whole: set `constraints.tp: [1]` or `constraints.compression: none`"
         )
     if plan.spread:
