@@ -88,6 +88,8 @@ class Layout:
 
     def sharing(self, layer: Layer) -> tuple[int, ...]:
         """What of the degrees matters to a layer beside its `shard`: where it or its readers have parts."""
+        if not self.spread:
+            return ()
         moved = self.handover(layer)
         if layer.module in self.spread:
             return self.tp, self.cp, layer.module in self.patches, *moved
@@ -129,6 +131,8 @@ class Layout:
     def sent_bytes(self, edge: Edge, graph: ComputationGraph, loads: Loads, precision: Dtype) -> int:
         """Bytes that a rank sends of one microbatch's tensor: its rows between layers that split them alike, else all
         rows, which every rank has or makes whole."""
+        if self.cp == 1 and not self.patches:
+            return edge_bytes(edge, loads, precision)
         producer, reader = graph.layer(edge.producer), graph.layer(edge.consumer)
         cp = min(self.shard(producer).cp, self.shard(reader).cp)
         if cp == 1 or self.has_patches(producer) != self.has_patches(reader):
@@ -139,6 +143,8 @@ class Layout:
     def makes_whole(self, edge: Edge, graph: ComputationGraph) -> bool:
         """Whether ranks that have images of a tensor make it whole only to send it to another stage, where each takes
         its images again."""
+        if not self.spread:
+            return False
         producer, reader = graph.layer(edge.producer), graph.layer(edge.consumer)
         dealt = self._by_images(producer.module) and self._by_images(reader.module)
         return dealt and self.tp * self.cp > 1 and not self.handover(producer)[0]
