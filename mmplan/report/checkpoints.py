@@ -7,7 +7,7 @@ from rich.table import Table
 
 from mmplan.planner.plan import Plan
 from mmplan.report.tables import table
-from mmplan.runtime.checkpoint.listing import Listed
+from mmplan.runtime.checkpoint.listing import PASSED_OVER, Listed
 from mmplan.units import format_bytes
 
 
@@ -23,9 +23,13 @@ def checkpoints_table(found: Sequence[Listed]) -> Table:
             "?" if manifest is None else format_bytes(manifest.total_bytes),
             "?" if manifest is None else str(manifest.ranks),
             "?" if one.plan is None else _degrees(one.plan),
-            "whole" if one.damage is None else f"damaged: {one.damage}",
+            "whole" if one.damage is None else _what(one.damage),
         )
     return result
+
+
+def _what(damage: str) -> str:
+    return damage if damage.startswith(PASSED_OVER) else f"damaged: {damage}"
 
 
 def checkpoints_document(found: Sequence[Listed]) -> dict[str, Any]:

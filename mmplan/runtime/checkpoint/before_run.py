@@ -113,10 +113,10 @@ def _check_resume(folder: Path, plan: Plan, options: RunOptions) -> None:
             continue
         require_same_training(path, manifest, plan, job=options.job is not None)
         return
+    others = "".join(f"; '{path.name}' is passed over: {passed_over(path)}" for path in renamed(folder))
     if damaged:
-        raise InputError(f"no checkpoint is whole: {'; '.join(damaged)}", file=folder)
+        raise InputError(f"no checkpoint is whole: {'; '.join(damaged)}{others}", file=folder)
     if options.checkpoints.required:
-        others = "".join(f"; '{path.name}' is passed over: {passed_over(path)}" for path in renamed(folder))
         raise InputError(f"there is no checkpoint to go on from{others}", file=folder)
 
 

@@ -8,6 +8,8 @@ from mmplan.planner.plan import Plan, load_plan
 from mmplan.runtime.checkpoint.folder import Damaged, committed, passed_over, read_manifest, renamed, require_whole
 from mmplan.runtime.checkpoint.manifest import PLAN, Manifest
 
+PASSED_OVER = "passed over: "  # of a renamed checkpoint
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listed:
@@ -25,7 +27,7 @@ def list_checkpoints(folder: Path) -> tuple[Listed, ...]:
     Raises:
         InputError: there are none.
     """
-    others = [replace(_listed(path), damage=f"passed over: {passed_over(path)}") for path in renamed(folder)]
+    others = [replace(_listed(path), damage=f"{PASSED_OVER}{passed_over(path)}") for path in renamed(folder)]
     found = (*(_listed(path) for path in committed(folder)), *others)
     if not found:
         raise InputError("there are no checkpoints", file=folder)
