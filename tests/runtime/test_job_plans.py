@@ -24,6 +24,7 @@ NAMES = (
     "Gemma 3, tied, ZeRO-3",
     "Gemma 3, tied over stages",
     "Gemma 3, tied over stages, ZeRO-3",
+    "a head in glue, ZeRO-3",
     "Gemma 3, tied over four stages",
     "Gemma 3, tied over chunks",
     "LLaVA in two stages, tensor parallel",
