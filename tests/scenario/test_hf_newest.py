@@ -248,6 +248,10 @@ def test_pooled_keys_are_scored_once_for_each_pool(tmp_path: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "qwen4_exp"}, "text_config.indexer_budget: this key is missing; found no keys"),
     (
+        {"model_type": "qwen4_exp", **QWEN4, "text_config": {**QWEN4_TEXT, "num_experts": 0}},
+        "text_config.num_experts: expected a whole number from 1 to 100,000, found 0",
+    ),
+    (
         {"model_type": "inkling_mm_model", **INKLING, "vision_config": {"patch_size": 40, "num_hidden_layers": 3}},
         "vision_config.num_hidden_layers: 3 layers are fewer than the 6 scales of a patch",
     ),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mmplan.scenario.attention_forms import GatedDelta
 from mmplan.scenario.formats.hf.blocks_by_layer import each, experts_in, kinds_of_layers
-from mmplan.scenario.formats.hf.experts import latent_attention, moe_of, qwen_shared, sparse_layers
+from mmplan.scenario.formats.hf.experts import latent_attention, moe_of, softmax_of, sparse_layers
 from mmplan.scenario.formats.hf.streams import (
     RMS,
     between,
@@ -52,7 +52,9 @@ def qwen4(text: Fields, shape: Transformer) -> Transformer:
             return replace(plain, qkv_bias=False, out_bias=False, delta=delta)
         return replace(plain, qk_norm=True, out_gate="column", window_tokens=budget, sliding=True)
 
-    return each(qwen_shared(text, replace(shape, final_norm=False)), block)
+    width, shared = text.count("moe_intermediate_size"), text.count("shared_expert_intermediate_size")
+    moe = replace(moe_of(text, "num_experts", width, scoring=softmax_of(text)), shared_ffn=shared, shared_gate=True)
+    return each(replace(shape, final_norm=False, moe=moe), block)
 
 
 def form_of_qwen4(text: Fields, shape: Transformer) -> Form:
