@@ -75,7 +75,9 @@ def job_of(family: str) -> Job:
 def scenario_of(family: str, folder: Path) -> Scenario:
     """What a user writes for the config of the model."""
     config = folder / f"{family}.json"
-    config.write_text(json.dumps(job_of(family).model().config.to_dict()))
+    model = job_of(family).model()
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight  # older releases leave that out
+    config.write_text(json.dumps(model.config.to_dict() | {"tie_word_embeddings": tied}))
     optimizer = Optimizer(name="sgd", learning_rate=STEP_LENGTH)
     return replace(tiny_scenario(), model=read_hf_config(config), global_batch=4, optimizer=optimizer)
 
