@@ -1,6 +1,6 @@
 """Does lossy treatment hurt more inside the zones of `mmplan sensitivity` than outside them?
 
-    python benchmarks/zones.py [--models 4] [--steps 400]      # rewrites benchmarks/zones.csv
+    python benchmarks/zones.py [--models 15] [--steps 400]     # rewrites benchmarks/zones.csv, ten minutes of one core
 
 Small LLaVA models (transformers) are trained from different seeds on made pictures of digits with captions
 (`digit_captions.py`); each is measured by `mmplan sensitivity --job`, and zones are taken by the 85th percentile. Then
@@ -183,7 +183,7 @@ def one_model(seed: int, steps: int) -> tuple[dict[str, tuple[float, float, floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", type=int, default=4)
+    parser.add_argument("--models", type=int, default=15)
     parser.add_argument("--steps", type=int, default=400)
     options = parser.parse_args()
     found = []

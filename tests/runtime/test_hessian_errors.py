@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from test_hessian_measure import QUICK, SCENARIO, Heard, by_name, measured, question
 
 from mmplan.errors import InputError
@@ -267,3 +268,46 @@ def test_a_dry_run_measures_nothing(tmp_path: Path) -> None:
     assert estimate.seconds(50) > estimate.seconds(10) > 0
     assert not heard.values
     assert not question(tmp_path).partial.exists()
+
+
+SPLIT = """
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.{module} import {function}
+
+if not dist.is_initialized():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+def split(whole):
+    {how}
+    return whole
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "how"),
+    [
+        ("fsdp", "fully_shard", "fully_shard(whole)"),
+        (
+            "tensor.parallel",
+            "parallelize_module, ColwiseParallel",
+            'parallelize_module(whole, init_device_mesh("cpu", (1,)), {"blocks.0.q": ColwiseParallel()})',
+        ),
+    ],
+)
+def test_a_model_that_is_split_over_ranks_is_refused(module: str, function: str, how: str, tmp_path: Path) -> None:
+    """Sharded by FSDP2 or by tensors; what a layer's weights bend is asked of whole layers."""
+    file = job(tmp_path, SPLIT.format(module=module, function=function, how=how) + PLAIN)
+    file.write_text(file.read_text().replace("return Model()", "return split(Model())"))
+    try:
+        with pytest.raises(InputError, match=r"splits '[^']+' over ranks \(DTensor\), and sensitivity measures whole"):
+            measured(question(tmp_path, replace(QUICK, layers=("llm.0",)), LANGUAGE, job=file))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_model_that_is_one_stage_of_a_pipeline_is_refused(tmp_path: Path) -> None:
+    file = job(tmp_path)
+    file.write_text(file.read_text().replace("for i in range(2)", "for i in range(1)"))
+    with pytest.raises(InputError, match="the model.s modules do not make up the layers of the plan"):
+        measured(question(tmp_path, replace(QUICK, layers=("llm.0",)), LANGUAGE, job=file))

@@ -53,7 +53,8 @@ def job_subject(
         raise InputError(f"a batch of {samples} samples is no whole number of forwards of {size} samples")
     stream = _Stream(job, size)
     first = stream.first()
-    bare = build_weightless(job.model)
+    bare = _built(job, weightless=True)
+    _refuse_split(bare, job)
     for parameter in bare.parameters():
         parameter.data = parameter.data.float()
     recorder = Recorder(bare, find_units(bare))
@@ -157,11 +158,23 @@ class _Stream:
             ) from error
 
 
-def _built(job: Job) -> nn.Module:
+def _built(job: Job, *, weightless: bool = False) -> nn.Module:
     try:
-        return job.model()
+        return build_weightless(job.model) if weightless else job.model()
     except Exception as error:
         raise InputError(f"`model` failed: {type(error).__name__}: {error}", file=job.file, key="model") from error
+
+
+def _refuse_split(model: nn.Module, job: Job) -> None:
+    """A layer's eigenvalue is that of the whole layer."""
+    split = next((name for name, p in model.named_parameters() if hasattr(p, "device_mesh")), None)
+    if split is not None:
+        raise InputError(
+            f"`model` splits '{split}' over ranks (DTensor), and sensitivity measures whole layers: return the model "
+            "before parallelize_module or fully_shard; --local N or torchrun shares the batches over processes",
+            file=job.file,
+            key="model",
+        )
 
 
 def _run(model: nn.Module, batch: Batch, weight: float, device: torch.device) -> Outputs:
