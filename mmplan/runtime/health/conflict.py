@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from mmplan.runtime.health.placed import inner_product
 from mmplan.runtime.health.rule import Rule
 
 ALPHA = 0.3  # reported in an article on multimodal parallel training
@@ -43,9 +44,9 @@ class Conflict(NamedTuple):
 def worst_conflict(gradients: Mapping[str, Tensor]) -> Conflict | None:
     """Of gradients of one shape by use; None with fewer than two that are not zero."""
     found = []
-    norms = {name: float(g.double().norm()) for name, g in gradients.items()}
+    norms = {name: inner_product(g, g) ** 0.5 for name, g in gradients.items()}
     for one, other in combinations((name for name in gradients if norms[name] > 0), 2):
-        product = float((gradients[one].double() * gradients[other].double()).sum())
+        product = inner_product(gradients[one], gradients[other])
         strong, weak = (one, other) if norms[one] >= norms[other] else (other, one)
         found.append(Conflict(strong, weak, product / (norms[one] * norms[other]), norms[strong] / norms[weak]))
     return min(found, key=lambda pair: pair.cosine, default=None)

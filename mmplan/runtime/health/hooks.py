@@ -7,6 +7,7 @@ optimizers calls `health.step()` behind each backward. In every step losses and 
 in every `interval`-th step all monitors take a reading. With groups, all their ranks do so together.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +23,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import mmplan
 from mmplan.runtime.health import loss, statistics
-from mmplan.runtime.health.contributions import Contributions, gradient_sound
+from mmplan.runtime.health.contributions import Contributions, fsdp_modules, gradient_sound
 from mmplan.runtime.health.drift import EmbeddingDrift
-from mmplan.runtime.health.groups import Groups, largest
+from mmplan.runtime.health.groups import Groups, found_groups, largest
 from mmplan.runtime.health.judge import Judge, Value
 from mmplan.runtime.health.loss import LossRatio
 from mmplan.runtime.health.overflow import HEADROOM as HEADROOM_RULE
@@ -79,7 +80,7 @@ def attach(
         writer: gets each reading as a scalar `health/MONITOR/OF`, such as TensorBoard's SummaryWriter.
         interval: optimizer steps between sampled ones.
         warmup_steps: steps before the first sampled one: what is untrained looks collapsed.
-        groups: which ranks hold what.
+        groups: which ranks hold what; default: what a mesh of DTensor parameters tells (FSDP2, tensor parallelism).
         limits, fires: other limits and directions, by monitor.
         head_shards: on one rank, judge keys as if their heads were dealt out to so many.
         mitigation: scale the stronger of conflicting gradients of a shared parameter by this (0.3 is reported).
@@ -104,7 +105,7 @@ def attach(
         keys=dict(keys or {}),
         shared=tuple(shared),
         rules=chosen_rules(limits, fires),
-        groups=groups or Groups(),
+        groups=groups or found_groups(inner),
         file=None if file is None else Path(file),
         writer=writer,
         interval=interval,
@@ -112,19 +113,26 @@ def attach(
         head_shards=head_shards,
         mitigation=mitigation,
         averaged=averaged,
+        distributed=any(hasattr(p, "device_mesh") for p in inner.parameters()),
         logits=logits,
     )
-    return Health(inner, settings)
+    return Health(inner, settings, averaging=_averaging(model, settings))
+
+
+def _averaging(model: nn.Module, settings: Settings) -> bool:
+    is_averaged = isinstance(model, nn.parallel.DistributedDataParallel) or bool(fsdp_modules(model))
+    return is_averaged and settings.groups.replicas is None
 
 
 class Health:
     """The monitors of one model; a context that detaches them at its end. `readings` are those of this rank so far."""
 
-    def __init__(self, model: nn.Module, settings: Settings) -> None:
+    def __init__(self, model: nn.Module, settings: Settings, *, averaging: bool = False) -> None:
+        """`averaging`: gradients are means over ranks that `settings.groups` does not name."""
         self._model, self._settings = model, settings
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._taps, self._uses = Taps(model, settings), SharedUses(model, settings)
-        self._contributions = Contributions(model, settings)
+        self._contributions = Contributions(model, settings, averaging=averaging)
         self._judge = Judge(settings.rules, self._rank)
         self._drifts = {name: EmbeddingDrift(sliding=self._learns(path)) for name, path in settings.embeddings.items()}
         self._loss = LossRatio()
@@ -139,7 +147,7 @@ class Health:
         )  # whether they have parameters of ours
         self._again, self._traces, self._index = False, 0, 0
         # Forwards with DTensors talk to other ranks: if one runs again, all do.
-        self._together = any(hasattr(p, "device_mesh") for p in model.parameters())
+        self._together = settings.distributed
         self.readings: list[Reading] = []
         self._file = None
         if settings.file is not None:
@@ -177,13 +185,23 @@ class Health:
         where groups are given."""
         if self._call is None:
             return
-        values = self._unsound()
-        if not values:
+        losses_sound, wrong = self._sound()
+        if wrong:
+            values = self._unsound(losses_sound=losses_sound)
+        else:
             values = [*self._loss_value(), *(self._sampled() if self._taps.sampling else ())]
         found = [self._judge.reading(self._index, value) for value in values]
-        self._keep([r for r, value in zip(found, values, strict=True) if self._rank == 0 or value.local])
+        self._keep([r for r, value in zip(found, values, strict=True) if self._tells(value)])
         self._index += 1
         self._clear()
+
+    def _tells(self, value: Value) -> bool:
+        groups = self._settings.groups
+        if value.known == "rank":
+            return True
+        if value.known == "run" or groups.stages is None:
+            return self._rank == 0
+        return groups.first(of_all_stages=False)
 
     @property
     def _sampling(self) -> bool:
@@ -232,8 +250,9 @@ class Health:
 
         return look
 
-    def _unsound(self) -> list[Value]:
-        """Where the loss or a gradient is no number: where that began."""
+    def _sound(self) -> tuple[bool, bool]:
+        """Whether all losses of this rank are numbers; whether a loss or a gradient is none: where ranks take readings
+        together, of any of them."""
         sound = [torch.isfinite(value).all() for value in self._losses]
         losses_sound = all(sound) if not sound else bool(torch.stack(sound).all())
         if self._taps.sampling or not self._parameters:  # looking through all modules takes longer than their norms
@@ -241,10 +260,16 @@ class Health:
         gradients = gradient_sound(self._parameters)
         wrong = not losses_sound or (gradients is not None and not bool(gradients))
         if self._together:
-            wrong = largest([float(wrong)], dist.group.WORLD, next(self._model.parameters()).device)[0] > 0
-        if not wrong:
-            return []
-        symptom = [] if losses_sound else [Value(loss.RULE.monitor, "loss", float("nan"), {"loss": "no number"}, True)]
+            wrong = largest([float(wrong)], dist.group.WORLD)[0] > 0
+        elif self._taps.sampling:
+            groups = self._settings.groups
+            for group in (groups.replicas, groups.shards, groups.stages):
+                wrong = largest([float(wrong)], group)[0] > 0
+        return losses_sound, wrong
+
+    def _unsound(self, *, losses_sound: bool) -> list[Value]:
+        """Where what is no number began."""
+        symptom = [] if losses_sound else [Value(loss.RULE.monitor, "loss", math.nan, {"loss": "no number"}, "rank")]
         self._traces += 1
         if self._traces > _MOST_TRACES or self._call is None:
             return symptom
@@ -264,7 +289,7 @@ class Health:
         rule = self._settings.rules[loss.RULE.monitor]
         if ratio is None or not (self._taps.sampling or rule.beyond(ratio)):
             return []
-        return [Value(loss.RULE.monitor, "loss", ratio, {"loss": mean}, True)]
+        return [Value(loss.RULE.monitor, "loss", ratio, {"loss": mean}, "rank")]
 
     def _sampled(self) -> list[Value]:
         taps, settings = self._taps, self._settings
@@ -293,7 +318,7 @@ class Health:
         parts = torch.stack([value.to(self._headroom[0][1].device) for _, value in self._headroom])
         name = self._headroom[int(parts.argmax())][0]
         detail: dict[str, float | str | None] = {"modality": modality_of(name, self._settings.places)}
-        return [Value(HEADROOM_RULE.monitor, name, float(parts.max()), detail, True)]
+        return [Value(HEADROOM_RULE.monitor, name, float(parts.max()), detail, "rank")]
 
     def _keep(self, found: list[Reading]) -> None:
         self.readings += found

@@ -4,20 +4,23 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mmplan.runtime.health.readings import Reading, finite_or_none
 from mmplan.runtime.health.rule import Rule
 
+Known = Literal["rank", "stage", "run"]
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a monitor measured of something; `local`: on this rank alone, so that every rank tells its own."""
+    """What a monitor measured of something, and who knows it: this rank alone, all ranks of its stage, or all."""
 
     monitor: str
     of: str
     value: float
     detail: dict[str, float | str | None] = field(default_factory=dict)
-    local: bool = False
+    known: Known = "run"
 
 
 class Judge:

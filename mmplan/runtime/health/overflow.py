@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmplan.runtime.health.placed import local
 from mmplan.runtime.health.rule import Rule
 
 RULE = Rule(
@@ -72,12 +73,6 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(local(tensor)).all())
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a distributed tensor."""
-    part = getattr(tensor, "to_local", None)
-    return part() if part is not None else tensor.detach()
 
 
 def told(tensor: Tensor) -> str:

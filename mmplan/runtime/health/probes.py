@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from mmplan.runtime.health import overflow, robustness
 from mmplan.runtime.health.contributions import unsound_gradients
+from mmplan.runtime.health.groups import summed
 from mmplan.runtime.health.judge import Value
 from mmplan.runtime.health.overflow import Trace, tensors_of, tracing
+from mmplan.runtime.health.placed import local, whole
 from mmplan.runtime.health.places import modality_of, module_at
 from mmplan.runtime.health.replay import Call
 from mmplan.runtime.health.settings import Settings
@@ -43,7 +45,7 @@ def overflow_values(model: nn.Module, call: Call, settings: Settings, seed: floa
         "what": trace.what,
         "path": " > ".join((trace.origin, *trace.path[:_SHOWN])),
     }
-    return [Value(overflow.RULE.monitor, trace.origin, float(1 + len(trace.path)), detail, local=True)]
+    return [Value(overflow.RULE.monitor, trace.origin, float(1 + len(trace.path)), detail, known="rank")]
 
 
 def robustness_values(model: nn.Module, call: Call, settings: Settings, step: int) -> list[Value]:
@@ -51,7 +53,7 @@ def robustness_values(model: nn.Module, call: Call, settings: Settings, step: in
     modality, path = next(iter(settings.embeddings.items()))
     path = settings.branches.get(modality, path)
     module = module_at(model, path, optional=True)
-    if module is None:
+    if module is None or settings.groups.stages is not None:  # no rank has the way from the image to the text output
         return []
     generator = torch.Generator(device=next(model.parameters()).device).manual_seed(step)
     relative: list[float] = []
@@ -60,7 +62,7 @@ def robustness_values(model: nn.Module, call: Call, settings: Settings, step: in
         clean = next(tensors_of(output), None)
         if clean is None:
             return output
-        relative.append(float(robustness.NOISE_VARIANCE**0.5 / clean.detach().float().square().mean().sqrt()))
+        relative.append(float(robustness.NOISE_VARIANCE**0.5 / local(clean).float().square().mean().sqrt()))
         return _with_first(output, robustness.perturbed(clean, generator))
 
     with torch.no_grad():
@@ -72,17 +74,20 @@ def robustness_values(model: nn.Module, call: Call, settings: Settings, step: in
             shaken = logits_of(call.run(model), settings)
         finally:
             handle.remove()
-    if shaken is None or not relative:
+    own = [0.0, 0.0, 0.0]  # of a replica without images in its last forward
+    if shaken is not None and relative:
+        own = [float(robustness.output_divergence(clean, shaken)), relative[0], 1.0]
+    divergence, noise, ranks = summed(own, settings.groups.replicas)
+    if not ranks:
         return []
-    value = float(robustness.output_divergence(clean, shaken))
-    return [Value(robustness.RULE.monitor, modality, value, {"noise_over_embedding": relative[0]})]
+    return [Value(robustness.RULE.monitor, modality, divergence / ranks, {"noise_over_embedding": noise / ranks})]
 
 
 def logits_of(output: Any, settings: Settings) -> Tensor | None:
     if settings.logits is not None:
         return settings.logits(output)
     found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    return found if isinstance(found, Tensor) else None
+    return whole(found) if isinstance(found, Tensor) else None
 
 
 def _losses(output: Any) -> list[Tensor]:

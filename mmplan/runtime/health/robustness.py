@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mmplan.runtime.health.placed import local, placed_like
 from mmplan.runtime.health.rule import Rule
 
 NOISE_VARIANCE = 0.01  # N(0, 0.01 I), as reported: an absolute size, so embeddings should be of order one
@@ -25,9 +26,10 @@ RULE = Rule(
 
 def perturbed(embeddings: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """The embeddings with noise of variance 0.01 in each coordinate."""
-    noise = torch.randn(embeddings.shape, generator=generator, device=embeddings.device, dtype=torch.float32)
-    shaken: Tensor = embeddings + (NOISE_VARIANCE**0.5 * noise).to(embeddings.dtype)
-    return shaken
+    own = local(embeddings)
+    noise = torch.randn(own.shape, generator=generator, device=own.device, dtype=torch.float32)
+    shaken: Tensor = own + (NOISE_VARIANCE**0.5 * noise).to(own.dtype)
+    return placed_like(shaken, embeddings)
 
 
 def output_divergence(clean: Tensor, shaken: Tensor) -> Tensor:

@@ -38,7 +38,13 @@ class Settings:
     head_shards: int = 1
     mitigation: float | None = None
     averaged: bool = True
+    distributed: bool = False  # parameters are DTensors
     logits: Callable[[Any], Tensor | None] | None = None
+
+    @property
+    def watches_variance(self) -> bool:
+        """Not where ranks share layers without DTensors: nobody says which parameters several of them hold."""
+        return self.groups.shards is None or self.distributed
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:

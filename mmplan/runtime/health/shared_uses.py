@@ -7,10 +7,13 @@ alone, whatever the module does with it. With mitigation a use's gradient is sca
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from mmplan.runtime.health.conflict import RULE, Conflict, scales, worst_conflict
+from mmplan.runtime.health.groups import each
+from mmplan.runtime.health.placed import local
 from mmplan.runtime.health.places import SHARED, modality_of, module_at
 from mmplan.runtime.health.replay import in_forward
 from mmplan.runtime.health.settings import Settings
@@ -26,12 +29,14 @@ class SharedUses:
         self.clear()
         self._scales: dict[tuple[str, str], float] = {}
         self._calls: dict[str, int] = {}
+        self._parameters: dict[str, Tensor] = {}
         self.handles: list[Any] = []
         for name, module, attributes in _sites(model, settings):
             several = _named(name, settings)
             before, after = self._borrow(name, attributes, several), self._give_back(attributes)
             self.handles.append(module.register_forward_pre_hook(before))
-            self.handles.append(module.register_forward_hook(after, always_call=True))
+            # Before FSDP takes the whole parameters away again.
+            self.handles.append(module.register_forward_hook(after, prepend=True, always_call=True))
 
     def clear(self) -> None:
         self.gradients: dict[str, dict[str, Tensor]] = {}
@@ -42,10 +47,7 @@ class SharedUses:
 
     def conflicts(self) -> Iterator[tuple[str, Conflict]]:
         """By parameter, with the gradients of all replicas; collective. Decides what the next steps scale."""
-        for parameter, gradients in self.gradients.items():
-            for gradient in gradients.values():
-                if self._settings.groups.replicas is not None:
-                    dist.all_reduce(gradient, group=self._settings.groups.replicas)
+        for parameter, gradients in self._of_replicas().items():
             found = worst_conflict(gradients)
             if self._settings.mitigation is not None:
                 limit = self._settings.rules.get(RULE.monitor, RULE).limit
@@ -53,6 +55,21 @@ class SharedUses:
                 self._scales |= {(parameter, use): scale for use, scale in chosen.items()}
             if found is not None:
                 yield parameter, found
+
+    def _of_replicas(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Sums over replicas, some of which may not have had a use, such as one without images in this step."""
+        group = self._settings.groups.replicas
+        if group is None:
+            return self.gradients
+        parts = each({parameter: tuple(uses) for parameter, uses in self.gradients.items()}, group)
+        summed: dict[str, dict[str, Tensor]] = {}
+        for parameter, use in sorted({(name, use) for part in parts for name, uses in part.items() for use in uses}):
+            gradient = self.gradients.get(parameter, {}).get(use)
+            if gradient is None:
+                gradient = torch.zeros_like(self._parameters[parameter])
+            dist.all_reduce(local(gradient), group=group)
+            summed.setdefault(parameter, {})[use] = gradient
+        return summed
 
     def _borrow(self, name: str, attributes: Mapping[str, str], several: bool) -> Any:
         def replace(module: nn.Module, args: Any) -> None:
@@ -67,6 +84,7 @@ class SharedUses:
                 # No parameter where somebody else has put a view there.
                 if isinstance(own, nn.Parameter) and own.requires_grad:
                     view = own.view_as(own)
+                    self._parameters[parameter] = own
                     view.register_hook(self._taken(parameter, use))  # type: ignore[no-untyped-call]
                     module.__dict__.setdefault("_mmplan_own", {})[attribute] = own
                     module._parameters[attribute] = view  # type: ignore[assignment]

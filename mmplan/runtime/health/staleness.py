@@ -15,6 +15,7 @@ from statistics import pstdev
 import torch
 from torch import Tensor
 
+from mmplan.runtime.health.placed import local
 from mmplan.runtime.health.rule import Rule
 
 STALE = Rule(
@@ -45,7 +46,7 @@ _LOOKED_AT = 4096
 
 def fingerprint(features: Tensor) -> Tensor:
     """Sum and norm of some 4,096 of the numbers; equal for equal bits, and for almost nothing else."""
-    flat = features.detach().reshape(-1)
+    flat = local(features).reshape(-1)
     exact = flat[:: max(1, flat.numel() // _LOOKED_AT)]
     return torch.stack([exact.sum(dtype=torch.float64), torch.linalg.vector_norm(exact, dtype=torch.float64)])
 

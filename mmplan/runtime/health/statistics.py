@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from statistics import median
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from mmplan.runtime.health import attenuation, collapse, conflict, dispersion, drift, key_values, retrieval, staleness
-from mmplan.runtime.health.dispersion import Moments, moments
+from mmplan.runtime.health.dispersion import moments
 from mmplan.runtime.health.drift import EmbeddingDrift
-from mmplan.runtime.health.groups import gathered, largest, square_sum, summed
+from mmplan.runtime.health.groups import each, largest, summed
 from mmplan.runtime.health.judge import Value
 from mmplan.runtime.health.key_values import Spread
+from mmplan.runtime.health.placed import square_sum
 from mmplan.runtime.health.places import by_modality
 from mmplan.runtime.health.readings import BEGAN
 from mmplan.runtime.health.settings import Settings
@@ -21,10 +21,16 @@ from mmplan.runtime.health.taps import Taps
 
 
 def alignment(taps: Taps, settings: Settings, drifts: dict[str, EmbeddingDrift], step: int) -> Iterator[Value]:
-    """JED, CMRC and drift of the embeddings of all replicas."""
+    """JED, CMRC and drift of the embeddings of all replicas; a replica or stage may have some of them only."""
     groups = settings.groups
-    whole = {name: torch.cat(rows) for name, rows in taps.embeddings.items()}
-    sums = {name: _all_moments(moments(rows), groups.replicas) for name, rows in whole.items()}
+    own = {name: torch.cat(rows).cpu() for name, rows in taps.embeddings.items()}
+    parts = [part for row in each(each(own, groups.stages), groups.replicas) for part in row]
+    whole = {
+        name: torch.cat([part[name] for part in parts if name in part])
+        for name in settings.embeddings
+        if any(name in part for part in parts)
+    }
+    sums = {name: moments(rows) for name, rows in whole.items()}
     for name, drift_of in drifts.items():
         if name in sums:
             found = drift_of.update(sums[name].total / sums[name].samples)
@@ -35,7 +41,7 @@ def alignment(taps: Taps, settings: Settings, drifts: dict[str, EmbeddingDrift],
         return
     image, text = tuple(sums)[:2]
     yield Value(dispersion.RULE.monitor, f"{image}+{text}", dispersion.joint_dispersion(sums[image], sums[text]))
-    rows = [gathered(whole[name], groups.replicas) for name in (image, text)]
+    rows = whole[image], whole[text]
     if rows[0].shape == rows[1].shape:
         scores = retrieval.similarity(*rows)
         value = retrieval.cmrc(scores)
@@ -50,13 +56,19 @@ def alignment(taps: Taps, settings: Settings, drifts: dict[str, EmbeddingDrift],
 
 
 def attention(taps: Taps, settings: Settings) -> Iterator[Value]:
-    """Median ratio on the fullest of the ranks that share the heads."""
-    if taps.attention is None:
+    """Median ratio over the matrices of all passes, heads and replicas."""
+    if not settings.cross_attention:
         return
-    ratios = collapse.spectral_ratio(taps.attention)
-    rank = float(collapse.effective_rank(taps.attention).mean())
-    value = largest([median(ratios.tolist())], settings.groups.shards, taps.attention.device)[0]
-    yield Value(collapse.RULE.monitor, settings.cross_attention[-1], value, {"effective_rank": rank})
+    own: tuple[list[float], list[float]] = [], []
+    for matrices in taps.attention:
+        own[0].extend(collapse.spectral_ratio(matrices).tolist())
+        own[1].extend(collapse.effective_rank(matrices).tolist())
+    groups = settings.groups
+    parts = [part for row in each(each(own, groups.shards), groups.replicas) for part in row]
+    ratios, ranks = ([value for part in parts for value in part[place]] for place in (0, 1))
+    if ratios:
+        detail: dict[str, float | str | None] = {"effective_rank": sum(ranks) / len(ranks)}
+        yield Value(collapse.RULE.monitor, settings.cross_attention[-1], median(ratios), detail, "stage")
 
 
 def gradient_shares(model: nn.Module, taps: Taps, settings: Settings) -> Iterator[Value]:
@@ -86,7 +98,7 @@ def conflicts(uses: SharedUses) -> Iterator[Value]:
             "weaker": found.weaker,
             "norm_ratio": found.norm_ratio,
         }
-        yield Value(conflict.RULE.monitor, parameter, found.cosine, detail)
+        yield Value(conflict.RULE.monitor, parameter, found.cosine, detail, "stage")
 
 
 def key_value_shift(taps: Taps, settings: Settings) -> Iterator[Value]:
@@ -94,7 +106,11 @@ def key_value_shift(taps: Taps, settings: Settings) -> Iterator[Value]:
     group = settings.groups.shards
     aligned: dict[str, Spread] = {}
     worst: dict[str, float] = {}
-    for modality, parts in taps.spreads.items():
+    for modality in settings.keys:
+        own = taps.spreads.get(modality, [Spread(0.0, 0.0, 0.0)] * settings.head_shards)
+        parts = [Spread(*summed(list(part), settings.groups.replicas)) for part in own]
+        if not all(part.numbers for part in parts):  # alike on all ranks of the stage
+            continue
         total = sum(parts[1:], parts[0])
         aligned[modality] = Spread(*summed(list(total), group))
         worst[modality] = largest([max(key_values.divergence(part, aligned[modality]) for part in parts)], group)[0]
@@ -102,12 +118,12 @@ def key_value_shift(taps: Taps, settings: Settings) -> Iterator[Value]:
     for modality, shift in worst.items():
         others = [key_values.divergence(aligned[modality], aligned[other]) for other in names if other != modality]
         detail: dict[str, float | str | None] = {"to_other_modality": max(others)} if others else {}
-        yield Value(key_values.RULE.monitor, modality, shift, detail)
+        yield Value(key_values.RULE.monitor, modality, shift, detail, "stage")
 
 
 def stale(taps: Taps) -> Iterator[Value]:
     for modality, lag in taps.lags.items():
-        yield Value(staleness.STALE.monitor, modality, float(lag), local=True)
+        yield Value(staleness.STALE.monitor, modality, float(lag), known="rank")
 
 
 def gradient_norms(model: nn.Module, settings: Settings) -> dict[str, float]:
@@ -122,11 +138,3 @@ def gradient_norms(model: nn.Module, settings: Settings) -> dict[str, float]:
 def _tensor(gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     return gradient
-
-
-def _all_moments(own: Moments, group: dist.ProcessGroup | None) -> Moments:
-    if group is None:
-        return own
-    flat = torch.cat([own.total, own.squares.reshape(1), own.samples.reshape(1)])
-    dist.all_reduce(flat, group=group)
-    return Moments(flat[:-2], flat[-2], flat[-1])

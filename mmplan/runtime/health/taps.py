@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 from mmplan.runtime.health.key_values import Spread, head_parts, spread
 from mmplan.runtime.health.overflow import tensors_of
+from mmplan.runtime.health.placed import local, square_sum, whole
 from mmplan.runtime.health.places import module_at
 from mmplan.runtime.health.replay import in_forward
 from mmplan.runtime.health.settings import Settings
@@ -16,7 +18,8 @@ from mmplan.runtime.health.staleness import Ledger
 
 _QUERY = ("query", "hidden_states")
 _KEY = ("key", "encoder_hidden_states", "key_value_states", "cross_attention_states")
-_MOST_MATRICES = 8  # a spectrum is taken of
+_MOST_MATRICES = 8  # a spectrum is taken of, in a pass
+_MOST_PASSES = 8
 
 
 class Taps:
@@ -42,11 +45,11 @@ class Taps:
         for path in settings.cross_attention:
             for m in at(path):
                 self.handles.append(m.register_forward_pre_hook(self._inputs(path), with_kwargs=True))
-                self.handles.append(m.register_forward_hook(self._attention, with_kwargs=True))
+                self.handles.append(m.register_forward_hook(self._weights(path), with_kwargs=True))
 
     def clear(self) -> None:
         self.embeddings: dict[str, list[Tensor]] = {}
-        self.attention: Tensor | None = None
+        self.attention: list[Tensor] = []  # a pass, [matrices, queries, keys]
         self.flows: dict[str, dict[str, Tensor]] = {}  # place -> side -> sum of squared gradients
         self.spreads: dict[str, list[Spread]] = {}  # by part of the heads
         self.lags: dict[str, int] = {}
@@ -62,7 +65,7 @@ class Taps:
             for tensor in tensors_of(output) if self.sampling else ():
                 if tensor.requires_grad:
                     self.flows.setdefault("branches", {}).setdefault(modality, torch.zeros((), device=tensor.device))
-                    scale = tensor.detach().float().square().mean()
+                    scale = square_sum([tensor]) / tensor.numel()
                     tensor.register_hook(self._add_square("branches", modality, scale))  # type: ignore[no-untyped-call]
 
         return look
@@ -79,7 +82,7 @@ class Taps:
         def look(module: nn.Module, args: Any, output: Any) -> None:
             made = next(tensors_of(output), None)
             if self.sampling and made is not None and in_forward():
-                parts = [spread(part) for part in head_parts(made, self._settings.head_shards)]
+                parts = [spread(part) for part in head_parts(local(made), self._settings.head_shards)]
                 before = self.spreads.get(modality)
                 self.spreads[modality] = (
                     parts if before is None else [a + b for a, b in zip(before, parts, strict=True)]
@@ -111,7 +114,10 @@ class Taps:
 
         return look
 
-    def _attention(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _weights(self, path: str) -> Any:
+        return lambda module, args, kwargs, output: self._take_weights(path, module, args, kwargs, output)
+
+    def _take_weights(self, path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not (self.sampling and in_forward()):
             return
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
@@ -119,12 +125,22 @@ class Taps:
             query, key = sides(args, kwargs)
             known = isinstance(module, nn.MultiheadAttention) and query is not None and key is not None
             weights = attention_weights(module, query, key) if known else None  # type: ignore[arg-type]
-        if weights is not None:
-            self.attention = weights.detach().flatten(0, -3)[:_MOST_MATRICES]
+        if weights is not None and path == self._settings.cross_attention[-1] and len(self.attention) < _MOST_PASSES:
+            self.attention.append(self._some(local(weights)))
+
+    def _some(self, weights: Tensor) -> Tensor:
+        """Of attention weights [..., queries, keys] all heads of the first samples, as many as one rank with all heads
+        would take."""
+        if weights.dim() == 3:  # of no head of its own
+            return weights[:_MOST_MATRICES]
+        shards = self._settings.groups.shards
+        heads = weights.shape[-3] * (1 if shards is None else dist.get_world_size(shards))
+        rows = weights.flatten(0, -4) if weights.dim() > 4 else weights
+        return rows[: max(1, _MOST_MATRICES // heads)].flatten(0, 1)
 
     def _add_square(self, place: str, side: str, scale: Tensor | float = 1.0) -> Callable[[Tensor], None]:
         def add(gradient: Tensor) -> None:
-            square = gradient.detach().float().square().sum() * scale
+            square = square_sum([gradient]) * scale
             sums = self.flows.setdefault(place, {})
             sums[side] = sums[side] + square if side in sums else square
 
@@ -147,7 +163,7 @@ def sides(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor | No
 
 def pooled(output: Tensor) -> Tensor:
     """[n, ..., d] as one vector a sample, the mean over what stands between."""
-    flat = output.detach().float()
+    flat = whole(output).float()
     return flat.flatten(1, -2).mean(1) if flat.dim() > 2 else flat
 
 

@@ -10,7 +10,13 @@ from health_toys import HEADS, WATCH, WIDTH, CrossAttention, Toy, batch, toy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from mmplan.runtime.health.groups import Groups
@@ -33,6 +39,18 @@ def step(model: nn.Module, part: dict[str, Tensor], scale: float = 1.0) -> None:
     (scale * model(**part)["loss"]).backward()
 
 
+def robustness_of_halves() -> float:
+    """The mean of what one process reads of each."""
+    values = []
+    for part in halves():
+        model = toy()
+        with attach(model, **WATCH, interval=1) as health:
+            step(model, part)
+            health.step()
+        values.append(by_name(health)["robustness", "vision"])
+    return sum(values) / len(values)
+
+
 def replicated(rank: int) -> Readings:
     model = toy()
     wrapped = DistributedDataParallel(model)
@@ -50,8 +68,7 @@ def sharded(rank: int) -> dict[str, Any]:
         fully_shard(part, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    settings = {**WATCH, "interval": 1, "groups": Groups(replicas=dist.group.WORLD)}
-    with attach(model, **settings) as health:
+    with attach(model, **WATCH, interval=1) as health:  # the mesh tells the group
         step(model, halves()[rank])
         norms = gradient_norms(model, health._settings)
         optimizer.step()
@@ -116,36 +133,67 @@ class Identity(nn.Module):
         return image
 
 
+# Embeddings on two stages.
+STAGED: dict[str, Any] = {**WATCH, "embeddings": {"vision": "vision", "text": "text_out"}, "interval": 1}
+
+
 def in_stages(rank: int) -> Readings:
-    """Images on rank 0, everything else on rank 1."""
-    whole, part = toy(), halves()[0]
-    groups = Groups(stages=dist.group.WORLD)
+    """Images on rank 0, everything else on rank 1; two microbatches."""
+    whole, groups = toy(), Groups(stages=dist.group.WORLD)
     if rank == 0:
-        model: nn.Module = Front(whole)
-        with attach(model, modalities=WATCH["modalities"], interval=1, groups=groups) as health:
-            made = model(part["pixels"])
-            dist.send(made.detach(), 1)
-            gradient = torch.empty_like(made)
-            dist.recv(gradient, 1)
-            made.backward(gradient)
+        front = Front(whole)
+        with attach(front, **STAGED, groups=groups) as health:
+            for part in halves():
+                made = front(part["pixels"])
+                dist.send(made.detach(), 1)
+                gradient = torch.empty_like(made)
+                dist.recv(gradient, 1)
+                made.backward(gradient)
             health.step()
         return by_name(health)
     whole.vision = Identity()
-    received = torch.empty(len(part["pixels"]), 8, WIDTH)
-    dist.recv(received, 0)
-    received.requires_grad_()
-    modalities = {"vision": "front.vision", "text": "text"}  # this rank has no such module
-    with attach(whole, modalities=modalities, interval=1, groups=groups) as health:
-        whole(received, part["ids"], part["labels"])["loss"].backward()
-        dist.send(received.grad, 0)
+    back = nn.ModuleDict({"toy": whole})  # no module here has the name of the other stage's
+    back.forward = lambda *args: whole(*args)  # type: ignore[method-assign]
+    paths = {"text": "toy.text", "cross": "toy.cross", "cross.k_proj": "toy.cross.k_proj", "text_out": "toy.text_out"}
+
+    def here(named: Any) -> Any:
+        return {key: paths.get(path, path) for key, path in named.items()}
+
+    settings = {**STAGED, **{key: here(STAGED[key]) for key in ("modalities", "embeddings", "keys")}}
+    with attach(back, **{**settings, "cross_attention": ["toy.cross"]}, groups=groups) as health:
+        for part in halves():
+            received = torch.empty(len(part["pixels"]), 8, WIDTH)
+            dist.recv(received, 0)
+            received.requires_grad_()
+            (0.5 * back(received, part["ids"], part["labels"])["loss"]).backward()
+            dist.send(received.grad, 0)
         health.step()
     return by_name(health)
 
 
-def tensor_parallel(rank: int) -> dict[str, float]:
+def tensor_parallel(rank: int) -> dict[str, Any]:
+    """The toy with layers split by columns, its attention by heads; both ranks have the same data."""
+    model, mesh = toy(), init_device_mesh("cpu", (2,))
+    whole_again = (Shard(2), None), (Replicate(), None)
+    columns = ColwiseParallel(output_layouts=Replicate())
+    by_heads = {f"cross.{name}": ColwiseParallel() for name in ("q_proj", "k_proj", "v_proj")}
+    rest = {"cross": PrepareModuleOutput(output_layouts=whole_again[0], desired_output_layouts=whole_again[1])}
+    split = dict.fromkeys(("text.block", "head", "image_embedding"), columns)
+    parallelize_module(model, mesh, {**by_heads, **rest, **split})
+    model.text_embedding = nn.Linear(WIDTH, WIDTH, bias=False)
+    parallelize_module(model, mesh, {"text_embedding": columns})
+    model.text_embedding.weight = model.image_embedding.weight
+    with attach(model, **{**WATCH, "head_shards": 1}, interval=1) as health:
+        for part in halves():
+            step(model, part, 0.5)
+        norms = gradient_norms(model, health._settings)
+        health.step()
+    return {"readings": by_name(health), "norms": norms, "layers": _norms_of_layers(mesh)}
+
+
+def _norms_of_layers(mesh: Any) -> dict[str, float]:
     """Norms of gradients where DTensors split a layer by columns and the next by rows."""
     model = nn.ModuleDict({"vision": two_layers(0), "text": two_layers(1)})
-    mesh = init_device_mesh("cpu", (2,))
     for part in model.values():
         parallelize_module(part, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     x = features()

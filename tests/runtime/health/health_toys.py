@@ -55,7 +55,7 @@ class CrossAttention(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v = (
-            layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            layer(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)  # all heads, or a rank's
             for layer, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, key))
         )
         weights = torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, dim=-1)
