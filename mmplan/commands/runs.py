@@ -18,6 +18,7 @@ from mmplan.commands.options import (
 from mmplan.files import require_folder
 from mmplan.runtime.checkpoint.options import DEFAULT_KEEP, Checkpoints
 from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
+from mmplan.runtime.run_options import DEFAULT_HEALTH_INTERVAL
 from mmplan.runtime.thresholds import Thresholds
 from mmplan.runtime.torchrun import is_main_process
 
@@ -69,6 +70,9 @@ def execute(
     health: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write readings of its health, for `mmplan doctor`.")
     ] = None,
+    health_interval: Annotated[
+        int, typer.Option(min=1, help="Steps between those in which all monitors of --health take a reading.")
+    ] = DEFAULT_HEALTH_INTERVAL,
     share_devices: Annotated[
         bool, typer.Option("--share-devices", help="Let processes share GPUs, over gloo: a check, not a training.")
     ] = False,
@@ -107,6 +111,7 @@ def execute(
             "every": (checkpoint is not None, "--checkpoint FOLDER"),
             "keep": (checkpoint is not None, "--checkpoint FOLDER"),
             "unit": (rehearse, "--rehearse"),
+            "health_interval": (health is not None, "--health FILE"),
             "max_skips": (on_nan == "skip", "--on-nan skip"),
         },
     )
@@ -135,6 +140,7 @@ def execute(
             checkpoints=checkpoints,
             trace=trace,
             health=health,
+            health_interval=health_interval,
             share_devices=share_devices,
             on_nan=on_nan,
             max_skips=max_skips,

@@ -5,7 +5,7 @@ tensor. Outputs of layers are watched to say where it began; what decides are lo
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,10 +30,13 @@ class OutputSums:
 
     def __init__(self) -> None:
         self._sums: list[tuple[int, str, Tensor]] = []
+        self.on_output: Callable[[str, Tensor], None] | None = None  # sees all
 
     def add(self, microbatch: int, layer: str, output: Tensor) -> None:
         if output.is_floating_point():
             self._sums.append((microbatch, layer, output.detach().sum(dtype=torch.float32)))
+            if self.on_output is not None:
+                self.on_output(layer, output)
 
     def clear(self) -> None:
         self._sums = []

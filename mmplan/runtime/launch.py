@@ -33,7 +33,7 @@ from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
 from mmplan.runtime.places import one_process_each
 from mmplan.runtime.position import process_lives
 from mmplan.runtime.requirements import check_local_run, process_count, refuse_forms
-from mmplan.runtime.run_options import DEFAULT_UNIT_S, RunOptions, save_options
+from mmplan.runtime.run_options import DEFAULT_HEALTH_INTERVAL, DEFAULT_UNIT_S, RunOptions, save_options
 from mmplan.runtime.torchrun import OnFailure, is_main_process, show_failure
 
 _POLL_S = 0.1
@@ -56,6 +56,7 @@ def execute(
     checkpoints: Checkpoints | None = None,
     trace: Path | None = None,
     health: Path | None = None,
+    health_interval: int = DEFAULT_HEALTH_INTERVAL,
     share_devices: bool = False,
     on_nan: OnNan = "stop",
     max_skips: int = DEFAULT_MAX_SKIPS,
@@ -83,7 +84,8 @@ def execute(
         save_weights: a folder that is made at the end, with the weights of the job's model.
         checkpoints: what is saved while the run goes on, and what it goes on from; None: nothing.
         trace: a file for all steps of all ranks, in the form of Chrome's traces (`trace.py`), written by rank 0.
-        health: a file for readings of losses and of numbers that are none (`health/readings.py`), written by rank 0.
+        health: a file for readings of all monitors that apply (`health/readings.py`), written by rank 0.
+        health_interval: steps between those in which more is read than losses and numbers that are none.
         share_devices: several processes may compute on one GPU, and talk over gloo.
         on_note: hears what a user has to know meanwhile, as `on_step` does.
         on_step: is told each finished step while the run goes on; under torchrun on rank 0 only.
@@ -113,6 +115,7 @@ def execute(
         weights=weights,
         trace=trace and trace.resolve(),
         health=health and health.resolve(),
+        health_interval=health_interval,
         share_devices=share_devices,
         save_weights=save_weights and save_weights.resolve(),
         checkpoints=checkpoints.resolved() if checkpoints is not None else Checkpoints(),

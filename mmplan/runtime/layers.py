@@ -3,7 +3,7 @@
 Activations are packed rows [tokens, width]. A module called on a microbatch without tokens returns zero rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,7 @@ from mmplan.runtime.norms import GroupedNorm
 INITIAL_STD = 0.02  # of class tokens and positions (google-research/vision_transformer, `AddPositionEmbs`)
 INITIAL_SCALE = 0.1  # of layer scales (arXiv 2103.17239, for shallow networks)
 
+OnAttention = Callable[[Attention, Tensor, Tensor, Microbatch], None]  # sees queries and keys
 Blocks = tuple[Tensor, ...]  # rows in several pieces, see `packed_attention`
 
 
@@ -74,6 +75,7 @@ class LayerModule(nn.Module):
         for op in layer.ops:
             if _name(op) in self.parts:
                 self.parts[_name(op)].requires_grad_(op_trainable(op))
+        self.on_attention: OnAttention | None = None
         last_use = {value.name: step for step, op in enumerate(layer.ops) for value in op_inputs(op)}
         self._unused_after = [
             tuple(name for name, last in last_use.items() if last == step) for step in range(len(layer.ops))
@@ -201,6 +203,8 @@ class LayerModule(nn.Module):
 
     def _attend(self, op: Attention, q: Tensor, k: Tensor, v: Tensor, batch: Microbatch) -> Blocks:
         lengths = batch.lengths[self.layer.module]
+        if self.on_attention is not None:
+            self.on_attention(op, q, k, batch)
         if op.window is not None and not op.sliding:
             lengths = window_lengths(lengths, op.window)
         return packed_attention(

@@ -80,6 +80,11 @@ def _tie_vocabularies(order: Sequence[Layer], modules: nn.ModuleDict) -> None:
             modules[_key(layer.id)].get_submodule("parts.head").register_parameter("weight", head_weight)
 
 
+def module_path(layer_id: str) -> str:
+    """Of a layer's module in the model."""
+    return f"layers.{_key(layer_id)}"
+
+
 def _key(layer_id: str) -> str:
     return layer_id.replace(".", "_")  # module names may not contain dots
 

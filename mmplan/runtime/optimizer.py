@@ -1,6 +1,6 @@
 """The optimizer of one stage: AdamW or SGD on fp32 weights, with a master copy when the model computes in 16 bits."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -46,6 +46,12 @@ class StageOptimizer:
     def unscale_by(self, scales: Mapping[Callable[[], float], Sequence[Elements]]) -> None:
         """From now on a step divides gradients by the scale that they have then."""
         self._unscaling = [(scale, list(elements)) for scale, elements in scales.items()]
+
+    def gradient_squares(self) -> Iterator[tuple[Tensor, float]]:
+        """Each weight and the squared norm of its gradient."""
+        if self._gradients:
+            norms = torch.stack([norm.double() for norm in torch._foreach_norm(self._gradients)])
+            yield from zip(self._weights, norms.square().tolist(), strict=True)
 
     def forgo(self) -> None:
         """The next step changes nothing: neither weights nor moments nor counters."""

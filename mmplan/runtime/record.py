@@ -16,6 +16,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.runtime.checkpoint.save import WrittenPart
 from mmplan.runtime.finite import Unsound
+from mmplan.runtime.health.seen import Seen
 from mmplan.runtime.measurement import (
     ActionStatistics,
     Measurement,
@@ -172,22 +173,25 @@ def _listed_step(step: RankStep, places: Mapping[int, int], peak_memory_bytes: i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEnd:
-    """What all ranks are told of a step of one rank; `written`: what it has written of a checkpoint meanwhile."""
+    """What all ranks are told of a step of one rank; `written`: what it has written of a checkpoint meanwhile; `seen`:
+    what its health shows in a sampled step."""
 
     end_s: float
     losses: Mapping[str, float]
     written: WrittenPart | None = None
     unsound: Unsound | None = None
     skipped: bool = False
+    seen: Seen | None = None
 
 
-def step_end(done: RankStep, written: WrittenPart | None = None) -> StepEnd:
+def step_end(done: RankStep, written: WrittenPart | None = None, seen: Seen | None = None) -> StepEnd:
     return StepEnd(
         end_s=max(item.end_s for item in done.timeline),
         losses=done.losses,
         written=written,
         unsound=done.unsound,
         skipped=done.skipped,
+        seen=seen,
     )
 
 

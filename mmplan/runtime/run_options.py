@@ -11,6 +11,8 @@ from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
 
 DEFAULT_UNIT_S = 0.03  # bubbles of sleeps came within 2.8 points of simulation at 30 ms, 24 at 3 ms (2 busy cores)
 
+DEFAULT_HEALTH_INTERVAL = 10  # steps between sampled ones, which cost no forward of their own
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOptions:
@@ -25,6 +27,7 @@ class RunOptions:
     weights: Path | None = None
     trace: Path | None = None
     health: Path | None = None
+    health_interval: int = DEFAULT_HEALTH_INTERVAL
     share_devices: bool = False
     save_weights: Path | None = None
     checkpoints: Checkpoints = field(default_factory=Checkpoints)

@@ -144,6 +144,10 @@ class LayerStage(WeightedStage):
         self._losses: dict[str, Tensor] = {}
 
     @property
+    def layer_ids(self) -> tuple[str, ...]:
+        return tuple(layer.id for layer in self._layers)
+
+    @property
     def raw_modules(self) -> frozenset[str]:
         """Modules whose raw inputs some layer here reads."""
         return frozenset(layer.module for layer in self._layers if not layer.sources or layer.kind == "token_embed")

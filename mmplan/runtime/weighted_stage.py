@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,16 @@ from mmplan.runtime.finite import OutputSums, Unsound
 from mmplan.runtime.held import Buffer, Place
 from mmplan.runtime.state import StageState
 from mmplan.runtime.weight_store import WeightStore
+
+
+class WeightWatch(Protocol):
+    """Sees gradients of weights."""
+
+    def take(self, parameter: Tensor, gradient: Tensor) -> None:
+        """One that autograd has not made, of the microbatch that is at work."""
+
+    def before_update(self, state: StageState) -> None:
+        """Gradients are summed over the replicas; the update is next."""
 
 
 class WeightedStage(ABC):
@@ -41,6 +52,7 @@ class WeightedStage(ABC):
         self.stage, self.state, self.places, self.buffers = stage, state, places, tuple(buffers)
         self.parts = parts
         self.outputs = OutputSums()
+        self.watch: WeightWatch | None = None
         self._store, self._count_kept = store, count_kept
 
     @abstractmethod
@@ -61,12 +73,19 @@ class WeightedStage(ABC):
 
     def backward_weight(self, microbatch: int) -> None:
         with torch.no_grad():
-            self._store.compute(microbatch, self.state.accumulate)
+            self._store.compute(microbatch, self._accumulate)
+
+    def _accumulate(self, parameter: Tensor, gradient: Tensor) -> None:
+        if self.watch is not None:
+            self.watch.take(parameter, gradient)
+        self.state.accumulate(parameter, gradient)
 
     def reduce(self) -> None:
         self.state.reduce()
 
     def step(self) -> None:
+        if self.watch is not None:
+            self.watch.before_update(self.state)
         self.state.step()
 
     def unsound(self) -> Unsound | None:

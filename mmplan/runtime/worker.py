@@ -24,6 +24,7 @@ import torch.distributed as dist
 from mmplan.errors import EndedError, InputError, MmplanError
 from mmplan.planner.modalities import stage_modalities
 from mmplan.planner.plan import Plan, load_plan
+from mmplan.planner.program import RankProgram
 from mmplan.runtime.checkpoint.resume import find_start
 from mmplan.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
@@ -35,6 +36,7 @@ from mmplan.runtime.ghost.save_weights import save_weights
 from mmplan.runtime.ghost.train import JobGroups, prepare_job
 from mmplan.runtime.groups import GroupOf, group_maker, peer_pairs, replica_group, tensor_ranks
 from mmplan.runtime.health.run_health import RunHealth
+from mmplan.runtime.health.run_taps import rank_taps, run_settings
 from mmplan.runtime.limits import limits, time_scale
 from mmplan.runtime.loss_scaling import LossScaling
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, StepMeasurement, save_run
@@ -52,6 +54,7 @@ from mmplan.runtime.record import (
 )
 from mmplan.runtime.requirements import process_count, refuse_forms
 from mmplan.runtime.run_options import RunOptions, load_options
+from mmplan.runtime.stage import Stage
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.torchrun import OnFailure
 from mmplan.runtime.trace import TracedStep, write_trace
@@ -216,7 +219,12 @@ def _run(
 
     traced, modalities = list[TracedStep](), stage_modalities(plan)
     connect(groups.pairs, rank, device, groups.network)
-    health = RunHealth(options.health, modalities) if options.health is not None and rank == 0 else None
+    taps, health = None, None
+    if options.health is not None:
+        settings = run_settings(plan, prepared.model, options.job, options.health_interval)
+        taps = rank_taps(plan, prepared, settings)
+        if rank == 0:
+            health = RunHealth(options.health, plan, modalities, settings, one_clock=one_host)
     kept, steps_done = StepKeeper(), list(before)
     scaling = None if prepared.scales is None else LossScaling(prepared.scales, prepared.stages)
     skips = options.on_nan == "skip"
@@ -224,7 +232,8 @@ def _run(
     listed = range(world) if options.rehearse else listed_ranks(plan)
 
     def take(step: int, done: RankStep) -> None:
-        end = step_end(done, None if checkpoints is None else checkpoints.report())
+        seen = None if taps is None else taps.seen(done)
+        end = step_end(done, None if checkpoints is None else checkpoints.report(), seen)
         ends: list[StepEnd] = [end] * world
         dist.all_gather_object(ends, end, group=control)
         totals = step_measurement(step, ends, listed)
@@ -233,7 +242,7 @@ def _run(
         steps_done.append(replace(totals, losses=finite, loss_scales=used))
         unsound = [end.unsound for end in ends]
         if health is not None:
-            health.take(step, totals.losses, unsound)
+            health.take(step, totals.losses, unsound, [end.seen for end in ends])
         left_out = require_numbers(steps_done, totals.losses, unsound, max_skips=options.max_skips)
         if left_out:
             note(left_out if scaling is None else left_out + scaling.told())
@@ -247,6 +256,11 @@ def _run(
             watch.position.enter("save", EVERYBODY)
             checkpoints.take([end.written for end in ends])
             checkpoints.save_if_due(step + 1, steps_done)
+
+    def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
+        if taps is not None:
+            taps.begin(step)
+        return prepared.step(step)
 
     run_steps(
         prepared.step,

@@ -309,5 +309,5 @@ def test_a_model_that_is_split_over_ranks_is_refused(module: str, function: str,
 def test_a_model_that_is_one_stage_of_a_pipeline_is_refused(tmp_path: Path) -> None:
     file = job(tmp_path)
     file.write_text(file.read_text().replace("for i in range(2)", "for i in range(1)"))
-    with pytest.raises(InputError, match="the model.s modules do not make up the layers of the plan"):
+    with pytest.raises(InputError, match=r"the model.s modules do not make up the layers of the plan"):
         measured(question(tmp_path, replace(QUICK, layers=("llm.0",)), LANGUAGE, job=file))

@@ -3,7 +3,8 @@
 Of gradients g_m of the loss with respect to what modality m hands to the fusion, the share of m is ||g_m|| / sum of all
 ||g||. Along a cross-attention these are its query and key side; at the outputs h_m of the branches each norm is
 multiplied with the root mean square of h_m, so that the scale of an output changes nothing. Reported shares are 68.2 %
-and 31.7 % (ViLT), 59.1 % and 38.5 % (FLAVA).
+and 31.7 % (ViLT), 59.1 % and 38.5 % (FLAVA), of two modalities; of n the share is multiplied with n / 2, so that an
+even one is one half.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ from mmplan.runtime.health.rule import Rule
 
 RULE = Rule(
     monitor="gradient_attenuation",
-    metric="||gradient at the modality's output|| / sum over modalities; along a cross-attention, of its two inputs",
+    metric="||gradient at the modality's output|| / sum over modalities, times n / 2 of n modalities; along a "
+    "cross-attention, of its two inputs",
     unit="share",
     limit=0.05,
     fires="below",

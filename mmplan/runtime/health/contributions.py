@@ -28,6 +28,7 @@ class Contributions:
         # As they are between steps; those of FSDP's modules are others while these run.
         self._sharded = [p for p in model.parameters() if self._whole and hasattr(p, "device_mesh")]
         self.handles: list[Any] = []
+        self.passes, self._begun = 0, False
         self.clear()
 
     def begin(self) -> None:
@@ -47,16 +48,15 @@ class Contributions:
             handle.remove()
         self.handles, self._seen = [], set[int]()
         self._squares: dict[Split, list[Tensor]] = {}
-        self._begun = False
-        self.passes = 0
+        self.passes, self._begun = 0, False
 
     def values(self) -> Iterator[Value]:
         """The variance over the passes of this step and the replicas, of all stages; collective."""
         if self._silent:
             return
         groups, own = self._settings.groups, 0.0
-        for split, squares in self._squares.items():
-            own += float(split.over_ranks(torch.stack(squares).sum()))
+        for split, parts in self._squares.items():
+            own += float(split.over_ranks(torch.stack(parts).sum()))
         squares, passes, ranks = summed([own, float(self.passes), 1.0], groups.replicas)
         count = round(passes)
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None and not p.grad.is_sparse]

@@ -4,7 +4,7 @@ Losses and skipped updates are in it. With the plan, the recorded step also show
 stages that it reads, and how evenly its features came.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from mmplan.cost_models.build import build_graph
 from mmplan.errors import InputError
@@ -49,20 +49,38 @@ _SKIPPED: dict[str, float | str | None] = {"loss": "no number, or a gradient; th
 
 
 def _timing(run: Measurement, plan: Plan) -> Iterator[Value]:
-    """Of each edge between stages: starts before the features were made, and jitter behind them."""
     if run.rehearsed:
         return
-    cuts = build_stage_graph([stage.layers for stage in plan.stages], build_graph(plan.scenario)).cuts
-    replicas = {rank.rank: rank.replica for rank in run.ranks}
-    asked = dict(zip(map(_key, run.timeline), run.asked_s or [i.start_s for i in run.timeline], strict=True))
-    forwards: dict[tuple[int, int, int], TimedAction] = {}
-    for item in run.timeline:
-        if item.action.kind == "F":
-            forwards[replicas[item.rank], item.action.stage, item.action.microbatch] = item
     alone_s: dict[tuple[int, int], float] = {}
     for one in run.transfers:  # the longest between two ranks: a feature is not the smallest of their messages
         alone_s[one.source, one.target] = max(one.seconds, alone_s.get((one.source, one.target), 0.0))
-    one_host = len(run.hosts) == 1
+    replicas = {rank.rank: rank.replica for rank in run.ranks}
+    asked_s = run.asked_s or [item.start_s for item in run.timeline]
+    yield from feature_timing(plan, run.timeline, asked_s, replicas, alone_s=alone_s, one_clock=len(run.hosts) == 1)
+
+
+def feature_timing(
+    plan: Plan,
+    timeline: Sequence[TimedAction],
+    asked_s: Sequence[float],
+    replicas: Mapping[int, int],
+    *,
+    alone_s: Mapping[tuple[int, int], float],
+    one_clock: bool,
+) -> Iterator[Value]:
+    """Of each edge between stages: starts before the features were made, and jitter behind them.
+
+    Args:
+        replicas: of each rank in the timeline.
+        alone_s: what the transfer of features between two ranks takes alone; jitter is that of what is beyond.
+        one_clock: ranks share a clock, so that a start can be held against an end on another one.
+    """
+    cuts = build_stage_graph([stage.layers for stage in plan.stages], build_graph(plan.scenario)).cuts
+    asked = dict(zip(map(_key, timeline), asked_s, strict=True))
+    forwards: dict[tuple[int, int, int], TimedAction] = {}
+    for item in timeline:
+        if item.action.kind == "F" and item.rank in replicas:
+            forwards[replicas[item.rank], item.action.stage, item.action.microbatch] = item
     for source, target in sorted({(cut.source, cut.target) for cut in cuts}):
         ready_s: list[float] = []
         started_s: list[float] = []
@@ -71,7 +89,7 @@ def _timing(run: Measurement, plan: Plan) -> Iterator[Value]:
             made = forwards.get((replica, source, microbatch))
             if stage != target or made is None:
                 continue
-            early += one_host and item.start_s < made.end_s - _CLOCK_S
+            early += one_clock and item.start_s < made.end_s - _CLOCK_S
             ready_s.append(max(made.end_s + alone_s.get((made.rank, item.rank), 0.0), asked[_key(item)]))
             started_s.append(max(item.start_s, ready_s[-1]))
         edge = f"stage {source} > stage {target}"

@@ -39,7 +39,13 @@ class Settings:
     mitigation: float | None = None
     averaged: bool = True
     distributed: bool = False  # parameters are DTensors
+    partial: bool = False  # the model may lack modules that are named
     logits: Callable[[Any], Tensor | None] | None = None
+
+    @property
+    def lacking(self) -> bool:
+        """Whether modules may lie on other ranks."""
+        return self.partial or self.groups.stages is not None
 
     @property
     def watches_variance(self) -> bool:

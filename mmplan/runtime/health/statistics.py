@@ -1,6 +1,6 @@
 """What a sampled step shows, over the right ranks; every rank of a group calls these in the same order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import median
 
 import torch
@@ -30,29 +30,11 @@ def alignment(taps: Taps, settings: Settings, drifts: dict[str, EmbeddingDrift],
         for name in settings.embeddings
         if any(name in part for part in parts)
     }
-    sums = {name: moments(rows) for name, rows in whole.items()}
     for name, drift_of in drifts.items():
-        if name in sums:
-            found = drift_of.update(sums[name].total / sums[name].samples)
-            if found is not None:
-                began = float(step - settings.interval * found.readings_ago)
-                yield Value(drift.RULE.monitor, name, found.statistic, {"distance": found.distance, BEGAN: began})
-    if len(sums) < 2:
-        return
-    image, text = tuple(sums)[:2]
-    yield Value(dispersion.RULE.monitor, f"{image}+{text}", dispersion.joint_dispersion(sums[image], sums[text]))
-    rows = whole[image], whole[text]
-    if rows[0].shape == rows[1].shape:
-        scores = retrieval.similarity(*rows)
-        value = retrieval.cmrc(scores)
-        if value is not None:
-            found_first = [float((retrieval.pair_ranks(s) <= 1).float().mean()) for s in (scores, scores.T)]
-            detail: dict[str, float | str | None] = {
-                "image_to_text_recall": found_first[0],
-                "text_to_image_recall": found_first[1],
-                "pairs": float(len(scores)),
-            }
-            yield Value(retrieval.RULE.monitor, f"{image}+{text}", value, detail)
+        if name in whole:
+            yield from drift_value(name, drift_of, whole[name].double().mean(0), step, settings.interval)
+    if len(whole) > 1:
+        yield from alignment_values(whole)
 
 
 def attention(taps: Taps, settings: Settings) -> Iterator[Value]:
@@ -83,12 +65,43 @@ def gradient_shares(model: nn.Module, taps: Taps, settings: Settings) -> Iterato
         squares = [float(found.get(side, 0.0)) for side in sides]
         for group in (groups.replicas, groups.stages):
             squares = summed(squares, group)
-        if sum(squares) == 0.0 or len(sides) < 2 or (groups.stages is None and set(found) < set(sides)):
-            continue
-        parts = attenuation.shares({side: square**0.5 for side, square in zip(sides, squares, strict=True)})
-        told: dict[str, float | str | None] = {**parts, **norms} if place == "branches" else {**parts}
-        for side in sides if place == "branches" else ("key",):
-            yield Value(attenuation.RULE.monitor, f"{place}: {side}", parts[side], told)
+        if len(sides) > 1 and (groups.stages is not None or not set(found) < set(sides)):
+            yield from share_values(place, dict(zip(sides, squares, strict=True)), norms)
+
+
+def share_values(place: str, squares: Mapping[str, float], norms: Mapping[str, float]) -> Iterator[Value]:
+    """Of squared gradients by side; none where no gradient came at all."""
+    if not sum(squares.values()) > 0:
+        return
+    parts = attenuation.shares({side: square**0.5 for side, square in squares.items()})
+    told: dict[str, float | str | None] = {**parts, **norms} if place == "branches" else {**parts}
+    for side in parts if place == "branches" else ("key",):
+        yield Value(attenuation.RULE.monitor, f"{place}: {side}", parts[side] * len(parts) / 2, told)
+
+
+def alignment_values(whole: Mapping[str, Tensor]) -> Iterator[Value]:
+    """JED and CMRC of the first two embeddings, each [n, d]."""
+    image, text = tuple(whole)[:2]
+    dispersion_of = dispersion.joint_dispersion(moments(whole[image]), moments(whole[text]))
+    yield Value(dispersion.RULE.monitor, f"{image}+{text}", dispersion_of)
+    if whole[image].shape == whole[text].shape:
+        scores = retrieval.similarity(whole[image], whole[text])
+        value = retrieval.cmrc(scores)
+        if value is not None:
+            found_first = [float((retrieval.pair_ranks(s) <= 1).float().mean()) for s in (scores, scores.T)]
+            detail: dict[str, float | str | None] = {
+                "image_to_text_recall": found_first[0],
+                "text_to_image_recall": found_first[1],
+                "pairs": float(len(scores)),
+            }
+            yield Value(retrieval.RULE.monitor, f"{image}+{text}", value, detail)
+
+
+def drift_value(name: str, drift_of: EmbeddingDrift, mean: Tensor, step: int, interval: int) -> Iterator[Value]:
+    found = drift_of.update(mean)
+    if found is not None:
+        began = float(step - interval * found.readings_ago)
+        yield Value(drift.RULE.monitor, name, found.statistic, {"distance": found.distance, BEGAN: began})
 
 
 def conflicts(uses: SharedUses) -> Iterator[Value]:

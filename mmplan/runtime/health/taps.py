@@ -33,7 +33,7 @@ class Taps:
         self.handles: list[Any] = []
 
         def at(path: str) -> list[nn.Module]:
-            module = module_at(model, path, optional=settings.groups.stages is not None)
+            module = module_at(model, path, optional=settings.lacking)
             return [] if module is None else [module]
 
         for modality, path in settings.branches.items():
@@ -65,7 +65,7 @@ class Taps:
             for tensor in tensors_of(output) if self.sampling else ():
                 if tensor.requires_grad:
                     self.flows.setdefault("branches", {}).setdefault(modality, torch.zeros((), device=tensor.device))
-                    scale = square_sum([tensor]) / tensor.numel()
+                    scale = square_sum([tensor]) / max(1, tensor.numel())
                     tensor.register_hook(self._add_square("branches", modality, scale))  # type: ignore[no-untyped-call]
 
         return look
