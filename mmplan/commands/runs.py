@@ -17,8 +17,8 @@ from mmplan.commands.options import (
 )
 from mmplan.files import require_folder
 from mmplan.runtime.checkpoint.options import DEFAULT_KEEP, Checkpoints
+from mmplan.runtime.health.run_interval import DEFAULT_HEALTH_INTERVAL
 from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
-from mmplan.runtime.run_options import DEFAULT_HEALTH_INTERVAL
 from mmplan.runtime.thresholds import Thresholds
 from mmplan.runtime.torchrun import is_main_process
 

@@ -25,6 +25,7 @@ from mmplan.planner.plan import Plan, save_plan
 from mmplan.runtime.checkpoint.before_run import check_checkpoints
 from mmplan.runtime.checkpoint.options import Checkpoints
 from mmplan.runtime.ghost.manifest import read_rows
+from mmplan.runtime.health.run_interval import DEFAULT_HEALTH_INTERVAL
 from mmplan.runtime.inject import Injection, check_injections
 from mmplan.runtime.limits import Limits, limits
 from mmplan.runtime.local_failure import cause_of_failure, keep_failure, read_positions, stands_still
@@ -33,7 +34,7 @@ from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
 from mmplan.runtime.places import one_process_each
 from mmplan.runtime.position import process_lives
 from mmplan.runtime.requirements import check_local_run, process_count, refuse_forms
-from mmplan.runtime.run_options import DEFAULT_HEALTH_INTERVAL, DEFAULT_UNIT_S, RunOptions, save_options
+from mmplan.runtime.run_options import DEFAULT_UNIT_S, RunOptions, save_options
 from mmplan.runtime.torchrun import OnFailure, is_main_process, show_failure
 
 _POLL_S = 0.1

@@ -6,12 +6,11 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from mmplan.runtime.checkpoint.options import Checkpoints
+from mmplan.runtime.health.run_interval import DEFAULT_HEALTH_INTERVAL
 from mmplan.runtime.inject import Injection
 from mmplan.runtime.on_nan import DEFAULT_MAX_SKIPS, OnNan
 
 DEFAULT_UNIT_S = 0.03  # bubbles of sleeps came within 2.8 points of simulation at 30 ms, 24 at 3 ms (2 busy cores)
-
-DEFAULT_HEALTH_INTERVAL = 10  # steps between sampled ones, which cost no forward of their own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -263,7 +263,7 @@ def _run(
         return prepared.step(step)
 
     run_steps(
-        prepared.step,
+        prepare,
         steps=range(len(before), options.steps),
         network=groups.network,
         device=device,

@@ -1,23 +1,19 @@
-"""Products, Lanczos and traces against dense Hessians, against curvlinops, and against scipy's eigsh."""
+"""Products, Lanczos and traces against dense Hessians and scipy's eigsh; against curvlinops: `tests/interop`."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 from curved_cases import curvature, curved_subject, dense_hessian, ends, loss_of_layer
 from expert_models import text_only
 from layer_zoo import scenario_of
 from test_linear_attention import FORMS
-from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mmplan.runtime.hessian.diagnose import require_twice
 from mmplan.runtime.hessian.differences import difference
 from mmplan.runtime.hessian.hutchinson import trace
 from mmplan.runtime.hessian.lanczos import Spectrum, lanczos
 from mmplan.runtime.hessian.own_scenario import scenario_subject
-from mmplan.runtime.hessian.products import Curvature, targets_of
+from mmplan.runtime.hessian.products import Curvature
 from mmplan.runtime.hessian.settings import ITERATIONS, TOLERANCE
-from mmplan.runtime.hessian.subject import Outputs, Piece
 from mmplan.scenario.scenario import Sample
 
 # (model, layer, modality, dense matrix by loops because Python reads values)
@@ -159,27 +155,6 @@ def test_scipy_finds_the_same_ends_by_products_of_another_kind() -> None:
     operator = linalg.LinearOperator((len(start), len(start)), matvec=product)
     (largest,) = linalg.eigsh(operator, k=1, which="LA", return_eigenvectors=False, tol=1e-4)
     assert found(curvature(subject, "llm.1", "text")).largest == pytest.approx(float(largest), rel=0.01)
-
-
-def test_curvlinops_has_the_same_largest_eigenvalue() -> None:
-    """An independent package, on a small attention model as it takes them: forward on inputs, loss on targets."""
-    curvlinops = pytest.importorskip("curvlinops")
-    linalg = pytest.importorskip("scipy.sparse.linalg")
-    torch.manual_seed(0)
-    block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, activation="gelu", batch_first=True)
-    model = nn.Sequential(nn.Linear(5, 8), block, nn.Flatten(), nn.Linear(24, 3))
-    x, y = torch.randn(12, 3, 5), torch.randint(0, 3, (12,))
-    parameters = list(block.parameters())
-
-    def run() -> Outputs:
-        return Outputs(losses={"loss": F.cross_entropy(model(x), y, reduction="sum")}, logits=None)
-
-    piece = Piece(run=run, targets={"loss": 12.0}, modalities=frozenset({"text"}))
-    spectrum = found(Curvature([piece], targets_of([piece]), parameters))
-    with sdpa_kernel(SDPBackend.MATH):
-        theirs = curvlinops.HessianLinearOperator(model, nn.CrossEntropyLoss(), parameters, [(x, y)])
-        (largest,) = linalg.eigsh(theirs.to_scipy(), k=1, which="LA", return_eigenvectors=False)
-    assert spectrum.largest == pytest.approx(float(largest), rel=0.01)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -12,17 +12,23 @@ from mmplan.runtime.health.rule import Rule
 
 RULE = Rule(
     monitor="attention_collapse",
-    metric="sigma_max / sigma_min of the last cross-modal attention matrix, median over samples and heads",
+    metric="sigma_max / sigma_min of the last cross-modal attention matrix, median over samples and heads; counts where "
+    "the effective rank is below 2",
     unit="ratio",
     limit=12.5,
     fires="above",
-    source="reported in an article on multimodal parallel training; no measurement of its own stands behind it",
+    source="12.5 reported in an article on multimodal parallel training; no measurement of its own stands behind it; "
+    "the rank is ours",
     advice="check the temperature and the norms of queries and keys (QK-norm), lower the learning rate of the "
     "cross-attention, and see whether all image tokens are alike",
     certainty=0.8,
     explains=("gradient_attenuation", "robustness", "loss"),
     patience=3,
 )
+
+# Rows that are all alike have an effective rank of one. The smallest singular value of a square matrix comes near zero
+# by chance, however unlike its rows are: beside the ratio, fewer than two directions have to be left.
+FEWEST_DIRECTIONS = 2.0
 
 _TINY = 1e-12
 

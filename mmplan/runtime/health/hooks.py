@@ -66,7 +66,7 @@ def attach(
     """Watch a model while it is trained.
 
     Args:
-        model: DDP is looked through; FSDP2 and DTensor parameters are understood.
+        model: DDP and torch.compile are looked through; FSDP2 and DTensor parameters are understood.
         modalities: modality -> its module; default: by the names of the model's modules.
         branches: modality -> the module whose output goes to the fusion, such as a projector or the table of tokens;
             default: those of `modalities`, or by names where these are.
@@ -94,6 +94,8 @@ def attach(
     if interval < 1 or warmup_steps < 0 or head_shards < 1:
         raise ValueError(f"interval {interval} and head_shards {head_shards} are at least 1, warmup_steps at least 0")
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    whole = getattr(inner, "_orig_mod", None)  # what torch.compile(model) wraps
+    inner = whole if isinstance(whole, nn.Module) else inner
     found = guessed_modalities(inner) if modalities is None else dict(modalities)
     if branches is None:
         branches = guessed_branches(inner, found) if modalities is None else found
@@ -114,6 +116,7 @@ def attach(
         mitigation=mitigation,
         averaged=averaged,
         distributed=any(hasattr(p, "device_mesh") for p in inner.parameters()),
+        compiled=whole is not None or any(m._compiled_call_impl is not None for m in inner.modules()),
         logits=logits,
     )
     return Health(inner, settings, averaging=_averaging(model, settings))
@@ -134,7 +137,7 @@ class Health:
         self._taps, self._uses = Taps(model, settings), SharedUses(model, settings)
         self._contributions = Contributions(model, settings, averaging=averaging)
         self._judge = Judge(settings.rules, self._rank)
-        self._drifts = {name: EmbeddingDrift(sliding=self._learns(path)) for name, path in settings.embeddings.items()}
+        self._drifts = {name: EmbeddingDrift(learns=self._learns(path)) for name, path in settings.embeddings.items()}
         self._loss = LossRatio()
         self._losses: list[Tensor] = []
         self._seeds: list[Tensor] = []
@@ -156,8 +159,8 @@ class Health:
             asked = {"interval": settings.interval, "modalities": settings.modalities}
             write_header(self._file, {**facts, "rank": self._rank, "pid": os.getpid(), **asked})
         self._handles = [
-            model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            model.register_forward_hook(self._end),
+            model.register_forward_pre_hook(settings.hook(self._begin), with_kwargs=True),
+            model.register_forward_hook(settings.hook(self._end)),
             register_optimizer_step_pre_hook(self._before_update),
             *(*self._taps.handles, *self._uses.handles),
         ]
@@ -221,7 +224,7 @@ class Health:
         if sampling:
             self._contributions.begin()
         self._uses.begin()
-        if sampling and not self._watched:
+        if sampling and not self._watched and not self._settings.compiled:  # hooks that change compile all anew
             for name, leaf in leaves(self._model):
                 self._watched.append(leaf.register_forward_hook(self._look_for_headroom(name)))
 

@@ -14,13 +14,15 @@ Known = Literal["rank", "stage", "run"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a monitor measured of something, and who knows it: this rank alone, all ranks of its stage, or all."""
+    """What a monitor measured of something, and who knows it: this rank alone, all ranks of its stage, or all.
+    `holds`: what else has to be so that a value beyond its limit counts."""
 
     monitor: str
     of: str
     value: float
     detail: dict[str, float | str | None] = field(default_factory=dict)
     known: Known = "run"
+    holds: bool = True
 
 
 class Judge:
@@ -32,7 +34,7 @@ class Judge:
 
     def reading(self, step: int, value: Value) -> Reading:
         rule, key = self._rules[value.monitor], (value.monitor, value.of)
-        self._beyond[key] = self._beyond.get(key, 0) + 1 if rule.beyond(value.value) else 0
+        self._beyond[key] = self._beyond.get(key, 0) + 1 if value.holds and rule.beyond(value.value) else 0
         number = finite_or_none(value.value)
         detail = dict(value.detail) if number is not None else {**value.detail, "value": str(value.value)}
         return Reading(

@@ -69,7 +69,7 @@ def robustness_values(model: nn.Module, call: Call, settings: Settings, step: in
         clean = logits_of(call.run(model), settings)
         if clean is None:
             return []
-        handle = module.register_forward_hook(shake)
+        handle = module.register_forward_hook(settings.hook(shake))
         try:
             shaken = logits_of(call.run(model), settings)
         finally:

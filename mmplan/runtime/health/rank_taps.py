@@ -79,7 +79,8 @@ class RankTaps:
             self._add(taps, found)
         for name, ratios in self._attention.items():
             found.attention_at = name
-            found.ratios = [float(value) for part in ratios for value in part.tolist()]
+            found.ratios = [value for part in ratios for value in part[0].tolist()]
+            found.effective_ranks = [value for part in ratios for value in part[1].tolist()]
         if self._gradients:
             found.squares = sum(gradients.square() for gradients in self._gradients)
             found.total_square = sum(gradients.total_square or 0.0 for gradients in self._gradients)
@@ -127,7 +128,9 @@ class RankTaps:
                 if op.cross and len(self._attention.setdefault(name, [])) < 8:
                     matrices = _first_attention(op, q, k, batch, module)
                     if matrices is not None:
-                        self._attention[name].append(collapse.spectral_ratio(matrices))
+                        self._attention[name].append(
+                            torch.stack([collapse.spectral_ratio(matrices), collapse.effective_rank(matrices)])
+                        )
 
         return look
 

@@ -41,7 +41,7 @@ class RunHealth:
     ) -> None:
         self._plan, self._modalities, self._settings, self._one_clock = plan, modalities, settings, one_clock
         self._judge, self._ratio = Judge(settings.rules, 0), LossRatio()
-        self._drifts = {name: EmbeddingDrift(sliding=True) for name in settings.embeddings or settings.branches}
+        self._drifts = {name: EmbeddingDrift(learns=True) for name in settings.embeddings or settings.branches}
         try:
             self._file = path.open("w")
         except OSError as error:
@@ -194,6 +194,7 @@ def _attention(ranks: Mapping[int, Seen], settings: Settings) -> Iterator[Value]
         return
     last = max((one.attention_at for one in seen), key=settings.cross_attention.index)
     own = [one for one in seen if one.attention_at == last]
-    ranked = [value for one in own for value in one.effective_ranks]
-    detail: dict[str, float | str | None] = {"effective_rank": sum(ranked) / len(ranked)} if ranked else {}
-    yield Value(collapse.RULE.monitor, last, median(value for one in own for value in one.ratios), detail)
+    ratios = [value for one in own for value in one.ratios]
+    left = median(value for one in own for value in one.effective_ranks)
+    holds = left < collapse.FEWEST_DIRECTIONS
+    yield Value(collapse.RULE.monitor, last, median(ratios), {"effective_rank": left}, holds=holds)

@@ -5,12 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from mmplan.runtime.health.groups import Groups
 from mmplan.runtime.health.rule import Rule
 
 DEFAULT_INTERVAL = 100  # a sampled step costs about two forwards more: `benchmarks/health.csv`
+
+
+Hook = Callable[..., Any]
 
 
 class ScalarWriter(Protocol):
@@ -39,8 +43,16 @@ class Settings:
     mitigation: float | None = None
     averaged: bool = True
     distributed: bool = False  # parameters are DTensors
+    compiled: bool = False  # by torch.compile, which is not to look into hooks
     partial: bool = False  # the model may lack modules that are named
     logits: Callable[[Any], Tensor | None] | None = None
+
+    def hook(self, look: Hook) -> Hook:
+        """A hook as it is to be registered."""
+        if not self.compiled:
+            return look
+        untraced: Hook = torch.compiler.disable(look)  # type: ignore[no-untyped-call]
+        return untraced
 
     @property
     def lacking(self) -> bool:

@@ -33,7 +33,8 @@ class SharedUses:
         self.handles: list[Any] = []
         for name, module, attributes in _sites(model, settings):
             several = _named(name, settings)
-            before, after = self._borrow(name, attributes, several), self._give_back(attributes)
+            before = settings.hook(self._borrow(name, attributes, several))
+            after = settings.hook(self._give_back(attributes))
             self.handles.append(module.register_forward_pre_hook(before))
             # Before FSDP takes the whole parameters away again.
             self.handles.append(module.register_forward_hook(after, prepend=True, always_call=True))

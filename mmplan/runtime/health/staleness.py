@@ -27,7 +27,7 @@ STALE = Rule(
     source="by definition: a forward reads features of its own microbatch and step",
     advice="key buffers and receives by step and microbatch, and clear caches of features at each step",
     certainty=1.0,
-    explains=("drift", "cmrc", "robustness", "attention_collapse", "gradient_attenuation", "loss"),
+    explains=("drift", "jed", "cmrc", "robustness", "attention_collapse", "gradient_attenuation", "loss"),
 )
 JITTER = Rule(
     monitor="feature_jitter",

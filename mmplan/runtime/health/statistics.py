@@ -49,8 +49,15 @@ def attention(taps: Taps, settings: Settings) -> Iterator[Value]:
     parts = [part for row in each(each(own, groups.shards), groups.replicas) for part in row]
     ratios, ranks = ([value for part in parts for value in part[place]] for place in (0, 1))
     if ratios:
-        detail: dict[str, float | str | None] = {"effective_rank": sum(ranks) / len(ranks)}
-        yield Value(collapse.RULE.monitor, settings.cross_attention[-1], median(ratios), detail, "stage")
+        left = median(ranks)
+        yield Value(
+            collapse.RULE.monitor,
+            settings.cross_attention[-1],
+            median(ratios),
+            {"effective_rank": left},
+            "stage",
+            holds=left < collapse.FEWEST_DIRECTIONS,
+        )
 
 
 def gradient_shares(model: nn.Module, taps: Taps, settings: Settings) -> Iterator[Value]:

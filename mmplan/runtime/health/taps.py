@@ -31,21 +31,22 @@ class Taps:
         self.ledger = Ledger()
         self.clear()
         self.handles: list[Any] = []
+        hook = settings.hook
 
         def at(path: str) -> list[nn.Module]:
             module = module_at(model, path, optional=settings.lacking)
             return [] if module is None else [module]
 
         for modality, path in settings.branches.items():
-            self.handles += [m.register_forward_hook(self._boundary(modality)) for m in at(path)]
+            self.handles += [m.register_forward_hook(hook(self._boundary(modality))) for m in at(path)]
         for modality, path in settings.embeddings.items():
-            self.handles += [m.register_forward_hook(self._embedding(modality)) for m in at(path)]
+            self.handles += [m.register_forward_hook(hook(self._embedding(modality))) for m in at(path)]
         for modality, path in settings.keys.items():
-            self.handles += [m.register_forward_hook(self._keys(modality)) for m in at(path)]
+            self.handles += [m.register_forward_hook(hook(self._keys(modality))) for m in at(path)]
         for path in settings.cross_attention:
             for m in at(path):
-                self.handles.append(m.register_forward_pre_hook(self._inputs(path), with_kwargs=True))
-                self.handles.append(m.register_forward_hook(self._weights(path), with_kwargs=True))
+                self.handles.append(m.register_forward_pre_hook(hook(self._inputs(path)), with_kwargs=True))
+                self.handles.append(m.register_forward_hook(hook(self._weights(path)), with_kwargs=True))
 
     def clear(self) -> None:
         self.embeddings: dict[str, list[Tensor]] = {}

@@ -225,6 +225,7 @@ class Plant:
     at: int = 20
     steps: int = 60
     shift: float = 0.0
+    interval: int = 2
 
 
 PLANTS = {
@@ -246,17 +247,28 @@ PLANTS = {
     "attention reads features of the microbatch before": Plant(
         "stale_features", "vision", lambda model: _set("bridge", Stale())(model)
     ),
-    "images of another kind come in": Plant("drift", "vision", lambda model: None, at=150, steps=220, shift=1.0),
+    "images of another kind come in": Plant(
+        "drift", "vision", lambda model: None, at=150, steps=220, shift=1.0, interval=1
+    ),
 }
 
 
-def run_toy(file: Path | None, plant: Plant | None = None, *, seed: int = 0, steps: int = 60, **watch: Any) -> Any:
+def run_toy(
+    file: Path | None,
+    plant: Plant | None = None,
+    *,
+    seed: int = 0,
+    steps: int = 60,
+    model: Toy | None = None,
+    learning_rate: float = 1e-4,
+    **watch: Any,
+) -> Any:
     """Train the healthy model on, two microbatches a step, and break it on the way; what watched it."""
-    model = toy()
+    model = toy() if model is None else model
     torch.manual_seed(seed)
     draw = torch.Generator().manual_seed(1000 + seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    health = attach(model, **WATCH, **{"file": file, "interval": 2, **watch})
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+    health = attach(model, **WATCH, **{"file": file, "interval": 2 if plant is None else plant.interval, **watch})
     with health:
         for step in range(steps if plant is None else plant.steps):
             broken = plant is not None and step >= plant.at

@@ -181,3 +181,19 @@ def test_a_model_of_transformers_is_watched_by_one_line() -> None:
     share = found["branches: vision"]
     assert share.value is not None and 0 < share.value < 1
     assert all(isinstance(norm, float) and norm > 0 for key, norm in share.detail.items() if key.startswith("norm of"))
+
+
+def test_a_compiled_model_gives_the_same_readings() -> None:
+    """But headroom, whose hooks come and go; what `torch.compile` wraps is looked through."""
+
+    def read(model: nn.Module, run: Any) -> dict[tuple[str, str], float | None]:
+        torch.manual_seed(0)
+        with attach(run, **WATCH, interval=1) as health:
+            run(**batch(torch.Generator().manual_seed(0)))["loss"].backward()
+            health.step()
+        return {(r.monitor, r.of): r.value for r in health.readings if r.monitor != "headroom"}
+
+    plain, compiled = toy(), toy()
+    expected = read(plain, plain)
+    assert len(expected) > 6
+    assert read(compiled, torch.compile(compiled, backend="eager")) == pytest.approx(expected, rel=1e-4)
