@@ -12,8 +12,8 @@ from mmplan.runtime.health.rule import Rule
 
 RULE = Rule(
     monitor="attention_collapse",
-    metric="sigma_max / sigma_min of the last cross-modal attention matrix, median over samples and heads; counts where "
-    "the effective rank is below 2",
+    metric="sigma_max / sigma_min of the last cross-modal attention matrix, median over samples and heads; counts "
+    "where the effective rank is below 2",
     unit="ratio",
     limit=12.5,
     fires="above",
