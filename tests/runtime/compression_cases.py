@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -252,6 +252,15 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
         fully_shard(model, mesh=mesh)
         compress_across(model, ErrorFeedback(TOP_K_FP8))
 
+    def hybrid() -> None:
+        model = FullyShardedDataParallel(
+            TwoTowers(),
+            device_id=torch.device("cpu"),
+            sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+            device_mesh=mesh,
+        )
+        ReduceScatterState(model, TOP_K_SIGN)
+
     def other_model() -> None:
         wrapped = DistributedDataParallel(TwoTowers())
         wrapped.register_comm_hook(state, top_k_hook)
@@ -269,6 +278,7 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
         "tower": lambda: LowRankState(TwoTowers(), {"audio": "audio."}),
         "rank": lambda: LowRankState(TwoTowers(), TOWERS, rank=0),
         "hsdp": hsdp,
+        "hybrid": hybrid,
         "unsharded": lambda: compress_across(TwoTowers(), ErrorFeedback(TOP_K_FP8)),
         "model": other_model,
         "operation": operation,

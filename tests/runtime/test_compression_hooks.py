@@ -85,7 +85,11 @@ def test_what_does_not_fit_is_refused_in_one_sentence(results: Results) -> None:
             "low rank": "the state was saved with rank = 4, and here it is 2",
             "tower": "no name of 10 parameters begins with 'audio.' of tower 'audio'",
             "rank": "rank 0 of a low-rank basis; expected 1 or more",
-            "hsdp": "'the model' is sharded over a mesh of 2 axes, and summed dense over the first",
+            "hsdp": "'the model' is sharded over a mesh of 2 axes: there torch itself sums dense over the first one "
+            "before it calls the hook, and lets nothing take the place of that sum; call fully_shard with the mesh of "
+            "the node's ranks alone",
+            "hybrid": "FSDP1's register_comm_hook takes no hook for HYBRID_SHARD, whose sums inside and across nodes "
+            "are its own: use fully_shard over the node's ranks with compress_across, or DDP with two_level_hook",
             "unsharded": "no part of the model is sharded; call fully_shard before",
             "operation": "'llm' asks for RedOpType.MAX, and messages are summed or averaged",
             "model": "10 of 10 parameters are not of the model that the state was made for",

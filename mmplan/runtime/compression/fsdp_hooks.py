@@ -30,7 +30,11 @@ def compress_across(model: nn.Module, feedback: ErrorFeedback) -> None:
     for name, module in _sharded(model):
         mesh = next(p for p in module.parameters()).device_mesh  # type: ignore[attr-defined]
         if mesh.ndim > 1:
-            raise ValueError(f"'{name}' is sharded over a mesh of {mesh.ndim} axes, and summed dense over the first")
+            raise ValueError(
+                f"'{name}' is sharded over a mesh of {mesh.ndim} axes: there torch itself sums dense over the first "
+                "one before it calls the hook, and lets nothing take the place of that sum; call fully_shard with the "
+                "mesh of the node's ranks alone"
+            )
         stream = torch.cuda.Stream() if mesh.device_type == "cuda" else None  # type: ignore[no-untyped-call]
         module.set_all_reduce_hook(_averaging(feedback, name), stream=stream)
 
@@ -77,10 +81,21 @@ class MessageReduceScatter:
 
 class ReduceScatterState:
     """State of `reduce_scatter_hook` for FSDP1. Units are told apart by their order in a backward, which is the same in
-    every step where all of them get gradients; another length is refused."""
+    every step where all of them get gradients; another length is refused.
+
+    Raises:
+        ValueError: a unit is sharded by a hybrid strategy.
+    """
 
     def __init__(self, model: nn.Module, form: GradientFormat, group: dist.ProcessGroup | None = None) -> None:
-        units = [set(unit.parameters()) for unit in FullyShardedDataParallel.fsdp_modules(model)]
+        wrapped = FullyShardedDataParallel.fsdp_modules(model)
+        hybrid = [unit.sharding_strategy.name for unit in wrapped if "HYBRID" in unit.sharding_strategy.name]
+        if hybrid:
+            raise ValueError(
+                f"FSDP1's register_comm_hook takes no hook for {hybrid[0]}, whose sums inside and across nodes are its "
+                "own: use fully_shard over the node's ranks with compress_across, or DDP with two_level_hook"
+            )
+        units = [set(unit.parameters()) for unit in wrapped]
         self._units = sum(bool(own.difference(*(other for other in units if other < own))) for own in units)
         self._next = 0
         self.feedback = ErrorFeedback(form, group)

@@ -102,6 +102,30 @@ def _ddp(rank: int) -> dict[str, Any]:
     return _trained(DistributedDataParallel(model), model, scaler_of(model), rank)
 
 
+def _several(rank: int) -> dict[str, Any]:
+    """Gradients of two losses: of two microbatches, of one forward in one backward, and of it in two backwards."""
+    found = {}
+    for name in ("microbatches", "one backward", "two backwards"):
+        model = Model()
+        ddp, scaler = DistributedDataParallel(model), scaler_of(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        if name == "microbatches":
+            with ddp.no_sync():
+                scaler.scale(ddp(*batch(rank)).square().mean()).backward()
+            scaler.scale(ddp(*batch(rank + PROCESSES)).square().mean()).backward()
+        else:
+            output = ddp(*batch(rank))
+            losses = scaler.scale([output.square().mean(), output.abs().mean()])
+            if name == "one backward":
+                torch.autograd.backward(losses)
+            else:
+                losses[0].backward(retain_graph=True)
+                losses[1].backward()
+        scaler.unscale_(optimizer)
+        found[name] = gradients(model)
+    return found
+
+
 def _absent(rank: int) -> dict[str, Any]:
     """Rank 0 has no clips, so that its audio tower gets gradients from rank 1 alone."""
     model = Model(tied=False)
@@ -159,4 +183,9 @@ def _pipeline(rank: int) -> dict[str, Any]:
 
 
 def run_scaler_cases(rank: int, folder: str) -> None:
-    run_cases(rank, folder, PROCESSES, {"DDP": _ddp, "absent": _absent, "FSDP2": _fsdp, "pipeline": _pipeline})
+    run_cases(
+        rank,
+        folder,
+        PROCESSES,
+        {"DDP": _ddp, "several": _several, "absent": _absent, "FSDP2": _fsdp, "pipeline": _pipeline},
+    )

@@ -308,6 +308,27 @@ def test_ranks_agree_on_who_overflowed(case: str, ranks: list[dict[str, Any]]) -
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("case", ["microbatches", "one backward", "two backwards"])
+def test_several_losses_of_a_step_under_ddp_take_one_backward_for_each_forward(
+    case: str, ranks: list[dict[str, Any]]
+) -> None:
+    """DDP averages in the first backward of a forward; a second one adds what stays this rank's own."""
+    model = Model()
+    if case == "microbatches":
+        losses = [model(*batch(seed)).square().mean() for seed in range(4)]
+    else:
+        outputs = [model(*batch(seed)) for seed in range(2)]
+        losses = [loss for output in outputs for loss in (output.square().mean(), output.abs().mean())]
+    (torch.stack(losses).sum() / 2).backward()
+    expected = gradients(model)
+    for rank in ranks:
+        near = [torch.allclose(rank["several"][case][name], g, rtol=1e-5, atol=1e-7) for name, g in expected.items()]
+        assert all(near) if case != "two backwards" else not any(near)
+    first, second = (rank["several"][case]["trunk.weight"] for rank in ranks)
+    assert first.equal(second) == (case != "two backwards")
+
+
+@pytest.mark.distributed
 def test_a_modality_that_one_rank_lacks_is_seen_by_all(ranks: list[dict[str, Any]]) -> None:
     model = Model(tied=False)
     (images, _), (others, clips) = batch(0), batch(1)
