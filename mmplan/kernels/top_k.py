@@ -112,7 +112,13 @@ def top_k(x: Tensor, k: int) -> TopK:
 def top_k_reference(x: Tensor, k: int) -> TopK:
     _check(x, k)
     flat = x.detach().flatten()
-    indices = _magnitude_bits(flat).sort(descending=True, stable=True).indices[:k].sort().values
+    if k == 0:
+        return TopK(flat[:0], torch.empty(0, dtype=torch.int64, device=flat.device))
+    keys = _magnitude_bits(flat)
+    threshold = keys.kthvalue(len(keys) - k + 1).values
+    chosen = keys > threshold
+    chosen[(keys == threshold).nonzero().flatten()[: k - int(chosen.sum())]] = True
+    indices = chosen.nonzero().flatten()
     return TopK(flat[indices], indices)
 
 

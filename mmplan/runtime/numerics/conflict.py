@@ -1,8 +1,10 @@
 """When one modality's gradients suddenly outweigh another's: the ratio of two norms against its own recent past."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +50,14 @@ class ConflictMonitor:
         found = self._conflict(norm_a, norm_b) if len(self._norms) >= _LEAST else None
         self._norms.append((norm_a, norm_b))
         return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps, "norms": list(self._norms)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Of a longer window the last norms count."""
+        self._steps = state_dict["steps"]
+        self._norms = deque(map(tuple, state_dict["norms"]), maxlen=self._norms.maxlen)
 
     def _conflict(self, norm_a: float, norm_b: float) -> Conflict | None:
         threshold = float(np.percentile([a / b for a, b in self._norms], self._percentile))

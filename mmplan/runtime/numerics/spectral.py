@@ -13,7 +13,8 @@ longer than three times the median of the norms before.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -118,11 +119,10 @@ class SpectralClipping:
         spectrum.lambda_max = (1 - a) * math.sqrt(squared)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank."""
-        names = _Spectrum.__slots__
-        return {part: {name: getattr(one, name) for name in names} for part, one in self._spectra.items()}
+        """Of this rank, copied."""
+        return {part: asdict(one) for part, one in self._spectra.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if set(state_dict) != set(self._spectra):
             raise ValueError(f"a state of {', '.join(sorted(state_dict))} for {', '.join(sorted(self._spectra))}")
-        self._spectra = {part: _Spectrum(**state) for part, state in state_dict.items()}
+        self._spectra = {part: deepcopy(_Spectrum(**state)) for part, state in state_dict.items()}

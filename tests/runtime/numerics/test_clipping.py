@@ -1,5 +1,6 @@
 """Norms and clipping per modality on four processes against one, the spectral threshold, the conflict monitor."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,3 +217,24 @@ def test_a_steady_ratio_is_told_in_about_one_step_of_twenty() -> None:
     norms = torch.rand(2000, 2, generator=generator) + 1
     told = sum(monitor.observe(a, b) is not None for a, b in norms.tolist())
     assert 0.03 < told / 2000 < 0.09
+
+
+def test_spectra_and_conflicts_go_on_from_their_states(tmp_path: Path) -> None:
+    """A run that stops and one that does not clip alike to the bit; what was saved does not change with the run."""
+    stream = gradients_with_spectrum(90, torch.tensor([2.0, 0.1, 0.1]), torch.zeros(3))
+    model = Held({"vision.0": stream[0].clone()})
+    runs, monitors = [SpectralClipping(model.sharing()) for _ in range(2)], [ConflictMonitor(), ConflictMonitor()]
+    norms = (torch.rand(90, 2, generator=torch.Generator().manual_seed(0)) + 1).tolist()
+    for step, gradient in enumerate(stream):
+        if step == 60:
+            torch.save({"clipping": runs[0].state_dict(), "conflict": monitors[0].state_dict()}, tmp_path / "state.pt")
+            saved = torch.load(tmp_path / "state.pt")
+            runs[1].load_state_dict(saved["clipping"])
+            monitors[1].load_state_dict(saved["conflict"])
+        found = []
+        for run, monitor in zip(runs[: 2 if step >= 60 else 1], monitors, strict=False):
+            model.give({"vision.0": gradient.clone()})
+            run.clip_()
+            found.append((model.vision_0.grad.clone(), monitor.observe(*norms[step])))
+        assert all(torch.equal(one, found[0][0]) and conflict == found[0][1] for one, conflict in found)
+    assert saved["clipping"]["vision"]["steps"] == 40 and saved["conflict"]["steps"] == 60
