@@ -7,6 +7,7 @@ from dataclasses import replace
 from mmplan.scenario.attention_forms import GatedDelta
 from mmplan.scenario.formats.hf.blocks_by_layer import each, experts_in, kinds_of_layers
 from mmplan.scenario.formats.hf.experts import latent_attention, moe_of, softmax_of, sparse_layers
+from mmplan.scenario.formats.hf.mixers import delta_of
 from mmplan.scenario.formats.hf.streams import (
     RMS,
     between,
@@ -35,16 +36,7 @@ def _kinds(text: Fields, layers: int, interval: int | None) -> list[str]:
 def qwen4(text: Fields, shape: Transformer) -> Transformer:
     """The gated delta rule but for every fourth layer; no norms but those of the streams."""
     kinds = _kinds(text, shape.layers, text.optional("full_attention_interval", most=2_000) or 4)
-    delta = GatedDelta(
-        key_heads=text.count("linear_num_key_heads"),
-        value_heads=text.count("linear_num_value_heads"),
-        key_dim=text.count("linear_key_head_dim"),
-        value_dim=text.count("linear_value_head_dim"),
-        conv=text.count("linear_conv_kernel_dim", most=1_000),
-    )
-    if delta.value_heads % delta.key_heads:
-        message = f"{delta.value_heads} value heads are not a multiple of linear_num_key_heads = {delta.key_heads}"
-        raise text.error("linear_num_value_heads", message)
+    delta = delta_of(text)
     budget = text.count("indexer_budget", most=100_000_000) if INDEXED in kinds else None
 
     def block(index: int, plain: Transformer) -> Transformer:

@@ -10,10 +10,8 @@ from mmplan.scenario.formats.hf_fields import Fields
 from mmplan.scenario.scenario import Transformer
 
 
-def gated_delta(text: Fields, shape: Transformer) -> Transformer:
-    """Qwen3-Next and Qwen3.5: full layers with an output gate among layers with linear attention."""
-    interval = text.optional("full_attention_interval", most=2_000) or 4
-    full = full_layers(text, shape.layers, interval, other=("linear_attention",))
+def delta_of(text: Fields) -> GatedDelta:
+    """The gated delta rule as Qwen's keys name it."""
     delta = GatedDelta(
         key_heads=text.count("linear_num_key_heads"),
         value_heads=text.count("linear_num_value_heads"),
@@ -24,6 +22,14 @@ def gated_delta(text: Fields, shape: Transformer) -> Transformer:
     if delta.value_heads % delta.key_heads:
         message = f"{delta.value_heads} value heads are not a multiple of linear_num_key_heads = {delta.key_heads}"
         raise text.error("linear_num_value_heads", message)
+    return delta
+
+
+def gated_delta(text: Fields, shape: Transformer) -> Transformer:
+    """Qwen3-Next and Qwen3.5: full layers with an output gate among layers with linear attention."""
+    interval = text.optional("full_attention_interval", most=2_000) or 4
+    full = full_layers(text, shape.layers, interval, other=("linear_attention",))
+    delta = delta_of(text)
 
     def block(index: int, plain: Transformer) -> Transformer:
         if index in full:
