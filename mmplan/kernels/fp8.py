@@ -116,10 +116,10 @@ def fp8_dequantize(quantized: Fp8Blocks, *, block: int = 128, dtype: torch.dtype
 
 def fp8_quantize_reference(x: Tensor, kind: torch.dtype = E4M3, *, block: int = 128) -> Fp8Blocks:
     blocks = pad(x.detach().float().flatten(), (0, -x.numel() % block)).view(-1, block)
-    scales = torch.where(blocks.isfinite().all(1), blocks.abs().amax(1), torch.inf) / torch.finfo(kind).max
+    largest, most = torch.where(blocks.isfinite().all(1), blocks.abs().amax(1), torch.inf), torch.finfo(kind).max
+    scales = largest / torch.full_like(largest, most)  # by a tensor: a number's reciprocal is what CUDA multiplies by
     usable = ((scales > 0) & (scales < torch.inf))[:, None]
-    largest = torch.finfo(kind).max
-    values = torch.where(usable, (blocks / scales[:, None]).clamp(-largest, largest), 0.0).to(kind)
+    values = torch.where(usable, (blocks / scales[:, None]).clamp(-most, most), 0.0).to(kind)
     return Fp8Blocks(values.flatten()[: x.numel()].view(x.shape), scales)
 
 

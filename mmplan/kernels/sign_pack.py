@@ -122,7 +122,8 @@ def sign_pack_reference(x: Tensor, residual: Tensor | None = None, *, block: int
     given = x.detach().float().flatten()
     given = given if residual is None else given + residual.flatten()
     blocks = pad(given, (0, -given.numel() % block)).view(-1, block)
-    scales = torch.where(blocks.isfinite().all(1), blocks.abs().amax(1), torch.inf) / LEVELS
+    largest = torch.where(blocks.isfinite().all(1), blocks.abs().amax(1), torch.inf)
+    scales = largest / torch.full_like(largest, LEVELS)  # by a tensor: a number's reciprocal is what CUDA multiplies by
     usable = ((scales > 0) & (scales < torch.inf))[:, None]
     codes = torch.where(usable, (blocks.abs() / scales[:, None] + 0.5).floor().clamp(max=LEVELS), 0.0)
     codes, negative = codes.flatten()[: given.numel()].to(torch.uint8), given < 0

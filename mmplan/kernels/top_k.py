@@ -94,7 +94,8 @@ def top_k(x: Tensor, k: int) -> TopK:
     tile = tile_of("top_k", device)
     n, size, warps = flat.numel(), tile.elements, tile.warps
     tiles = -(-n // size)
-    state = torch.tensor([0, k], device=device)
+    state = torch.zeros(2, dtype=torch.int64, device=device)
+    state[1].fill_(k)  # a copy from host memory would wait for the device
     counts = torch.zeros(_DIGITS, dtype=torch.int64, device=device)
     for shift in _SHIFTS:
         programs = persistent_programs(device, tiles)

@@ -49,6 +49,12 @@ def test_no_registers_are_spilled_without_a_reason(rows: list[dict[str, object]]
     assert all(1 < int(str(row["registers"])) <= 255 for row in rows)
 
 
+def test_every_kernel_fits_the_shared_memory_of_a_block(rows: list[dict[str, object]]) -> None:
+    """163 and 227 KiB (CUDA C++ programming guide, table of technical specifications per compute capability)."""
+    limits = {80: 163 * 2**10, 90: 227 * 2**10, 100: 227 * 2**10}
+    assert [row for row in rows if int(str(row["shared_bytes"])) > limits[int(str(row["capability"]))]] == []
+
+
 def test_products_run_on_matrix_units(rows: list[dict[str, object]]) -> None:
     products = [row for row in rows if row["operator"] == "grouped_projection"]
     assert products and all(int(str(row["ptx_matrix_instructions"])) > 0 for row in products)

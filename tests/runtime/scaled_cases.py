@@ -65,6 +65,11 @@ def plans() -> dict[str, Plan]:
     return {name: _half(plan) for name, plan in found.items()}
 
 
+def compressed(plan: Plan) -> Plan:
+    scenario = replace(plan.scenario, optimizer=Optimizer(name="sgd", learning_rate=0.05))
+    return replace(plan, scenario=replace(scenario, technique=replace(scenario.technique, compression="topk")))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Overflowing:
     """A run whose vision overflows, at first always; the same from its middle on, and what both said."""
@@ -84,7 +89,12 @@ def run_scaled_cases(rank: int, folder: str) -> None:
     cases.run("job, alike", job, 1, ALIKE, JOBS["llava"])
     for sharding in ("none", "parameters"):
         cases.run(f"job, {sharding}", replace(job, sharding=sharding), 1, UNLIKE, JOBS["llava"])
-    results = {name: cases.overflowing(name, made[name]) for name in OVERFLOWING}
+    cases.run("job, tensor parallel", replace(job, dp=1, tp=2), 1, UNLIKE, JOBS["llava"])
+    results: dict[str, object] = {name: cases.overflowing(name, made[name]) for name in OVERFLOWING}
+    for quiet in (QUIET, 2 * STEPS):
+        results[f"compressed, {quiet}"] = cases.run(
+            f"compressed, {quiet}", compressed(made["replicas"]), STEPS, UNLIKE, quiet=quiet
+        )
     torch.save(results, Path(folder) / f"rank{rank}.pt")
 
 
@@ -114,6 +124,7 @@ class _Cases:
         every: int | None = None,
         resume: bool = False,
         notes: list[str] | None = None,
+        quiet: int = QUIET,
     ) -> Measurement | None:
         folder = self._folder / name
         if self._rank < plan.rank_count:
@@ -121,10 +132,10 @@ class _Cases:
         checkpoints = Checkpoints(folder=folder, every=every, resume=folder if resume else None, keep=3)
         options = RunOptions(steps=steps, timeout_s=60.0, job=job, checkpoints=checkpoints, max_skips=steps)
         with ExitStack() as stack:
-            stack.enter_context(patch("mmplan.runtime.loss_scaling.part_scales", _begun_with(scales)))
+            stack.enter_context(patch("mmplan.runtime.loss_scaling.part_scales", _begun_with(scales, quiet)))
             return self._runs.run(plan, options, None if notes is None else notes.append)
 
 
-def _begun_with(scales: dict[str, float]) -> object:
-    rule = replace(part_scales.ScaleRule(), growth_interval=QUIET)
+def _begun_with(scales: dict[str, float], quiet: int) -> object:
+    rule = replace(part_scales.ScaleRule(), growth_interval=quiet)
     return lambda parts: part_scales.PartScales({part: LossScale(scale=scales[part]) for part in parts}, rule)

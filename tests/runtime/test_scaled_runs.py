@@ -16,7 +16,18 @@ from case_processes import run_on_ranks
 from checkpoint_cases import LLAVA_TWO_STAGES, tiny
 from ghost_models import llava
 from safetensors.torch import load_file
-from scaled_cases import ALIKE, OVERFLOWING, PLANS, PROCESSES, STEPS, Overflowing, in_16_bits, plans, run_scaled_cases
+from scaled_cases import (
+    ALIKE,
+    OVERFLOWING,
+    PLANS,
+    PROCESSES,
+    QUIET,
+    STEPS,
+    Overflowing,
+    in_16_bits,
+    plans,
+    run_scaled_cases,
+)
 from tiny_plans import hand_plan
 from torch import Tensor
 
@@ -124,7 +135,7 @@ def test_gradients_under_scales_of_their_own_are_those_of_one_process(name: str,
 
 @distributed
 @pytest.mark.usefixtures("results")
-@pytest.mark.parametrize("sharding", ["none", "parameters"])
+@pytest.mark.parametrize("sharding", ["none", "parameters", "tensor parallel"])
 def test_so_are_those_of_a_job_of_ones_own(sharding: str, folder: Path) -> None:
     model = build_weightless(lambda: llava()[0]())
     seed = KINDS["one process"].scenario.seed
@@ -136,6 +147,17 @@ def test_so_are_those_of_a_job_of_ones_own(sharding: str, folder: Path) -> None:
         "text",
         "shared",
     }
+
+
+@distributed
+def test_what_compression_has_not_said_follows_the_scales(results: dict[str, Any]) -> None:
+    """Scales that double every third step, and scales that stay: powers of two, which change no other digit."""
+    growing, steady = (results[f"compressed, {quiet}"] for quiet in (QUIET, 2 * STEPS))
+    assert growing.steps[-1].loss_scales["text"] >= 4 * growing.steps[0].loss_scales["text"]
+    assert steady.steps[-1].loss_scales == steady.steps[0].loss_scales
+    assert not any(step.skipped for run in (growing, steady) for step in run.steps)
+    for one, other in zip(growing.steps, steady.steps, strict=True):
+        assert one.losses == pytest.approx(other.losses, rel=1e-4)
 
 
 @distributed

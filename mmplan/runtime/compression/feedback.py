@@ -52,11 +52,10 @@ class ErrorFeedback:
         for part, (_, lost) in zip(names, encoded, strict=True):
             self._residuals[part] = torch.where(lost.isfinite().all(), lost, self._unsaid(part, lost))
 
-    def rescale(self, factor: float | Mapping[str, float]) -> None:
-        """When the loss scale is multiplied by `factor`, or those of tensors by their names: what is kept was in the
-        old one."""
-        for name, residual in self._residuals.items():
-            residual *= factor if isinstance(factor, float | int) else factor.get(name, 1.0)
+    def rescale(self, factor: float) -> None:
+        """When the loss scale is multiplied by `factor`: what is kept was in the old one."""
+        for residual in self._residuals.values():
+            residual *= factor
 
     @property
     def unsaid(self) -> Mapping[str, Tensor]:

@@ -49,12 +49,12 @@ class CompressedSums:
         """`layers`: the parameters in the order of the gradients; one that two layers share is the first one's."""
         self._feedback = ErrorFeedback(messages.form, replicas, sums=True)
         owner = owners_of(layers)
-        self._first = {layer: parameters[0] for layer, parameters in layers.items() if parameters}
-        counts: dict[str, int] = {}
+        self._own: dict[str, list[Parameter]] = {}  # of each layer, in the order of its gradients
         for parameter in gradients.parameters:
-            counts[owner[parameter]] = counts.get(owner[parameter], 0) + parameter.numel()
-        pieces = torch.split(gradients.buffer.whole, list(counts.values())) if counts else ()
-        spans = dict(zip(counts, pieces, strict=True))
+            self._own.setdefault(owner[parameter], []).append(parameter)
+        counts = [sum(parameter.numel() for parameter in own) for own in self._own.values()]
+        pieces = torch.split(gradients.buffer.whole, counts) if counts else ()
+        spans = dict(zip(self._own, pieces, strict=True))
         self._coded = {layer: span for layer, span in spans.items() if layer in messages.layers}
         self._whole = [span for layer, span in spans.items() if layer not in messages.layers]
 
@@ -80,8 +80,12 @@ class CompressedSums:
         self._feedback.go_on_from(own)
 
     def rescale(self, factors: Mapping[Parameter, float]) -> None:
-        """What is not said yet of gradients: times a factor, the same for all of a layer."""
-        self._feedback.rescale({layer: factors[self._first[layer]] for layer in self._coded})
+        """What is not said yet of gradients: times the factor of each parameter. (In a model of the user's own a layer
+        may hold some that belong to no modality.)"""
+        for layer, unsaid in self._feedback.unsaid.items():
+            own = self._own[layer]
+            for part, parameter in zip(torch.split(unsaid, [p.numel() for p in own]), own, strict=True):
+                part *= factors[parameter]
 
     def sum(self) -> int:
         """In place; returns the bytes handed to collectives. Collective."""

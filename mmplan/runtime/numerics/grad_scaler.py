@@ -68,6 +68,7 @@ class ModalityGradScaler:
         self._parts = {name: own if isinstance(own, nn.Module) else tuple(own) for name, own in modalities.items()}
         self._scales = part_scales((*self._parts, SHARED), init_scale, rule)
         self._agreed: dict[int, Tensor] = {}  # by optimizer: [parts, 5] of 0 and 1
+        self._stepped: set[int] = set()  # optimizers, since the last update
         self._hooks: list[RemovableHandle] = []
         if enabled:
             self._attach()
@@ -144,14 +145,18 @@ class ModalityGradScaler:
         """`optimizer.step()` without the parameters whose part overflowed; not called if none are left.
 
         Raises:
+            RuntimeError: done already since the last `update`, or a closure is given.
             ValueError: a modality has gradients whose scale is not known: its module was not called as a module.
         """
         if "closure" in kwargs or args:
             raise RuntimeError("closures are not supported: they would have to be scaled inside")
         if not self._enabled:
             return optimizer.step(**kwargs)
+        if id(optimizer) in self._stepped:
+            raise RuntimeError("step() has already been called on this optimizer since the last update()")
         if id(optimizer) not in self._agreed:
             self.unscale_(optimizer)
+        self._stepped.add(id(optimizer))
         agreed = dict(zip(self._scales.of, self._agreed[id(optimizer)].bool().tolist(), strict=True))
         for part, own in self._parts.items():
             if isinstance(own, nn.Module) and agreed[part][SEEN] and not agreed[part][PASSED]:
@@ -192,6 +197,7 @@ class ModalityGradScaler:
         else:
             self._scales.move(torch.stack([flags.cpu() for flags in self._agreed.values()]).amax(0))
         self._agreed.clear()
+        self._stepped.clear()
 
     def _known(self, part: str) -> bool:
         if part not in self._scales.of:

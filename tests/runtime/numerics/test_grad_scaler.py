@@ -256,6 +256,52 @@ def test_weights_that_no_module_call_uses_are_told() -> None:
         scaler.step(optimizer)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "options", "sparse"),
+    [
+        (torch.optim.AdamW, {"fused": True}, False),
+        (torch.optim.AdamW, {"foreach": True}, False),
+        (torch.optim.SGD, {"fused": True}, False),
+        (torch.optim.SGD, {}, True),
+        (torch.optim.SparseAdam, {}, True),
+    ],
+)
+def test_every_kind_of_optimizer_steps_as_without_scales(
+    optimizer: type[torch.optim.Optimizer], options: dict[str, Any], sparse: bool
+) -> None:
+    def trained(scaled: bool, overflow_step: int | None = None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"text": nn.Embedding(9, 4, sparse=sparse), "head": nn.Linear(4, 2)})
+        weights = model["text"].parameters() if sparse else model.parameters()
+        step = optimizer(weights, lr=0.1, **options)  # type: ignore[call-arg]
+        scaler = ModalityGradScaler(model, {"text": model["text"]}, enabled=scaled)
+        for index in range(3):
+            model.zero_grad()
+            loss = model["head"](model["text"](torch.tensor([1, 5, 1, 0]))).square().mean()
+            scaler.scale(loss * torch.inf if index == overflow_step else loss).backward()
+            scaler.step(step)
+            scaler.update()
+        assert scaler.get_scale("text") == (2.0**16 if scaled else 1)  # what comes from the loss is not its fault
+        assert scaler.get_scale() == ((2.0**16 if overflow_step is None else 2.0**15) if scaled else 1)
+        return [p.detach() for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(trained(True), trained(False), strict=True))
+    assert all(p.isfinite().all() for p in trained(True, overflow_step=1))
+
+
+def test_a_second_step_without_an_update_is_refused_as_by_torch() -> None:
+    model, weight = nn.Linear(2, 2), torch.zeros(2, 2)
+    scaler, optimizer = ModalityGradScaler(model, {}), torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)
+    weight.copy_(model.weight.detach())
+    with pytest.raises(RuntimeError, match=r"step\(\) has already been called on this optimizer since the last update"):
+        scaler.step(optimizer)
+    assert torch.equal(model.weight, weight)
+    scaler.update()
+    scaler.step(optimizer)
+
+
 def test_state_is_kept_and_wrong_uses_are_refused() -> None:
     model = Model()
     scaler = scaler_of(model)
