@@ -82,14 +82,15 @@ class Overflowing:
 def run_scaled_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes."""
     cases = _Cases(rank, Path(folder))
-    made, job = torch.load(Path(folder) / PLANS, weights_only=False)
+    made, jobs = torch.load(Path(folder) / PLANS, weights_only=False)
     cases.run("alike", made["one process"], 1, ALIKE)
     for name, plan in made.items():
         cases.run(name, plan, 1, UNLIKE)
+    job = jobs["replicas"]
     cases.run("job, alike", job, 1, ALIKE, JOBS["llava"])
     for sharding in ("none", "parameters"):
         cases.run(f"job, {sharding}", replace(job, sharding=sharding), 1, UNLIKE, JOBS["llava"])
-    cases.run("job, tensor parallel", replace(job, dp=1, tp=2), 1, UNLIKE, JOBS["llava"])
+    cases.run("job, tensor parallel", jobs["tensor parallel"], 1, UNLIKE, JOBS["llava"])
     results: dict[str, object] = {name: cases.overflowing(name, made[name]) for name in OVERFLOWING}
     for quiet in (QUIET, 2 * STEPS):
         results[f"compressed, {quiet}"] = cases.run(

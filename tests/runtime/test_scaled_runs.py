@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 from case_processes import run_on_ranks
 from checkpoint_cases import LLAVA_TWO_STAGES, tiny
 from ghost_models import llava
+from job_plan_cases import cut, job_of, scenario_of
 from safetensors.torch import load_file
 from scaled_cases import (
     ALIKE,
@@ -32,8 +33,10 @@ from tiny_plans import hand_plan
 from torch import Tensor
 
 from mmplan.cost_models.build import build_graph
+from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.runtime.checkpoint.folder import read_manifest
+from mmplan.runtime.ghost.train import JobGroups, prepare_job
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
 from mmplan.runtime.model import MultimodalModel
 from mmplan.runtime.numerics.part_scales import GUILTY, SEEN, TAINTED, part_scales
@@ -57,8 +60,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(folder: Path) -> dict[str, Any]:
     config = folder / "config.json"
     config.write_text(json.dumps(llava()[0]().config.to_dict()))
-    job = hand_plan(in_16_bits(replace(tiny(), model=read_hf_config(config))), LLAVA_TWO_STAGES, dp=2)
-    torch.save((KINDS, job), folder / PLANS)
+    scenario = in_16_bits(replace(tiny(), model=read_hf_config(config)))
+    jobs = {
+        "replicas": hand_plan(scenario, LLAVA_TWO_STAGES, dp=2),
+        "tensor parallel": replace(hand_plan(scenario, LLAVA_TWO_STAGES), tp=2),
+    }
+    torch.save((KINDS, jobs), folder / PLANS)
     measured: dict[str, Any] = run_on_ranks(run_scaled_cases, PROCESSES, folder)[0]
     return measured
 
@@ -147,6 +154,18 @@ def test_so_are_those_of_a_job_of_ones_own(sharding: str, folder: Path) -> None:
         "text",
         "shared",
     }
+
+
+def test_a_parameter_used_in_a_unit_and_between_units_is_refused(tmp_path: Path) -> None:
+    """A token table that is a unit's, and that the model's own forward reads once more as its head."""
+    plan = cut(in_16_bits(scenario_of("gemma3", tmp_path)))
+    alone = JobGroups(replicas=None, tensor=None, more=lambda ranks: None)
+    message = (
+        r"embed_tokens.weight' is used in text and between units: under loss scales of modalities its gradient would "
+        r"have two; train in bf16 \(`precision: bf16`\)"
+    )
+    with pytest.raises(InputError, match=message):
+        prepare_job(plan, job_of("glue"), 0, CPU, alone, print)
 
 
 @distributed

@@ -41,13 +41,15 @@ def parts_of(plan: Plan, held: Holdings, owners: Owners, recordings: Sequence[Re
     for piece in dict.fromkeys(piece for pieces in held.pieces for piece in pieces):
         for name in parameter_names(held.model, piece):
             key = id(held.model.get_parameter(name))
-            parts = {units.get(piece, SHARED)} | ({SHARED} if key in glue else set())
-            first, part = used_in.setdefault(key, (name, min(parts)))
-            if parts | {part} != {part} and plan.scenario.precision == "fp16":
-                other = "between units" if key in glue else f"as '{name}'" if name != first else f"in '{piece}'"
+            own = units.get(piece, SHARED)
+            first, part = used_in.setdefault(key, (name, own))
+            other = "between units" if key in glue and own != SHARED else ""
+            if own != part:
+                other = f"in {own}, " + (f"as '{name}'" if name != first else f"by '{piece}'")
+            if other and plan.scenario.precision == "fp16":
                 raise InputError(
-                    f"'{first}' is used in {part} and {other}, in {', '.join(sorted(parts - {part}))}: under loss "
-                    "scales of modalities its gradient would have two; train in bf16 (`precision: bf16`)"
+                    f"'{first}' is used in {part} and {other}: under loss scales of modalities its gradient would "
+                    "have two; train in bf16 (`precision: bf16`)"
                 )
             parameters[name] = part
     return UnitParts(units=units, parameters=parameters)
