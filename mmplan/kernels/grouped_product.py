@@ -215,7 +215,8 @@ def grouped_product(products: Sequence[Product]) -> None:
     rows = [_row(product, bias) for product, bias in zip(products, biases, strict=True)]
     table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
     tiles = sum(-(-product.a.rows // tile.m) * -(-product.b.columns // tile.n) for product in products)
-    full_precision = dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    # `allow_tf32` is refused by torch where the newer `fp32_precision` was set; that follows both.
+    full_precision = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision != "tf32"
     launch(
         *(_products_kernel, (persistent_programs(device, tiles, per_multiprocessor=1),)),
         *(table, products[0].c, len(products), _FIELDS),

@@ -48,8 +48,20 @@ def test_patches_are_taken_out_of_images_beside_tokens(dtype: torch.dtype) -> No
     weights = [random(17, 48, dtype=dtype, seed=1), random(40, 20, dtype=dtype, seed=2), random(5, 4, dtype=dtype)]
     compare(tokens, weights)
     y, *_ = grouped_projection(tokens, weights)
-    expected = torch.nn.functional.conv2d(square.float(), weights[0].float().view(17, 3, 4, 4), stride=4)
-    close([y.float()], [expected.flatten(2).transpose(1, 2)], dtype, scale=10)
+    # In fp64: torch lets cuDNN multiply fp32 as TF32.
+    expected = torch.nn.functional.conv2d(square.double(), weights[0].double().view(17, 3, 4, 4), stride=4)
+    close([y.float()], [expected.flatten(2).transpose(1, 2).float()], dtype, scale=10)
+
+
+@pytest.mark.parametrize(("name", "one", "three"), [("allow_tf32", True, False), ("fp32_precision", "tf32", "ieee")])
+def test_torch_may_be_told_of_tf32_in_either_way(name: str, one: object, three: object) -> None:
+    x, w = random(5, 6), random(7, 6)
+    setattr(torch.backends.cuda.matmul, name, one)
+    try:
+        (y,) = grouped_projection([x], [w])
+    finally:
+        setattr(torch.backends.cuda.matmul, name, three)
+    close([y], [(x.double() @ w.double().T).float()], torch.float16, scale=10)
 
 
 def test_channels_last_images_and_transposed_matrices() -> None:
