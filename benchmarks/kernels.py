@@ -8,8 +8,8 @@
 The roof is measured in the same run: the bytes per second of a copy of 1 GiB, and the operations per second of a bf16
 product of 8192 x 8192 x 8192. A time is the median of CUDA events around single calls; calls go round over as many sets
 of inputs as fill the L2 cache twice, so that none finds its inputs there, and the GPU is kept busy until a call is
-launched, so that Python's time is none of it. Before it is timed a kernel's result is compared with the reference's; one
-that fails is a row and ends nothing. Without a GPU the rows say "not measured".
+launched, so that Python's time is none of it. Before it is timed a kernel's result is compared with the reference's;
+one that fails is a row and ends nothing. Without a GPU the rows say "not measured".
 """
 
 import argparse
