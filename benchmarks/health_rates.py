@@ -6,7 +6,8 @@
 at every second one, healthy or with the monitor's own fault from the first step; a miss is a run in which the monitor
 stays silent, and `first` says how often the doctor named it before all else. `scores`: the drift detector on numbers:
 independent and shifted ones. `course`: the detector of encoders that learn, on means that move in several ways.
-`timing`: the jitter of delays. `law`: the variance of gradients of independent tokens, against the number of shards
+`losses`: the rule of the loss on numbers: log-normal about a level, one in thirty five times as large. `timing`: the
+jitter of delays. `law`: the variance of gradients of independent tokens, against the number of shards
 and the length.
 """
 
@@ -22,6 +23,8 @@ from measured import MACHINE, ROOT, write_rows
 
 from mmplan.runtime.health.diagnosis import diagnose
 from mmplan.runtime.health.drift import RULE, DriftDetector, EmbeddingDrift
+from mmplan.runtime.health.loss import RULE as LOSS
+from mmplan.runtime.health.loss import LossWatch
 from mmplan.runtime.health.rules import RULES
 from mmplan.runtime.health.staleness import JITTER, jitter_s
 from mmplan.runtime.health.variance import contribution_variance
@@ -45,7 +48,7 @@ def healthy_rows() -> list[dict[str, object]]:
     for seed in range(SEEDS):
         fired = {r.monitor for r in run_toy(None, seed=seed, steps=STEPS).readings if r.fired}
         alarms.update(fired)
-    skipped = {"feature_jitter", "drift"}  # of runs of mmplan; below
+    skipped = {"feature_jitter", "drift", "loss"}  # of runs of mmplan; below; needs more steps
     return [
         row("training", name, "healthy", runs=SEEDS, false_alarms=alarms[name]) for name in RULES if name not in skipped
     ]
@@ -121,14 +124,52 @@ def drifts(course: Callable[[int], float], seed: int, count: int, shift: float =
 
 
 def learning_rows() -> list[dict[str, object]]:
-    """The toy trained from random weights, a reading at every second step: drift alone is counted."""
-    fired = 0
+    """The toy trained from random weights, a reading at every second step: drift, and what judges a course of losses
+    and embeddings that have not learned yet."""
+    fired: Counter[str] = Counter()
     for seed in range(LEARNING_SEEDS):
         torch.manual_seed(seed)
         watched = run_toy(None, seed=seed, steps=LEARNING_STEPS, model=Toy(), learning_rate=3e-3)
-        fired += any(r.fired and r.monitor == RULE.monitor for r in watched.readings)
+        fired.update({r.monitor for r in watched.readings if r.fired})
     case = f"trained from random weights, {LEARNING_STEPS // 2} readings of two encoders"
-    return [row("training", "drift", case, runs=LEARNING_SEEDS, false_alarms=fired, bound=LEARNING_SEEDS * 0.04)]
+    bounds = {"drift": LEARNING_SEEDS * 0.04, "loss": LEARNING_SEEDS * LEARNING_STEPS / LOSS.limit, "cmrc": ""}
+    return [
+        row("training", name, case, runs=LEARNING_SEEDS, false_alarms=fired[name], bound=bound)
+        for name, bound in bounds.items()
+    ]
+
+
+def loss_rows() -> list[dict[str, object]]:
+    """Healthy losses stand or fall; broken ones jump by a multiple of their spread, of logarithms."""
+    rows = []
+    for spread in (0.05, 0.3, 0.8):
+        for case, level in LEVELS.items():
+            fired = sum(rises(level, spread, seed, READINGS) for seed in range(SEEDS))
+            bound = SEEDS * READINGS / LOSS.limit
+            case = f"noise of {spread:g}, {case}, {READINGS} steps"
+            rows.append(row("losses", "loss", case, runs=SEEDS, false_alarms=fired, bound=bound))
+        for jump in (2, 3, 4):
+            up = max(math.exp(jump * spread), 1.25)
+            fired = sum(rises(lambda at, up=up: up if at >= 200 else 1.0, spread, seed, 250) for seed in range(SEEDS))  # type: ignore[misc]
+            case = f"noise of {spread:g}, jumps to {up:.3g} times, {AFTER} steps"
+            rows.append(row("losses", "loss", case, runs=SEEDS, misses=SEEDS - fired))
+    return rows
+
+
+LEVELS: dict[str, Callable[[int], float]] = {
+    "level": lambda at: 2.0,
+    "falling": lambda at: 0.1 + 3 * math.exp(-at / 100),
+}
+
+
+def rises(level: Callable[[int], float], spread: float, seed: int, count: int) -> bool:
+    """Whether the rule of the loss fires."""
+    draw, watch = random.Random(seed), LossWatch()
+    for at in range(count):
+        rise = watch.update(level(at) * math.exp(draw.gauss(0, spread)) * (5 if draw.random() < 1 / 30 else 1))
+        if rise is not None and rise.counts and LOSS.beyond(rise.evidence):
+            return True
+    return False
 
 
 def jitter_rows() -> list[dict[str, object]]:
@@ -167,5 +208,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     write_rows(
         "health_rates.csv",
-        [*score_rows(), *jitter_rows(), *learning_rows(), *law_rows(), *healthy_rows(), *broken_rows()],
+        [*score_rows(), *jitter_rows(), *loss_rows(), *learning_rows(), *law_rows(), *healthy_rows(), *broken_rows()],
     )

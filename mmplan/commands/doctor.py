@@ -49,9 +49,9 @@ def doctor(
     findings = (*diagnose(seen.readings, RULES), *seen.findings)
     tables = [alignment_table(seen.alignment, seen.difference)] if seen.alignment is not None else []
     if html is not None:
-        health_page(html, target, seen.readings, findings, RULES, tables)
+        health_page(html, target, seen.readings, findings, RULES, seen.silent, tables)
     if trace is not None:
         add_to_trace(seen.readings, trace)
-    document = doctor_document(target, seen.readings, findings, seen.alignment, seen.difference)
-    emit(json_file, document, findings_text(target, seen.readings, findings), *tables)
+    document = doctor_document(target, seen.readings, findings, seen.silent, seen.alignment, seen.difference)
+    emit(json_file, document, findings_text(target, seen.readings, findings, seen.silent), *tables)
     raise typer.Exit(1 if findings else 0)

@@ -27,10 +27,11 @@ def doctor_document(
     target: Path,
     readings: Sequence[Reading],
     findings: Sequence[Finding],
+    silent: Mapping[str, str],
     alignment: AlignmentResult | None,
     difference: Difference | None,
 ) -> dict[str, Any]:
-    """Findings in their order; `monitors`: how many readings each took."""
+    """Findings in their order; `monitors`: how many readings each took; `silent`: which could take none, and why."""
     counts: dict[str, int] = {}
     for reading in readings:
         counts[reading.monitor] = counts.get(reading.monitor, 0) + 1
@@ -40,17 +41,20 @@ def doctor_document(
         "healthy": not findings,
         "findings": [_values(finding) for finding in findings],
         "monitors": counts,
+        "silent": dict(silent),
         "alignment": None if alignment is None else alignment.values(),
         "difference": None if difference is None else difference.values(),
     }
 
 
-def findings_text(target: Path, readings: Sequence[Reading], findings: Sequence[Finding]) -> RenderableType:
-    """One paragraph a finding, the cause first."""
+def findings_text(
+    target: Path, readings: Sequence[Reading], findings: Sequence[Finding], silent: Mapping[str, str]
+) -> RenderableType:
+    """One paragraph a finding, the cause first; then what could not be watched."""
     monitors = sorted({reading.monitor for reading in readings})
     watched = f"{counted(len(readings), 'reading')} of {counted(len(monitors), 'monitor')}"
     if not findings:
-        return Text(f"{target}: nothing found in {watched} ({', '.join(monitors)})")
+        return Group(Text(f"{target}: nothing found in {watched} ({', '.join(monitors)})"), *_not_read(silent))
     lines: list[RenderableType] = [Text(f"{target}: {counted(len(findings), 'finding')} in {watched}", style="bold")]
     for number, one in enumerate(findings, start=1):
         text = Text(f"\n{number}. ")
@@ -58,7 +62,11 @@ def findings_text(target: Path, readings: Sequence[Reading], findings: Sequence[
         text.append(f" ({certainty(one)})")
         more = Text(f"{one.evidence}\ndo: {one.advice}\nlimit: {one.source}")
         lines += [text, Padding(more, (0, 0, 0, 3))]
-    return Group(*lines)
+    return Group(*lines, *_not_read(silent))
+
+
+def _not_read(silent: Mapping[str, str]) -> list[RenderableType]:
+    return [Text(f"not read: {name}: {why}", style="dim") for name, why in silent.items()]
 
 
 def certainty(finding: Finding) -> str:
@@ -93,10 +101,13 @@ def health_page(
     readings: Sequence[Reading],
     findings: Sequence[Finding],
     rules: Mapping[str, Rule],
+    silent: Mapping[str, str],
     tables: Sequence[Table] = (),
 ) -> None:
-    """Write the page: findings with evidence and advice, then each monitor over the steps with its limit."""
+    """Write the page: findings with evidence and advice, then what was not read, each monitor over the
+    steps with its limit."""
     parts = [paragraph("nothing found") if not findings else html_table(_findings_table(findings))]
+    parts += [paragraph(f"not read: {name}: {why}") for name, why in silent.items()]
     parts += map(html_table, tables)
     with TemporaryDirectory() as folder:
         for monitor in sorted({reading.monitor for reading in readings if reading.monitor in rules}):

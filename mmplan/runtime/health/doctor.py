@@ -1,7 +1,8 @@
 """What there is to be seen of a run or a checkpoint: readings, and retrieval where there are images and captions."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmplan.errors import InputError
@@ -10,7 +11,7 @@ from mmplan.runtime.health.alignment import AlignmentResult, Difference, compare
 from mmplan.runtime.health.captions import read_captions
 from mmplan.runtime.health.diagnosis import Finding
 from mmplan.runtime.health.examine import checkpoint_alignment, probe_readings, weight_readings
-from mmplan.runtime.health.readings import Reading, load_readings
+from mmplan.runtime.health.readings import Reading, load_readings, load_silent
 from mmplan.runtime.health.run_readings import run_readings
 from mmplan.runtime.health.weights import SUFFIXES
 from mmplan.runtime.measurement import load_run
@@ -18,9 +19,11 @@ from mmplan.runtime.measurement import load_run
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Examined:
-    """`findings` are those that no reading tells: a checkpoint that retrieves worse than another."""
+    """`findings` are those that no reading tells: a checkpoint that retrieves worse than another. `silent`: monitors
+    that could take no reading, and why."""
 
     readings: tuple[Reading, ...]
+    silent: Mapping[str, str] = field(default_factory=dict)
     alignment: AlignmentResult | None = None
     difference: Difference | None = None
     findings: tuple[Finding, ...] = ()
@@ -53,7 +56,7 @@ def examine(
     if plan is not None and not (is_run and not _has_schema(target)):
         raise InputError("--plan is for a run.json, this is none", file=target)
     if is_run and _has_schema(target):
-        return Examined(readings=load_readings(target))
+        return Examined(readings=load_readings(target), silent=load_silent(target))
     if is_run:
         return Examined(readings=run_readings(load_run(target), None if plan is None else load_plan(plan)))
     readings = weight_readings(target)

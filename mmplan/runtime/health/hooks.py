@@ -27,7 +27,7 @@ from mmplan.runtime.health.contributions import Contributions, fsdp_modules, gra
 from mmplan.runtime.health.drift import EmbeddingDrift
 from mmplan.runtime.health.groups import Groups, found_groups, largest
 from mmplan.runtime.health.judge import Judge, Value
-from mmplan.runtime.health.loss import LossRatio
+from mmplan.runtime.health.loss import LossWatch
 from mmplan.runtime.health.overflow import HEADROOM as HEADROOM_RULE
 from mmplan.runtime.health.overflow import headroom, leaves, tensors_of
 from mmplan.runtime.health.places import guessed_branches, guessed_modalities, modality_of, module_at
@@ -37,6 +37,7 @@ from mmplan.runtime.health.replay import Call, in_forward
 from mmplan.runtime.health.rules import chosen_rules
 from mmplan.runtime.health.settings import DEFAULT_INTERVAL, ScalarWriter, Settings
 from mmplan.runtime.health.shared_uses import SharedUses
+from mmplan.runtime.health.silence import silence
 from mmplan.runtime.health.taps import Taps
 
 _MOST_TRACES = 3  # steps in which what is no number is followed; by then it is everywhere
@@ -138,7 +139,7 @@ class Health:
         self._contributions = Contributions(model, settings, averaging=averaging)
         self._judge = Judge(settings.rules, self._rank)
         self._drifts = {name: EmbeddingDrift(learns=self._learns(path)) for name, path in settings.embeddings.items()}
-        self._loss = LossRatio()
+        self._loss = LossWatch()
         self._losses: list[Tensor] = []
         self._seeds: list[Tensor] = []
         self._headroom: list[tuple[str, Tensor]] = []
@@ -156,7 +157,8 @@ class Health:
         if settings.file is not None:
             self._file = rank_file(settings.file, self._rank).open("w")
             facts = {"mmplan_version": mmplan.__version__, "torch_version": torch.__version__}
-            asked = {"interval": settings.interval, "modalities": settings.modalities}
+            silent = silence(settings, averaging=averaging)
+            asked = {"interval": settings.interval, "modalities": settings.modalities, "silent": silent}
             write_header(self._file, {**facts, "rank": self._rank, "pid": os.getpid(), **asked})
         self._handles = [
             model.register_forward_pre_hook(settings.hook(self._begin), with_kwargs=True),
@@ -288,11 +290,11 @@ class Health:
         if not self._losses:
             return []
         mean = float(torch.stack([value.float().mean() for value in self._losses]).mean())
-        ratio = self._loss.update(mean)
+        rise = self._loss.update(mean)
         rule = self._settings.rules[loss.RULE.monitor]
-        if ratio is None or not (self._taps.sampling or rule.beyond(ratio)):
+        if rise is None or not (self._taps.sampling or (rise.counts and rule.beyond(rise.evidence))):
             return []
-        return [Value(loss.RULE.monitor, "loss", ratio, {"loss": mean}, "rank")]
+        return [rise.value(mean)]
 
     def _sampled(self) -> list[Value]:
         taps, settings = self._taps, self._settings

@@ -76,6 +76,13 @@ def load_readings(path: Path) -> tuple[Reading, ...]:
     return tuple(sorted(found, key=lambda reading: (reading.step, reading.time_s)))
 
 
+def load_silent(path: Path) -> dict[str, str]:
+    """Monitors that could take no reading, and why, as the header of a file that `load_readings` has read says."""
+    with path.open(encoding="utf-8") as file:
+        told = json.loads(file.readline()).get("silent")
+    return {str(name): str(why) for name, why in told.items()} if isinstance(told, dict) else {}
+
+
 def _read(path: Path) -> Iterable[Reading]:
     lines = read_text(path, "health file", MAX_BYTES).split("\n")
     if not _is_header(lines[0]):

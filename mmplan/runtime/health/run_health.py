@@ -20,7 +20,7 @@ from mmplan.runtime.health import collapse, key_values, loss, overflow, stalenes
 from mmplan.runtime.health.drift import EmbeddingDrift
 from mmplan.runtime.health.judge import Judge, Value
 from mmplan.runtime.health.key_values import Spread
-from mmplan.runtime.health.loss import LossRatio
+from mmplan.runtime.health.loss import LossWatch
 from mmplan.runtime.health.rank_taps import SCALED, variance_silence
 from mmplan.runtime.health.readings import write_header, write_readings
 from mmplan.runtime.health.run_readings import feature_timing
@@ -40,7 +40,7 @@ class RunHealth:
         self, path: Path, plan: Plan, modalities: Mapping[int, str], settings: Settings, *, one_clock: bool
     ) -> None:
         self._plan, self._modalities, self._settings, self._one_clock = plan, modalities, settings, one_clock
-        self._judge, self._ratio = Judge(settings.rules, 0), LossRatio()
+        self._judge, self._losses = Judge(settings.rules, 0), LossWatch()
         self._drifts = {name: EmbeddingDrift(learns=True) for name in settings.embeddings or settings.branches}
         try:
             self._file = path.open("w")
@@ -101,8 +101,10 @@ class RunHealth:
         if not losses:
             return []
         total = sum(losses.values())
-        ratio = self._ratio.update(total) if math.isfinite(total) else math.nan
-        return [] if ratio is None else [Value(loss.RULE.monitor, "loss", ratio, {"loss": total})]
+        if not math.isfinite(total):
+            return [Value(loss.RULE.monitor, "loss", math.nan, {"loss": total})]
+        rise = self._losses.update(total)
+        return [] if rise is None else [rise.value(total)]
 
     def _sampled(self, step: int, ranks: Mapping[int, Seen]) -> Iterator[Value]:
         yield from _headroom(ranks)

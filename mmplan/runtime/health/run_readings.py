@@ -13,7 +13,7 @@ from mmplan.planner.prediction import TimedAction
 from mmplan.planner.stage_graph import build_stage_graph
 from mmplan.runtime.health import loss, staleness
 from mmplan.runtime.health.judge import Judge, Value
-from mmplan.runtime.health.loss import LossRatio
+from mmplan.runtime.health.loss import LossWatch
 from mmplan.runtime.health.readings import Reading
 from mmplan.runtime.health.rules import RULES
 from mmplan.runtime.measurement import Measurement, plan_hash
@@ -27,16 +27,16 @@ def run_readings(run: Measurement, plan: Plan | None) -> tuple[Reading, ...]:
     Raises:
         InputError: the plan is not the run's.
     """
-    judge, ratio = Judge(RULES, 0), LossRatio()
+    judge, losses = Judge(RULES, 0), LossWatch()
     found = []
     for step in run.steps:
         if step.skipped:
             found.append(judge.reading(step.index, Value(loss.RULE.monitor, "loss", float("nan"), _SKIPPED)))
         elif step.losses:
             total = sum(step.losses.values())
-            value = ratio.update(total)
-            if value is not None:
-                found.append(judge.reading(step.index, Value(loss.RULE.monitor, "loss", value, {"loss": total})))
+            rise = losses.update(total)
+            if rise is not None:
+                found.append(judge.reading(step.index, rise.value(total)))
     if plan is not None:
         if plan_hash(plan) != run.plan_hash:
             raise InputError(f"the run is of plan {run.plan_hash}, this plan is {plan_hash(plan)}")

@@ -95,13 +95,14 @@ def alignment_values(whole: Mapping[str, Tensor]) -> Iterator[Value]:
         scores = retrieval.similarity(whole[image], whole[text])
         value = retrieval.cmrc(scores)
         if value is not None:
-            found_first = [float((retrieval.pair_ranks(s) <= 1).float().mean()) for s in (scores, scores.T)]
+            found_first = retrieval.recalls(scores)
             detail: dict[str, float | str | None] = {
                 "image_to_text_recall": found_first[0],
                 "text_to_image_recall": found_first[1],
                 "pairs": float(len(scores)),
             }
-            yield Value(retrieval.RULE.monitor, f"{image}+{text}", value, detail)
+            holds = retrieval.one_sided(scores)
+            yield Value(retrieval.RULE.monitor, f"{image}+{text}", value, detail, holds=holds)
 
 
 def drift_value(name: str, drift_of: EmbeddingDrift, mean: Tensor, step: int, interval: int) -> Iterator[Value]:

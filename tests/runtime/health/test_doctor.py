@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from health_toys import PLANTS, run_toy
+import torch
+from health_toys import PLANTS, run_toy, toy
 from typer.testing import CliRunner
 
 from mmplan.cli import app
 from mmplan.runtime.health.doctor import examine
+from mmplan.runtime.health.hooks import attach
 from mmplan.runtime.health.rules import RULES
 
 
@@ -70,3 +72,20 @@ def test_the_command_ends_with_0_where_all_is_well(tmp_path: Path) -> None:
     run_toy(file, steps=12)
     result = CliRunner().invoke(app, ["doctor", str(file)])
     assert result.exit_code == 0 and "nothing found" in result.stdout
+    told = " ".join(result.stdout.split())
+    assert "not read: feature_jitter: only runs of `mmplan execute` tell" in told and "not read: jed" not in told
+
+
+def test_the_command_tells_what_could_not_be_read_and_why(tmp_path: Path) -> None:
+    file, page = tmp_path / "health.jsonl", tmp_path / "page.html"
+    with attach(toy(), file=file, modalities={"vision": "vision", "text": "text"}) as health:
+        health.step()
+    result = CliRunner().invoke(app, ["doctor", str(file), "--html", str(page), "--json", str(tmp_path / "d.json")])
+    told = " ".join(result.stdout.split())
+    silent = json.loads((tmp_path / "d.json").read_text())["silent"]
+    assert {"jed", "cmrc", "drift", "robustness", "attention_collapse", "kv_shift"} <= silent.keys()
+    assert "not read: jed: `embeddings` names no module" in told and "not read: kv_shift" in page.read_text()
+    assert "headroom" not in silent and "gradient_variance" not in silent
+    with attach(torch.compile(toy()), file=file):
+        pass
+    assert "the model is compiled" in CliRunner().invoke(app, ["doctor", str(file)]).stdout

@@ -151,7 +151,7 @@ def test_retrieval_of_two_checkpoints_is_compared(tmp_path: Path) -> None:
 def test_a_run_json_tells_skipped_updates_and_a_rising_loss(tmp_path: Path) -> None:
     plan = hand_plan(replace(tiny_scenario(), global_batch=8), FOUR_STAGES)
     healthy = run_that_took(plan, *priced(plan))
-    losses = [5.0, 4.0, 3.5, 3.0, 2.9, 2.8, *[9.0] * 8]
+    losses = [5.0, 4.0, 3.5, 3.0, 2.9, 2.8, *[2.7] * 20, *[9.0] * 20]
     steps = tuple(StepMeasurement(index=i, step_time_s=1.0, losses={"llm": v}) for i, v in enumerate(losses))
     save_run(replace(healthy, steps=steps), tmp_path / "run.json")
     code, told = run(tmp_path / "run.json")

@@ -1,7 +1,9 @@
 """Each metric against its definition: closed forms, what it must see and what it must not."""
 
+import itertools
 import math
 import random
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -9,7 +11,8 @@ from torch import nn
 
 from mmplan.runtime.health import attenuation, collapse, conflict, dispersion, drift, key_values, retrieval, robustness
 from mmplan.runtime.health.hooks import attach
-from mmplan.runtime.health.loss import LossRatio
+from mmplan.runtime.health.loss import BLOCK, RECENT, LossWatch, rank_p
+from mmplan.runtime.health.loss import RULE as LOSS
 from mmplan.runtime.health.overflow import tracing
 from mmplan.runtime.health.rules import RULES, chosen_rules
 from mmplan.runtime.health.staleness import Ledger, jitter_s
@@ -83,6 +86,12 @@ def test_cmrc_does_not_see_random_alignment_and_sees_captions_near_every_image()
     hubs = scores + 2 * draw(n, seed=2)  # added to whole columns: captions
     value = retrieval.cmrc(hubs)
     assert value is not None and value < 0.5
+    assert retrieval.one_sided(hubs)
+    assert not retrieval.one_sided(draw(n, n) + 2 * draw(n, seed=2))  # no direction has learned
+    images = nn.functional.normalize(draw(n, 64), dim=-1)
+    even = [images @ (images + 0.25 * draw(n, 64, seed=seed)).T for seed in range(2, 32)]
+    assert not any(retrieval.one_sided(scores) for scores in even)
+    assert all((retrieval.cmrc(scores) or 0.0) < 0.78 for scores in even)  # and yet learns well
     assert retrieval.cmrc(torch.eye(n)) is None  # nothing to judge where all are found
 
 
@@ -227,11 +236,53 @@ def test_jitter_is_the_deviation_of_delays() -> None:
     assert jitter_s([0.0, 1.0], [0.0, 1.02]) == pytest.approx(0.01)
 
 
-def test_a_loss_that_doubles_is_told_and_a_falling_one_is_not() -> None:
-    falling, rising = LossRatio(), LossRatio()
-    assert all((falling.update(3.0 - 0.1 * i) or 1.0) == 1.0 for i in range(20))
-    assert [rising.update(value) for value in [1.0] * 5 + [3.0] * 5][-1] == pytest.approx(3.0)
-    assert LossRatio().update(1.0) is None
+def fires_at(losses: Iterable[float]) -> list[int]:
+    """Steps at which the rule of the loss fires."""
+    watch = LossWatch()
+    rises = enumerate(map(watch.update, losses))
+    return [step for step, rise in rises if rise is not None and rise.counts and LOSS.beyond(rise.evidence)]
+
+
+def noisy(level: Callable[[int], float], spread: float, count: int, seed: int) -> list[float]:
+    """Losses of small batches: log-normal about a level, with an outlier in every thirtieth step or so."""
+    chance = random.Random(seed)
+    return [
+        level(at) * math.exp(chance.gauss(0, spread)) * (5 if chance.random() < 1 / 30 else 1) for at in range(count)
+    ]
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.3, 0.8])
+def test_noise_of_the_loss_is_no_rise(spread: float) -> None:
+    for seed in range(5):
+        assert not fires_at(noisy(lambda at: 2.0, spread, 600, seed))
+        assert not fires_at(noisy(lambda at: 0.1 + 3 * math.exp(-at / 100), spread, 600, seed))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.05, 0.3, 0.8])
+def test_a_jump_of_the_loss_beyond_its_noise_that_stays_is_told_within_a_window(spread: float) -> None:
+    rise = 1.3 * math.exp(3.5 * spread)
+    for seed in range(5):
+        losses = noisy(lambda at: rise if at >= 200 else 1.0, spread, 230, seed)
+        fired = fires_at(losses)
+        assert fired and 212 <= fired[0] <= 225
+        assert not fires_at([*losses[:210], *losses[100:200]])  # ten high losses and back again
+
+
+def test_a_loss_that_rises_slowly_is_told_and_a_small_rise_without_noise_is_not() -> None:
+    assert fires_at(1.0 + 0.003 * max(at - 100, 0) for at in range(400))
+    assert not fires_at(1.0 + 0.0005 * max(at - 100, 0) for at in range(400))  # 15 %
+    assert not fires_at([3.0 - 0.1 * at for at in range(80)])  # below zero too
+    assert not fires_at([0.0] * 200)
+
+
+def test_the_probability_of_a_rise_by_chance_is_that_of_all_orders() -> None:
+    orders = [[8 - place for place in places] for places in itertools.combinations(range(9), 4)]  # of recent losses
+    higher = [sum(loss > other for loss in o for other in set(range(9)) - set(o)) for o in orders]
+    for order, pairs in zip(orders, higher, strict=True):
+        expected = sum(other >= pairs for other in higher) / len(orders)
+        assert rank_p(order, [loss for loss in range(9) if loss not in order]) == pytest.approx(expected)
+    assert rank_p([2.0] * RECENT, [1.0] * BLOCK) == pytest.approx(1 / math.comb(BLOCK + RECENT, RECENT))
+    assert rank_p([1.0] * RECENT, [1.0] * BLOCK) == 1.0
 
 
 class Chain(nn.Module):
