@@ -17,6 +17,9 @@ parabola is fitted to the readings before, and what the next one is off it, over
 all others and of one normal law, if within the window the mean moves along a parabola and the noise of batches is
 normal, independent and alike. That is the assumption. Windows that begin half a window later are watched as well; the
 mean of both sums keeps the bound.
+
+A distance below the standard error of the batch's mean does not count: other samples would have moved it further. So
+small movements of weights do not count behind a BatchNorm, which gives all batches one mean.
 """
 
 import bisect
@@ -33,7 +36,7 @@ from mmplan.runtime.health.rule import Rule
 RULE = Rule(
     monitor="drift",
     metric="Shiryaev-Roberts statistic of conformal p-values of how far a batch's mean embedding lies from the "
-    "reference, of an encoder that learns from its own course",
+    "reference, of an encoder that learns from its own course; counts where it is above the mean's standard error",
     unit="evidence",
     limit=10_000.0,
     fires="above",
@@ -153,6 +156,11 @@ class _Course:
             residual = recursive_residual(torch.stack(self._window), mean)
         self._window.append(mean)
         return residual
+
+
+def standard_error(rows: Tensor) -> float:
+    """Of the mean of embeddings [n, d]: sqrt(tr Cov / n)."""
+    return math.sqrt(float(rows.double().var(0, correction=0).sum()) / len(rows))
 
 
 def recursive_residual(before: Tensor, now: Tensor, degree: int = 2) -> float:

@@ -17,7 +17,7 @@ from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.runtime.finite import Unsound, order
 from mmplan.runtime.health import collapse, key_values, loss, overflow, staleness, statistics, variance
-from mmplan.runtime.health.drift import EmbeddingDrift
+from mmplan.runtime.health.drift import EmbeddingDrift, standard_error
 from mmplan.runtime.health.judge import Judge, Value
 from mmplan.runtime.health.key_values import Spread
 from mmplan.runtime.health.loss import LossWatch
@@ -138,9 +138,11 @@ class RunHealth:
                 continue
             total = torch.tensor([part.total for part in parts], dtype=torch.float64).sum(0)
             mean = total / sum(part.count for part in parts)
-            yield from statistics.drift_value(name, drift_of, mean, step, self._settings.interval)
+            error = 0.0
             if all(part.rows is not None for part in parts):
                 whole[name] = torch.tensor([row for part in parts for row in part.rows or ()])
+                error = standard_error(whole[name])
+            yield from statistics.drift_value(name, drift_of, mean, step, self._settings.interval, error)
         if len(whole) > 1:
             yield from statistics.alignment_values(whole)
 

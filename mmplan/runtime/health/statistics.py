@@ -32,7 +32,8 @@ def alignment(taps: Taps, settings: Settings, drifts: dict[str, EmbeddingDrift],
     }
     for name, drift_of in drifts.items():
         if name in whole:
-            yield from drift_value(name, drift_of, whole[name].double().mean(0), step, settings.interval)
+            mean, error = whole[name].double().mean(0), drift.standard_error(whole[name])
+            yield from drift_value(name, drift_of, mean, step, settings.interval, error)
     if len(whole) > 1:
         yield from alignment_values(whole)
 
@@ -105,11 +106,15 @@ def alignment_values(whole: Mapping[str, Tensor]) -> Iterator[Value]:
             yield Value(retrieval.RULE.monitor, f"{image}+{text}", value, detail, holds=holds)
 
 
-def drift_value(name: str, drift_of: EmbeddingDrift, mean: Tensor, step: int, interval: int) -> Iterator[Value]:
+def drift_value(
+    name: str, drift_of: EmbeddingDrift, mean: Tensor, step: int, interval: int, error: float = 0.0
+) -> Iterator[Value]:
+    """`error`: the mean's standard error, 0 where it is not known."""
     found = drift_of.update(mean)
     if found is not None:
         began = float(step - interval * found.readings_ago)
-        yield Value(drift.RULE.monitor, name, found.statistic, {"distance": found.distance, BEGAN: began})
+        detail: dict[str, float | str | None] = {"distance": found.distance, "standard_error": error, BEGAN: began}
+        yield Value(drift.RULE.monitor, name, found.statistic, detail, holds=found.distance >= error)
 
 
 def conflicts(uses: SharedUses) -> Iterator[Value]:

@@ -16,6 +16,7 @@ from mmplan.runtime.health.loss import RULE as LOSS
 from mmplan.runtime.health.overflow import tracing
 from mmplan.runtime.health.rules import RULES, chosen_rules
 from mmplan.runtime.health.staleness import Ledger, jitter_s
+from mmplan.runtime.health.statistics import drift_value
 from mmplan.runtime.health.taps import attention_weights
 from mmplan.runtime.health.variance import contribution_variance
 
@@ -234,6 +235,19 @@ def test_features_of_another_microbatch_are_stale() -> None:
 def test_jitter_is_the_deviation_of_delays() -> None:
     assert jitter_s([0.0, 1.0, 2.0], [0.5, 1.5, 2.5]) == 0.0
     assert jitter_s([0.0, 1.0], [0.0, 1.02]) == pytest.approx(0.01)
+
+
+def test_a_mean_that_batchnorm_holds_still_does_not_drift() -> None:
+    rows, watch = draw(64, 8), drift.EmbeddingDrift(learns=True)
+    error = drift.standard_error(rows)
+    assert error == pytest.approx(math.sqrt(float(rows.var(0, correction=0).sum()) / 64), rel=1e-5)
+    far = 0
+    for step in range(60):
+        mean = 1e-3 * error * draw(8, seed=step) * (20 if step > 40 else 1)  # of weights that move, not of samples
+        for value in drift_value("vision", watch, mean, step, 1, error):
+            assert not value.holds
+            far += RULES["drift"].beyond(value.value)
+    assert far
 
 
 def fires_at(losses: Iterable[float]) -> list[int]:
