@@ -11,6 +11,7 @@ retrieval has JED near 1 (a test shows both). So the monitor fires *below* 0.15;
 the article's direction. (With sums instead of means in the denominator JED shrinks as 1/n and judges the batch size.)
 """
 
+from collections import deque
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ from mmplan.runtime.health.rule import Rule
 
 RULE = Rule(
     monitor="jed",
-    metric="tr Cov([z_image; z_text]) / (mean ||z_image||^2 + mean ||z_text||^2), covariance with 1/n",
+    metric="tr Cov([z_image; z_text]) / (mean ||z_image||^2 + mean ||z_text||^2), covariance with 1/n; of the last "
+    "readings that have 8 samples together",
     unit="fraction of energy",
     limit=0.15,
     fires="below",
@@ -32,6 +34,9 @@ RULE = Rule(
     explains=("cmrc", "attention_collapse", "robustness", "drift", "gradient_attenuation", "loss"),
     patience=3,
 )
+
+
+LEAST_SAMPLES = 8  # of a reading, or pooled over the last ones
 
 
 class Moments(NamedTuple):
@@ -47,6 +52,28 @@ def moments(embeddings: Tensor) -> Moments:
     values = embeddings.double()
     count = torch.tensor(float(len(values)), dtype=torch.float64, device=values.device)
     return Moments(values.sum(0), values.square().sum(), count)
+
+
+class PooledDispersion:
+    """JED of a reading, or of the last readings that have enough samples together: of one sample it is 0, and two are
+    often alike by chance."""
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[Moments, Moments]] = deque()
+
+    def update(self, images: Moments, texts: Moments) -> float | None:
+        """None before there are enough samples."""
+        self._last.append((images, texts))
+        while self._samples - float(self._last[0][0].samples) >= LEAST_SAMPLES:
+            self._last.popleft()
+        if self._samples < LEAST_SAMPLES:
+            return None
+        pooled = (Moments(*(sum(parts[1:], parts[0]) for parts in zip(*side))) for side in zip(*self._last))  # noqa: B905
+        return joint_dispersion(*pooled)
+
+    @property
+    def _samples(self) -> float:
+        return sum(float(images.samples) for images, _ in self._last)
 
 
 def joint_dispersion(images: Moments, texts: Moments) -> float:

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import mmplan
 from mmplan.runtime.health import loss, statistics
 from mmplan.runtime.health.contributions import Contributions, fsdp_modules, gradient_sound
+from mmplan.runtime.health.dispersion import PooledDispersion
 from mmplan.runtime.health.drift import EmbeddingDrift
 from mmplan.runtime.health.groups import Groups, found_groups, largest
 from mmplan.runtime.health.judge import Judge, Value
@@ -139,7 +140,7 @@ class Health:
         self._contributions = Contributions(model, settings, averaging=averaging)
         self._judge = Judge(settings.rules, self._rank)
         self._drifts = {name: EmbeddingDrift(learns=self._learns(path)) for name, path in settings.embeddings.items()}
-        self._loss = LossWatch()
+        self._loss, self._dispersion = LossWatch(), PooledDispersion()
         self._losses: list[Tensor] = []
         self._seeds: list[Tensor] = []
         self._headroom: list[tuple[str, Tensor]] = []
@@ -300,7 +301,7 @@ class Health:
         taps, settings = self._taps, self._settings
         values = [
             *statistics.stale(taps),
-            *statistics.alignment(taps, settings, self._drifts, self._index),
+            *statistics.alignment(taps, settings, self._drifts, self._dispersion, self._index),
             *statistics.attention(taps, settings),
             *statistics.gradient_shares(self._model, taps, settings),
             *statistics.conflicts(self._uses),

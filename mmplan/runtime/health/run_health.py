@@ -17,6 +17,7 @@ from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.runtime.finite import Unsound, order
 from mmplan.runtime.health import collapse, key_values, loss, overflow, staleness, statistics, variance
+from mmplan.runtime.health.dispersion import PooledDispersion
 from mmplan.runtime.health.drift import EmbeddingDrift, standard_error
 from mmplan.runtime.health.judge import Judge, Value
 from mmplan.runtime.health.key_values import Spread
@@ -41,6 +42,7 @@ class RunHealth:
     ) -> None:
         self._plan, self._modalities, self._settings, self._one_clock = plan, modalities, settings, one_clock
         self._judge, self._losses = Judge(settings.rules, 0), LossWatch()
+        self._dispersion = PooledDispersion()
         self._drifts = {name: EmbeddingDrift(learns=True) for name in settings.embeddings or settings.branches}
         try:
             self._file = path.open("w")
@@ -144,7 +146,7 @@ class RunHealth:
                 error = standard_error(whole[name])
             yield from statistics.drift_value(name, drift_of, mean, step, self._settings.interval, error)
         if len(whole) > 1:
-            yield from statistics.alignment_values(whole)
+            yield from statistics.alignment_values(whole, self._dispersion)
 
     def _shares(self, ranks: Mapping[int, Seen]) -> Iterator[Value]:
         if self._plan.scenario.precision == "fp16":

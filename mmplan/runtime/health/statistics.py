@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mmplan.runtime.health import attenuation, collapse, conflict, dispersion, drift, key_values, retrieval, staleness
-from mmplan.runtime.health.dispersion import moments
+from mmplan.runtime.health.dispersion import PooledDispersion, moments
 from mmplan.runtime.health.drift import EmbeddingDrift
 from mmplan.runtime.health.groups import each, largest, summed
 from mmplan.runtime.health.judge import Value
@@ -20,7 +20,9 @@ from mmplan.runtime.health.shared_uses import SharedUses
 from mmplan.runtime.health.taps import Taps
 
 
-def alignment(taps: Taps, settings: Settings, drifts: dict[str, EmbeddingDrift], step: int) -> Iterator[Value]:
+def alignment(
+    taps: Taps, settings: Settings, drifts: dict[str, EmbeddingDrift], pooled: PooledDispersion, step: int
+) -> Iterator[Value]:
     """JED, CMRC and drift of the embeddings of all replicas; a replica or stage may have some of them only."""
     groups = settings.groups
     own = {name: torch.cat(rows).cpu() for name, rows in taps.embeddings.items()}
@@ -35,7 +37,7 @@ def alignment(taps: Taps, settings: Settings, drifts: dict[str, EmbeddingDrift],
             mean, error = whole[name].double().mean(0), drift.standard_error(whole[name])
             yield from drift_value(name, drift_of, mean, step, settings.interval, error)
     if len(whole) > 1:
-        yield from alignment_values(whole)
+        yield from alignment_values(whole, pooled)
 
 
 def attention(taps: Taps, settings: Settings) -> Iterator[Value]:
@@ -87,11 +89,12 @@ def share_values(place: str, squares: Mapping[str, float], norms: Mapping[str, f
         yield Value(attenuation.RULE.monitor, f"{place}: {side}", parts[side] * len(parts) / 2, told)
 
 
-def alignment_values(whole: Mapping[str, Tensor]) -> Iterator[Value]:
+def alignment_values(whole: Mapping[str, Tensor], pooled: PooledDispersion) -> Iterator[Value]:
     """JED and CMRC of the first two embeddings, each [n, d]."""
     image, text = tuple(whole)[:2]
-    dispersion_of = dispersion.joint_dispersion(moments(whole[image]), moments(whole[text]))
-    yield Value(dispersion.RULE.monitor, f"{image}+{text}", dispersion_of)
+    dispersion_of = pooled.update(moments(whole[image]), moments(whole[text]))
+    if dispersion_of is not None:
+        yield Value(dispersion.RULE.monitor, f"{image}+{text}", dispersion_of)
     if whole[image].shape == whole[text].shape:
         scores = retrieval.similarity(whole[image], whole[text])
         value = retrieval.cmrc(scores)

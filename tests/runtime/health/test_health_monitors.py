@@ -250,6 +250,18 @@ def test_a_mean_that_batchnorm_holds_still_does_not_drift() -> None:
     assert far
 
 
+def test_the_dispersion_of_batches_of_one_is_that_of_the_last_eight_samples() -> None:
+    rows, pooled = draw(12, 4), dispersion.PooledDispersion()
+    found = [pooled.update(*(dispersion.moments(part[at : at + 1]) for part in (rows, rows + 1))) for at in range(12)]
+    assert found[:7] == [None] * 7
+    for at in range(7, 12):
+        last = rows[at - 7 : at + 1]
+        whole = dispersion.joint_dispersion(dispersion.moments(last), dispersion.moments(last + 1))
+        assert found[at] == pytest.approx(whole)
+    own = dispersion.moments(rows), dispersion.moments(rows + 1)
+    assert pooled.update(*own) == dispersion.joint_dispersion(*own)  # a large batch stands alone
+
+
 def fires_at(losses: Iterable[float]) -> list[int]:
     """Steps at which the rule of the loss fires."""
     watch = LossWatch()
