@@ -90,7 +90,7 @@ health = {{"embeddings": {{"vision": "model.multi_modal_projector", "text": {tex
 def of_job(plan: Plan, folder: Path, text: str = "TEXT") -> dict[tuple[str, str], float]:
     job, file = folder / "job.py", folder / "health.jsonl"
     job.write_text(JOB.format(folder=str(Path(__file__).parents[1]), text=text))
-    execute(plan, steps=1, local=plan.rank_count, job=job, health=file, health_interval=1)
+    execute(plan, steps=4, local=plan.rank_count, job=job, health=file, health_interval=1)  # JED of 8 samples
     return {(r.monitor, r.of): r.value for r in load_readings(file) if r.value is not None}
 
 
