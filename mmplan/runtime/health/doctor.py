@@ -46,7 +46,7 @@ def examine(
             checkpoint; plan: of a run.json; images: so many first ones of the manifest.
 
     Raises:
-        InputError: the target is none of these, or what is needed to look at it does not fit it.
+        InputError: the target is none of these or holds no reading, or what is needed to look at it does not fit it.
     """
     if not target.exists():
         raise InputError("no such file or folder", file=target)
@@ -56,7 +56,11 @@ def examine(
     if plan is not None and not (is_run and not _has_schema(target)):
         raise InputError("--plan is for a run.json, this is none", file=target)
     if is_run and _has_schema(target):
-        return Examined(readings=load_readings(target), silent=load_silent(target))
+        taken, silent = load_readings(target), load_silent(target)
+        if not taken:
+            why = "".join(f"; {monitor}: {reason}" for monitor, reason in silent.items())
+            raise InputError(f"no reading was taken, so nothing can be said of this run{why}", file=target)
+        return Examined(readings=taken, silent=silent)
     if is_run:
         return Examined(readings=run_readings(load_run(target), None if plan is None else load_plan(plan)))
     readings = weight_readings(target)

@@ -10,9 +10,15 @@ from health_toys import PLANTS, run_toy, toy
 from typer.testing import CliRunner
 
 from mmplan.cli import app
+from mmplan.errors import InputError
 from mmplan.runtime.health.doctor import examine
 from mmplan.runtime.health.hooks import attach
+from mmplan.runtime.health.readings import Reading, load_silent, write_readings
 from mmplan.runtime.health.rules import RULES
+
+SOUND = Reading(
+    step=0, time_s=0.0, rank=0, monitor="headroom", of="vision", value=9.0, limit=1.0, beyond=False, fired=False
+)
 
 
 def doctor(file: Path) -> tuple[int, list[dict[str, Any]]]:
@@ -80,6 +86,8 @@ def test_the_command_tells_what_could_not_be_read_and_why(tmp_path: Path) -> Non
     file, page = tmp_path / "health.jsonl", tmp_path / "page.html"
     with attach(toy(), file=file, modalities={"vision": "vision", "text": "text"}) as health:
         health.step()
+    with file.open("a") as end:
+        write_readings(end, [SOUND])
     result = CliRunner().invoke(app, ["doctor", str(file), "--html", str(page), "--json", str(tmp_path / "d.json")])
     told = " ".join(result.stdout.split())
     silent = json.loads((tmp_path / "d.json").read_text())["silent"]
@@ -88,4 +96,6 @@ def test_the_command_tells_what_could_not_be_read_and_why(tmp_path: Path) -> Non
     assert "headroom" not in silent and "gradient_variance" not in silent
     with attach(torch.compile(toy()), file=file):
         pass
-    assert "the model is compiled" in CliRunner().invoke(app, ["doctor", str(file)]).stdout
+    assert "the model is compiled" in load_silent(file)["headroom"]
+    with pytest.raises(InputError, match=r"no reading was taken, so nothing .*model is compiled"):
+        examine(file)
