@@ -18,25 +18,21 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
-from mmplan.cost_models.memory_rules import memory_rules, parameter_bytes
+from mmplan.cost_models.layout import Layout, trained_on_rank
 from mmplan.cost_models.memory_states import layer_counts
 from mmplan.cost_models.planned_memory import planned_kept_bytes
-from mmplan.planner.configuration import divisors
 from mmplan.planner.configurations import Column, Configurations
 from mmplan.planner.contract import GroupGraph
+from mmplan.planner.first_ends import Floats, in_pools, whole_ends
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import allowed_levels, room_bytes_of
 from mmplan.planner.stage_order import tail_start
 from mmplan.planner.upsets import BoolArray, IntArray
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.schedule_names import ScheduleName
-from mmplan.scenario.technique import SHARDINGS
 
-Floats = NDArray[np.float64]
 NEVER = 2**62
 # Sums of doubles in another order: far more than their error, far less than what bounds differ by.
 SAFE = 1 - 1e-9
@@ -80,7 +76,7 @@ class _Model:
 def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurations) -> FirstBounds:
     """Bounds of all rows."""
     model = _model(prices, groups, configurations)
-    ends, which = _ends(prices, configurations, model)
+    ends, which = whole_ends(prices, configurations, model.counts)
     room_bytes = room_bytes_of(prices.scenario)
     size_of = np.searchsorted(model.sizes, configurations.microbatch_size)
     count = len(configurations)
@@ -137,7 +133,7 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
 
     def work_s(layer: Layer, layout: Layout, size: int) -> list[float]:
         """By pool; then of the forward, in the quickest."""
-        ways, load = _in_pools(prices, replace(layout, recompute=levels[0])), loads[size][layer.module]
+        ways, load = in_pools(prices, replace(layout, recompute=levels[0])), loads[size][layer.module]
         forward_s = [costs.forward_s(layer, load, at) for at in ways]
         both_s = [one_s + costs.backward_s(layer, load, at) for one_s, at in zip(forward_s, ways, strict=True)]
         return [*both_s, min(forward_s)]
@@ -322,85 +318,3 @@ def _lags(prices: Prices, groups: GroupGraph, configurations: Configurations, si
                 known[alone, size] = min(ways, default=0.0)
             found[row, column] = known[alone, size]
     return found
-
-
-def _ends(prices: Prices, configurations: Configurations, model: _Model) -> tuple[Floats, IntArray]:
-    """If one stage held the model: seconds at the end of a step, bytes of states, seconds per microbatch of gathers of
-    weights and scatters of gradients; and which row of them is whose."""
-    replicas = np.array(divisors(prices.scenario.global_batch))
-    codes = configurations.base.astype(np.int64) * len(SHARDINGS) + configurations.sharding
-    codes = codes * len(replicas) + np.searchsorted(replicas, configurations.dp)
-    there = np.zeros(len(configurations.bases) * len(SHARDINGS) * len(replicas), dtype=np.bool_)
-    there[codes] = True  # sorting millions of codes takes a second
-    distinct, which = np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
-    known: dict[Hashable, tuple[float, float]] = {}
-    table = np.empty((len(distinct), 3))
-    for row, code in enumerate(distinct.tolist()):
-        rest, divisor = divmod(code, len(replicas))
-        index, sharding = divmod(rest, len(SHARDINGS))
-        layout = replace(configurations.bases[index], dp=int(replicas[divisor]), sharding=SHARDINGS[sharding])
-        counts = model.counts[index].tolist()
-        held = Trained(*(int(trained + frozen) for trained, frozen in zip(counts[3:6], counts[6:9], strict=True)))
-        trained, again = Trained(*map(int, counts[:3])), Trained(*map(int, counts[9:]))
-        costs, ways = prices.costs, _in_pools(prices, layout)
-        forward_s = min(costs.sharding_s(held, Trained(), way)[0] for way in ways)
-        table[row] = (
-            _finish_s(prices, layout, counts[:3], known),
-            _state_bytes(prices, layout, counts[3:9]),
-            forward_s + min(sum(costs.sharding_s(again, trained, way)) for way in ways),
-        )
-    return table, which
-
-
-def _in_pools(prices: Prices, layout: Layout) -> list[Layout]:
-    """The layout in each pool."""
-    ways = [(pool,) for pool in range(len(prices.scenario.cluster.pools))]
-    return [layout if layout.pools == pools else replace(layout, pools=pools) for pools in ways]
-
-
-def _finish_s(prices: Prices, layout: Layout, counts: list[float], known: dict[Hashable, tuple[float, float]]) -> float:
-    """Reductions of each kind of parameters on their own, and how the update grows with them."""
-    dense, spread, experts = map(int, counts)
-    parts = (
-        (_dense(prices, layout, dense), (dense, layout.replicas, layout.tp)),
-        (Trained(0, spread, 0), (spread, layout.replicas, layout.tp)),
-        (Trained(0, 0, experts), (experts, layout.expert_replicas, layout.expert_side)),
-    )
-    slots = max(1, max(pool.devices_per_node for pool in prices.scenario.cluster.pools) // layout.tp)
-    seconds = 0.0
-    for place, (trained, ranks) in enumerate(parts):
-        key = (place, layout.sharding, ranks, trained.kept)
-        if trained.total and key not in known:
-            near = range(1, min(slots, layout.replicas) + 1)
-            costs, ways = prices.costs, _in_pools(prices, layout)
-            more_s = min(costs.update_s(trained + trained, way) - costs.update_s(trained, way) for way in ways)
-            known[key] = min(costs.reduce_s(trained, way, one) for one in near for way in ways), more_s
-        seconds += sum(known[key]) if trained.total else 0.0
-    return seconds
-
-
-def _dense(prices: Prices, layout: Layout, dense: int) -> Trained:
-    """Of the model, with how much of it goes in how many messages where gradients are compressed."""
-    if prices.scenario.technique.compression == "none":
-        return Trained(dense)
-    total = sum((trained_on_rank(prices.kinds[kind], layout) for kind in prices.kind_of.values()), Trained())
-    return Trained(dense, kept=total.kept, messages=total.messages)
-
-
-def _state_bytes(prices: Prices, layout: Layout, counts: list[float]) -> float:
-    """As `state_parts`, without rounding up."""
-    scenario, stage = prices.scenario, SHARDINGS.index(layout.sharding)
-    technique = scenario.technique
-    per = parameter_bytes(scenario.precision, scenario.optimizer, technique)
-    split_from = memory_rules(technique.stack).gradients_split_from
-    dense, expert = layout.replicas, layout.expert_replicas
-    on_device = 1 if technique.offload != "parameters" else 0
-    optimizer_bytes = per.optimizer if technique.offload == "none" else 0
-    total = 0.0
-    for trained, frozen, ranks in zip(counts[:3], counts[3:], (dense, dense * layout.tp, expert), strict=True):
-        weights, gradients, states = (ranks if stage >= least else 1 for least in (3, split_from, 1))
-        kept_bytes = per.weight / weights + per.gradient / gradients
-        total += trained * (kept_bytes * on_device + optimizer_bytes / states)
-        total += frozen * per.frozen * on_device / (max(dense, ranks) if stage >= 3 else 1)
-        total += 2 * trained if technique.fp8 != "none" and not any(la.no_fp8 for la in prices.kinds) else 0
-    return total

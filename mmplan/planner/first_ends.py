@@ -1,0 +1,104 @@
+"""What a step needs beside its microbatches if one stage held the model: the floor that `first_bounds` spreads over
+stages."""
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
+from mmplan.cost_models.memory_rules import memory_rules, parameter_bytes
+from mmplan.planner.configuration import divisors
+from mmplan.planner.configurations import Configurations
+from mmplan.planner.pricing import Prices
+from mmplan.planner.upsets import IntArray
+from mmplan.scenario.technique import SHARDINGS
+
+Floats = NDArray[np.float64]
+
+
+def whole_ends(prices: Prices, configurations: Configurations, counts: Floats) -> tuple[Floats, IntArray]:
+    """[rows, 3] seconds at the end of a step, bytes of states, seconds per microbatch of gathers of weights and of
+    scatters of gradients; and which row is whose.
+
+    Args:
+        counts: [base, 12] as in `first_bounds`.
+    """
+    replicas = np.array(divisors(prices.scenario.global_batch))
+    codes = configurations.base.astype(np.int64) * len(SHARDINGS) + configurations.sharding
+    codes = codes * len(replicas) + np.searchsorted(replicas, configurations.dp)
+    there = np.zeros(len(configurations.bases) * len(SHARDINGS) * len(replicas), dtype=np.bool_)
+    there[codes] = True  # sorting millions of codes takes a second
+    distinct, which = np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
+    known: dict[Hashable, tuple[float, float]] = {}
+    table = np.empty((len(distinct), 3))
+    for row, code in enumerate(distinct.tolist()):
+        rest, divisor = divmod(code, len(replicas))
+        index, sharding = divmod(rest, len(SHARDINGS))
+        layout = replace(configurations.bases[index], dp=int(replicas[divisor]), sharding=SHARDINGS[sharding])
+        own = counts[index].tolist()
+        held = Trained(*(int(trained + frozen) for trained, frozen in zip(own[3:6], own[6:9], strict=True)))
+        trained, again = Trained(*map(int, own[:3])), Trained(*map(int, own[9:]))
+        costs, ways = prices.costs, in_pools(prices, layout)
+        forward_s = min(costs.sharding_s(held, Trained(), way)[0] for way in ways)
+        table[row] = (
+            _finish_s(prices, layout, own[:3], known),
+            _state_bytes(prices, layout, own[3:9]),
+            forward_s + min(sum(costs.sharding_s(again, trained, way)) for way in ways),
+        )
+    return table, which
+
+
+def in_pools(prices: Prices, layout: Layout) -> list[Layout]:
+    """The layout in each pool."""
+    ways = [(pool,) for pool in range(len(prices.scenario.cluster.pools))]
+    return [layout if layout.pools == pools else replace(layout, pools=pools) for pools in ways]
+
+
+def _finish_s(prices: Prices, layout: Layout, counts: list[float], known: dict[Hashable, tuple[float, float]]) -> float:
+    """Reductions of each kind of parameters on their own, and how the update grows with them."""
+    dense, spread, experts = map(int, counts)
+    parts = (
+        (_dense(prices, layout, dense), (dense, layout.replicas, layout.tp)),
+        (Trained(0, spread, 0), (spread, layout.replicas, layout.tp)),
+        (Trained(0, 0, experts), (experts, layout.expert_replicas, layout.expert_side)),
+    )
+    slots = max(1, max(pool.devices_per_node for pool in prices.scenario.cluster.pools) // layout.tp)
+    seconds = 0.0
+    for place, (trained, ranks) in enumerate(parts):
+        key = (place, layout.sharding, ranks, trained.kept)
+        if trained.total and key not in known:
+            near = range(1, min(slots, layout.replicas) + 1)
+            costs, ways = prices.costs, in_pools(prices, layout)
+            more_s = min(costs.update_s(trained + trained, way) - costs.update_s(trained, way) for way in ways)
+            known[key] = min(costs.reduce_s(trained, way, one) for one in near for way in ways), more_s
+        seconds += sum(known[key]) if trained.total else 0.0
+    return seconds
+
+
+def _dense(prices: Prices, layout: Layout, dense: int) -> Trained:
+    """Of the model, with how much of it goes in how many messages where gradients are compressed."""
+    if prices.scenario.technique.compression == "none":
+        return Trained(dense)
+    total = sum((trained_on_rank(prices.kinds[kind], layout) for kind in prices.kind_of.values()), Trained())
+    return Trained(dense, kept=total.kept, messages=total.messages)
+
+
+def _state_bytes(prices: Prices, layout: Layout, counts: list[float]) -> float:
+    """As `state_parts`, without rounding up."""
+    scenario, stage = prices.scenario, SHARDINGS.index(layout.sharding)
+    technique = scenario.technique
+    per = parameter_bytes(scenario.precision, scenario.optimizer, technique)
+    split_from = memory_rules(technique.stack).gradients_split_from
+    dense, expert = layout.replicas, layout.expert_replicas
+    on_device = 1 if technique.offload != "parameters" else 0
+    optimizer_bytes = per.optimizer if technique.offload == "none" else 0
+    total = 0.0
+    for trained, frozen, ranks in zip(counts[:3], counts[3:], (dense, dense * layout.tp, expert), strict=True):
+        weights, gradients, states = (ranks if stage >= least else 1 for least in (3, split_from, 1))
+        kept_bytes = per.weight / weights + per.gradient / gradients
+        total += trained * (kept_bytes * on_device + optimizer_bytes / states)
+        total += frozen * per.frozen * on_device / (max(dense, ranks) if stage >= 3 else 1)
+        total += 2 * trained if technique.fp8 != "none" and not any(la.no_fp8 for la in prices.kinds) else 0
+    return total
