@@ -22,7 +22,7 @@ from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.holdings import Holdings, held_bytes, holdings, places_of, state_of
 from mmplan.runtime.ghost.job import Job
-from mmplan.runtime.ghost.model import GhostModel, saved_buffers
+from mmplan.runtime.ghost.model import Crossing, GhostModel, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
 from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
@@ -217,28 +217,8 @@ def _stages(
 ) -> dict[int, GhostStage]:
     """Args: resumed: a checkpoint will give all weights."""
     scenario, indices = plan.scenario, plan.stages_of(at.row)
-    units, dtype = find_units(laid.model), TORCH_DTYPES[scenario.precision]
-
-    def first_value(name: str, like: Tensor) -> Tensor:
-        if resumed:
-            return torch.empty(like.shape, dtype=dtype)
-        return initial_value(name, like, scenario.seed, dtype)
-
-    def own_value(name: str, like: Tensor) -> Tensor:
-        value = first_value(name, like) if pretrained is None else pretrained.value(name, like)
-        cut = laid.held.cuts.get(name)
-        return value if cut is None else cut.own(value, at.shard)
-
-    model = GhostModel(
-        laid.model,
-        units,
-        pieces=[piece for index in indices for piece in laid.held.pieces[index]],
-        trained=laid.held.trained,
-        weights=own_value,
-        device=device,
-        dtype=dtype,
-        scaled=None if scales is None else crossing(scales, parts),
-    )
+    units, scaled = find_units(laid.model), None if scales is None else crossing(scales, parts)
+    model = _filled(plan, laid, at, device, pretrained, units, scaled, resumed=resumed)
     kept = saved_buffers(laid.model)
     for name, tensor in kept.items():
         value = None if pretrained is None else pretrained.buffer(name)
@@ -289,6 +269,42 @@ def _stages(
             scales=scales,
         )
     return stages
+
+
+def _filled(
+    plan: Plan,
+    laid: _Laid,
+    at: Place,
+    device: torch.device,
+    pretrained: Pretrained | None,
+    units: Mapping[str, nn.Module],
+    scaled: Crossing | None,
+    *,
+    resumed: bool,
+) -> GhostModel:
+    """This rank's pieces with their first values, or with room for those of a checkpoint."""
+    scenario, dtype = plan.scenario, TORCH_DTYPES[plan.scenario.precision]
+
+    def first_value(name: str, like: Tensor) -> Tensor:
+        if resumed:
+            return torch.empty(like.shape, dtype=dtype)
+        return initial_value(name, like, scenario.seed, dtype)
+
+    def own_value(name: str, like: Tensor) -> Tensor:
+        value = first_value(name, like) if pretrained is None else pretrained.value(name, like)
+        cut = laid.held.cuts.get(name)
+        return value if cut is None else cut.own(value, at.shard)
+
+    return GhostModel(
+        laid.model,
+        units,
+        pieces=[piece for index in plan.stages_of(at.row) for piece in laid.held.pieces[index]],
+        trained=laid.held.trained,
+        weights=own_value,
+        device=device,
+        dtype=dtype,
+        scaled=scaled,
+    )
 
 
 def _owner(laid: _Laid, buffer: str) -> int:
