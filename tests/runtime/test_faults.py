@@ -47,8 +47,8 @@ def test_a_killed_rank_is_named_with_its_signal_and_where_it_was() -> None:
 def test_a_halted_process_is_named_by_the_rank_that_waits_for_it() -> None:
     told = failure("stop rank=1 step=1 action=F2", two_stage_plan(), timeout_s=2.0)
     assert told.startswith("after the time limit of 2 s: rank 0 (")
-    # the gradient of microbatch 1 may be under way when the process is halted
-    assert re.search(r" waits in step 1, B\(([12])\) of stage 0 for B\(\1\) of stage 1 from rank 1, for 2", told)
+    # gradients of earlier microbatches may be under way when the process is halted: its threads send them
+    assert re.search(r" waits in step 1, B\(([012])\) of stage 0 for B\(\1\) of stage 1 from rank 1, for 2", told)
     assert ") does not answer: its process is halted, or its host or network gone; " in told
     assert " ago it was in step 1, F(2) of stage 1" in told
 
