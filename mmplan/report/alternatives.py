@@ -11,6 +11,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.shadow_price import ZonePrice
 from mmplan.planner.why_not import Alternative
 from mmplan.report.documents import values
+from mmplan.report.summary import mesh_texts
 from mmplan.report.tables import table
 from mmplan.scenario.technique import SHARDINGS
 from mmplan.units import format_seconds
@@ -68,7 +69,9 @@ def alternatives_values(alternatives: Sequence[Alternative], prices: Sequence[Zo
 
 
 def degrees_text(plan: Plan) -> str:
-    """`pp=2 dp=4 tp=1 ZeRO-3, 8 x 2, recompute half`: microbatches x samples, levels that some stage recomputes."""
+    """`pp=2 dp=4 tp=1 ZeRO-3, 8 x 2, recompute full`: microbatches x samples, levels that some stage recomputes.
+
+    Unlike meshes follow, each as `vision 1 x 8 x 1 x 1`: its stages, and its dp, cp and tp."""
     cp = f" cp={plan.cp}" if plan.cp > 1 else ""
     ep = f" ep={plan.ep} etp={plan.etp}" if plan.ep > 1 else ""
     zero = f" ZeRO-{SHARDINGS.index(plan.sharding)}" if plan.sharding != "none" else ""
@@ -77,7 +80,9 @@ def degrees_text(plan: Plan) -> str:
     again = f", recompute {' and '.join(levels)}" if levels else ""
     vp = f" vp={plan.vp}" if plan.vp > 1 else ""
     degrees = f"pp={plan.pp}{vp} dp={plan.dp}{cp} tp={plan.tp}{ep}{zero}"
-    return f"{degrees}, {plan.microbatches} x {plan.microbatch_size}{spread}{again}"
+    return f"{degrees}, {plan.microbatches} x {plan.microbatch_size}{spread}{again}" + "".join(
+        f"; {mesh}" for mesh in mesh_texts(plan)
+    )
 
 
 def more(seconds: float | None) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.table import Table
 
-from mmplan.planner.plan import Plan
+from mmplan.report.alternatives import degrees_text
 from mmplan.report.tables import table
 from mmplan.runtime.checkpoint.listing import PASSED_OVER, Listed
 from mmplan.units import format_bytes
@@ -22,7 +22,7 @@ def checkpoints_table(found: Sequence[Listed]) -> Table:
             "?" if manifest is None else manifest.saved_at,
             "?" if manifest is None else format_bytes(manifest.total_bytes),
             "?" if manifest is None else str(manifest.ranks),
-            "?" if one.plan is None else _degrees(one.plan),
+            "?" if one.plan is None else degrees_text(one.plan),
             "whole" if one.damage is None else _what(one.damage),
         )
     return result
@@ -47,8 +47,3 @@ def _row(one: Listed) -> dict[str, Any]:
         "plan_hash": manifest and manifest.plan_hash,
         "damage": one.damage,
     }
-
-
-def _degrees(plan: Plan) -> str:
-    parts = [f"pp {plan.pp}", f"dp {plan.dp}", f"tp {plan.tp}"]
-    return ", ".join(parts) + ("" if plan.sharding == "none" else f", {plan.sharding} sharded")

@@ -99,7 +99,7 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         fp8=plan.scenario.technique.fp8,
         spread=plan.spread,
         patches=plan.patches,
-        meshes=_mesh_texts(plan),
+        meshes=mesh_texts(plan),
         recompute=tuple(stage.recompute for stage in plan.stages),
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
@@ -143,7 +143,7 @@ def names_of(files: Sequence[Path]) -> tuple[str, ...]:
     return tuple(stem if stems.count(stem) == 1 else str(file) for stem, file in zip(stems, files, strict=True))
 
 
-def _mesh_texts(plan: Plan) -> tuple[str, ...]:
+def mesh_texts(plan: Plan) -> tuple[str, ...]:
     """`vision and projector 1 x 8 x 1 x 1` for each mesh; nothing where all modules share one."""
     if not plan.meshes:
         return ()

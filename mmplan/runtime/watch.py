@@ -152,7 +152,7 @@ class Watch:
             return chain
         limit_s = timed_out(error)
         late = f"after the time limit of {lasted(limit_s)}: " if limit_s else ""
-        return f"{late}{chain} ({short(error)})"
+        return f"{late}{chain}; the error of rank {own.rank}: {short(error)}"
 
     def _secondary(self, own: Seen) -> str:
         """The first process of each host says why."""
