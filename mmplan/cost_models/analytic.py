@@ -63,6 +63,9 @@ class AnalyticCostModel:
         gather_s = max(pool.gather_parts_s(bytes_made, layout) for pool in self._pools)
         return gather_s, gather_s + max(pool.sum_rows_s(bytes_made, layout) for pool in self._pools)
 
+    def join_rows_s(self, bytes_joined: float, layout: Layout) -> float:
+        return max(self._pools[pool].join_rows_s(bytes_joined, layout) for pool in layout.pools)
+
     def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         return max(self._pools[pool].reduce_s(trained, layout, ranks_per_node) for pool in layout.pools)
 
@@ -252,6 +255,12 @@ class _PoolCosts:
         """Rows that the ranks of a replica have in parts, `size` bytes in all, become whole on each."""
         rules, ranks = self._rules, layout.tp * layout.cp
         group = Group(ranks, min(ranks, rules.devices_per_node))
+        return gather_s(size, group, rules.node_link, rules.network_link)
+
+    def join_rows_s(self, size: float, layout: Layout) -> float:
+        """Rows of which each cp rank has a slice, `size` bytes in all, become whole on each, or their sum is dealt."""
+        rules = self._rules
+        group = group_of(layout.cp, layout.tp, rules.devices_per_node)
         return gather_s(size, group, rules.node_link, rules.network_link)
 
     def sum_rows_s(self, size: float, layout: Layout) -> float:

@@ -36,6 +36,10 @@ class CostModel(Protocol):
         gradient, which that stage has in parts."""
         ...
 
+    def join_rows_s(self, bytes_joined: float, layout: Layout) -> float:
+        """Seconds in which cp ranks gather a tensor of which each got a slice, or sum its gradient and scatter it."""
+        ...
+
     def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         """Seconds in which the ranks of a stage sum the gradients of a step, and gather weights that are sharded.
 

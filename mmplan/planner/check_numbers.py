@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
 from mmplan.cost_models.load import Loads
@@ -232,7 +231,7 @@ def _lag_s(
     known: dict[tuple[Mesh, Mesh], int],
 ) -> float:
     """Seconds of a tensor and its gradient between two stages: the busiest rank's messages, one after another; inside a
-    mesh with what ranks make whole for it."""
+    mesh with what ranks make whole for it, between two with what the reader's cp ranks join."""
     source, target = (plan.mesh(end) for end in ends)
     part, ways = loads[ends[0] if source.dp >= target.dp else ends[1]], 1 + edge.carries_grad
     if source == target:
@@ -240,8 +239,12 @@ def _lag_s(
         size = layout.sent_bytes(edge, graph, part, plan.scenario.precision)
         made_s = costs.make_whole_s(size, layout) if layout.makes_whole(edge, graph) else (0.0, 0.0)
         return costs.transfer_s(size, near) * ways + sum(made_s[:ways])
-    one_s = costs.transfer_s(message_bytes(edge_bytes(edge, part, plan.scenario.precision), source, target), near)
-    return one_s * sum(_busiest(pair, known) for pair in ((source, target), (target, source))[:ways])
+    size = message_bytes(edge, part, plan.scenario.precision, source, target)
+    joined_s, one_s = 0.0, costs.transfer_s(size, near)
+    if target.cp > 1:
+        whole_bytes = size * max(source.cp, target.cp) * max(1, source.dp // target.dp)
+        joined_s = costs.join_rows_s(whole_bytes, plan.layout(ends[1])) * ways
+    return joined_s + one_s * sum(_busiest(pair, known) for pair in ((source, target), (target, source))[:ways])
 
 
 def _busiest(pair: tuple[Mesh, Mesh], known: dict[tuple[Mesh, Mesh], int]) -> int:

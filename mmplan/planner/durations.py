@@ -8,7 +8,7 @@ from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Layout, Trained
 from mmplan.cost_models.load import Loads
 from mmplan.planner.lower import stage_trained
-from mmplan.planner.mesh import most_messages
+from mmplan.planner.mesh import joined_bytes, most_messages
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Action, Program, RankProgram, target_layer
 from mmplan.planner.step_loads import StageLoads, StepLoads
@@ -50,6 +50,9 @@ def predicted_durations(
             # parts of a tensor share the links of the busiest rank, so each arrives when all have
             ends = (action.stage, stage_of[target_layer(action.tensor)]) if plan.meshes else (0, 0)
             way_s = costs.transfer_s(action.bytes, near) * most_messages(meshes[ends[0]], meshes[ends[1]])
+            reader, other = ends if "<" in action.tensor else ends[::-1]
+            if size := joined_bytes(action.bytes, meshes[other], meshes[reader]):
+                way_s += costs.join_rows_s(size, layouts[reader])
             return way_s + made_whole_s(layouts[action.stage], graph, costs, action.tensor, action.bytes)
         if action.kind == "REDUCE":
             stage = action.stage

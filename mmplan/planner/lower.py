@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmplan.cost_models.compressed_bytes import FORMATS
-from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Trained, trained_on_rank
 from mmplan.planner.columns import program_of
@@ -142,7 +141,7 @@ def _tensor_bytes(plan: Plan, graph: ComputationGraph, stages: StageGraph, seen:
                     known[id(load)] = (
                         layout.sent_bytes(cut.edge, graph, load, precision)
                         if inside
-                        else message_bytes(edge_bytes(cut.edge, load, precision), source, target)
+                        else message_bytes(cut.edge, load, precision, source, target)
                     )
             sizes[replica, :, index] = [known[id(load)] for load in row]
     return sizes

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmplan.planner.columns import RECV, SEND, Integers, ProgramColumns
+from mmplan.planner.mesh import takers
 from mmplan.planner.place import Lowered, Pipeline, Rows, replica_rows, shared_sizes, tensor_names
 
 
@@ -69,13 +70,7 @@ def place_meshed(pipeline: Pipeline, tensor_bytes: NDArray[np.int64], units: int
 
 def _copies(pipeline: Pipeline) -> Integers:
     """`[row, other]`: shards of a replica of the other row that take rows from the first shard of one."""
-    counts = [
-        [
-            1 if source == target else -(-(target.width if source.cp == 1 else target.tp) // source.tp)
-            for target in pipeline.meshes
-        ]
-        for source in pipeline.meshes
-    ]
+    counts = [[len(takers(0, source, target)) for target in pipeline.meshes] for source in pipeline.meshes]
     return np.array(counts, dtype=np.int64)
 
 

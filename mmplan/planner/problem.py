@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, RecomputeLevel, Trained, base_of
 from mmplan.errors import InputError
 from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_problem import CutEdge, CutProblem, Level, StageKind
-from mmplan.planner.mesh import Mesh, message_bytes, most_messages
+from mmplan.planner.mesh import Mesh, joined_bytes, message_bytes, most_messages
 from mmplan.planner.pricing import Counts, Prices, way_s
 from mmplan.planner.quantise import floor_bytes, floor_ns, seconds
 from mmplan.scenario.cluster import Cluster
@@ -276,15 +275,18 @@ def one_node(configuration: Configuration, cluster: Cluster) -> bool:
 
 def lag_s(prices: Prices, configuration: Configuration, edge: Edge, source: Mesh, target: Mesh) -> float:
     """Seconds a cut tensor is on its way, its gradient included where one flows back: between unlike meshes what the
-    busiest rank sends or gets, one message after another."""
+    busiest rank sends or gets, one message after another, and what a reader's cp ranks gather and scatter."""
     near, scenario = one_node(configuration, prices.scenario.cluster), prices.scenario
     part = configuration.microbatch_size * configuration.dp // max(source.dp, target.dp)
     if source == target:
         layout = (configuration.side(source) if source.modules else configuration).layout
         return way_s(prices.costs, edge, prices.graph, prices.loads(part), scenario.precision, layout, near)
-    sent_bytes = message_bytes(edge_bytes(edge, prices.loads(part), scenario.precision), source, target)
+    sent_bytes = message_bytes(edge, prices.loads(part), scenario.precision, source, target)
     count = most_messages(source, target) + (most_messages(target, source) if edge.carries_grad else 0)
-    return prices.costs.transfer_s(sent_bytes, near) * count
+    joined_s = 0.0
+    if size := joined_bytes(sent_bytes, source, target):
+        joined_s = prices.costs.join_rows_s(size, configuration.side(target).layout) * (1 + edge.carries_grad)
+    return prices.costs.transfer_s(sent_bytes, near) * count + joined_s
 
 
 def _cut_edges(prices: Prices, groups: GroupGraph, configuration: Configuration) -> tuple[CutEdge, ...]:

@@ -19,9 +19,9 @@ class Action:
     just produced, RECV posts the buffer early; the compute action that needs the tensor waits for it. `tensor` is
     `producer>consumer` (layer ids) for an activation and `producer<consumer` for its gradient. To a replica of another
     mesh the listed rank sends `copies`, one for each shard that takes its rows from it, of the part of the tensor that
-    begins at byte `offset` (0 until a rank's own program is made). REDUCE sums the stage's gradients over its replicas;
-    STEP updates the weights. `bytes` of all but SEND and RECV are those of the buffers handed to collectives among the
-    replicas meanwhile (`shared_bytes.py`).
+    begins at byte `offset` (0 until a rank's own program is made) of `whole_bytes` (0: it is all of it). REDUCE sums
+    the stage's gradients over its replicas; STEP updates the weights. `bytes` of all but SEND and RECV are those of the
+    buffers handed to collectives among the replicas meanwhile (`shared_bytes.py`).
     """
 
     kind: ActionKind
@@ -32,6 +32,7 @@ class Action:
     bytes: int = 0
     copies: int = 1
     offset: int = 0
+    whole_bytes: int = 0
 
     def __str__(self) -> str:
         if self.kind in ("SEND", "RECV"):

@@ -1,4 +1,6 @@
-"""Bytes that ranks which share layers exchange in a step, sums and rows for experts: what validation holds a run to."""
+"""Bytes that ranks which share layers exchange in a step: sums, rows for experts, slices that came from other meshes.
+What validation holds a run to.
+"""
 
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph, Edge
@@ -7,8 +9,10 @@ from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes, recomputed_sum_bytes
 from mmplan.cost_models.values import rows_of_context_rank
+from mmplan.planner.mesh import message_bytes, slices
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Program
+from mmplan.planner.stage_graph import CutTensor, build_stage_graph
 from mmplan.planner.step_loads import StageLoads, StepLoads
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 
@@ -16,7 +20,7 @@ from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: StepLoads) -> tuple[int, ...]:
     """Of each listed rank. Args: loads: [part][microbatch]."""
     precision, seen = plan.scenario.precision, StageLoads(plan, loads)
-    totals = []
+    cuts, totals = build_stage_graph([stage.layers for stage in plan.stages], graph).cuts, []
     for rank in program.ranks:
         stages = plan.stages_of(plan.row(rank.stage))
         totals.append(
@@ -32,8 +36,20 @@ def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: S
                 for edge, over in _gathered(plan, graph, stage)
                 for microbatch in seen.of_stage(stage)[rank.replica]
             )
+            + sum(_joined_bytes(plan, cut, seen, rank.replica) for cut in cuts if cut.target in stages)
         )
     return tuple(totals)
+
+
+def _joined_bytes(plan: Plan, cut: CutTensor, seen: StageLoads, replica: int) -> int:
+    """Of a tensor from another mesh and its gradient in a step, on a rank of a replica that reads it."""
+    source, target = plan.mesh(cut.source), plan.mesh(cut.target)
+    if source == target or target.cp == 1:
+        return 0
+    each = max(1, source.dp // target.dp)
+    finer = seen.of_replicas(max(source.dp, target.dp))[replica * each : (replica + 1) * each]
+    sizes = (message_bytes(cut.edge, load, plan.scenario.precision, source, target) for row in finer for load in row)
+    return sum(sizes) * slices(source, target) * (1 + cut.carries_grad)
 
 
 def _layer_bytes(layer: Layer, layout: Layout, load: Load, precision: Dtype) -> int:
@@ -55,24 +71,24 @@ def _gathered(plan: Plan, graph: ComputationGraph, stage: int) -> list[tuple[Edg
     clips are dealt out): for who wants all rows or other parts of them, once in a forward; of what layers read by
     images of others, the gradient. With cp the gradient of those with readers that want all is summed over it. One edge
     for each tensor and time."""
-    if plan.width == 1 or not plan.spread:
+    here, layout, width = set(plan.stages[stage].layers), plan.layout(stage), plan.mesh(stage).width
+    if width == 1 or not layout.spread:
         return []
-    here, layout = set(plan.stages[stage].layers), plan.layout(stage)
 
     def way(name: str) -> str:
         layer = graph.layer(name)
-        if layer.module in plan.patches:
+        if layer.module in layout.patches:
             return "rows" if layout.has_patches(layer) else ""
-        return "images" if name in here and layer.module in plan.spread else ""
+        return "images" if name in here and layer.module in layout.spread else ""
 
     edges = [edge for edge in graph.edges() if {edge.producer, edge.consumer} & here]
     own = [edge for edge in edges if edge.producer in here and way(edge.producer)]
     outputs = {edge.producer: edge for edge in own if way(edge.consumer) != way(edge.producer)}
-    summed = {edge.producer: edge for edge in own if not way(edge.consumer) and edge.carries_grad and plan.cp > 1}
+    summed = {edge.producer: edge for edge in own if not way(edge.consumer) and edge.carries_grad and layout.cp > 1}
     inputs = {
         edge.producer: edge
         for edge in edges
         if way(edge.consumer) == "images" != way(edge.producer) and edge.carries_grad
     }
-    gathers = [(edge, plan.width if way(edge.producer) == "rows" else 1) for edge in outputs.values()]
+    gathers = [(edge, width if way(edge.producer) == "rows" else 1) for edge in outputs.values()]
     return [*gathers, *((edge, 1) for edge in (*inputs.values(), *summed.values()))]

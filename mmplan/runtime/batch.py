@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import (
     audio_clip_frames,
     context_lengths,
@@ -40,6 +41,7 @@ class Microbatch:
     targets_in_batch: labels other than -100 in the whole global batch (all replicas and microbatches of the step).
     context_lengths: language model with cross-attention -> context tokens of each sample; projector -> tokens of each
         sequence it reads.
+    parts: loads of the smallest replicas' parts of it, where modules have ranks of their own.
     """
 
     lengths: Mapping[str, tuple[int, ...]]
@@ -49,6 +51,7 @@ class Microbatch:
     labels: Mapping[str, Tensor]
     targets_in_batch: Mapping[str, int]
     context_lengths: Mapping[str, tuple[int, ...]]
+    parts: tuple[Loads, ...] = ()
 
     def addresses(self) -> frozenset[int]:
         """Storage addresses of all its tensors, to tell them from activations."""
@@ -66,6 +69,7 @@ def make_microbatch(
     raw_modules: Collection[str],
     dtype: torch.dtype,
     device: torch.device,
+    parts: tuple[Loads, ...] = (),
 ) -> Microbatch:
     """Data for `samples`.
 
@@ -98,6 +102,7 @@ def make_microbatch(
             for m in model.modules
             if m.vocabulary is not None or m.projector is not None
         },
+        parts=parts,
     )
 
 

@@ -95,8 +95,7 @@ def run_step(
             elif action.kind == "SEND":
                 key = (action.tensor, action.microbatch)
                 to_send[key] -= 1
-                last = to_send[key] == 0
-                _send(action, outputs.pop(key, None) if last else outputs.get(key), mailbox, record, last=last)
+                _send(action, outputs.pop(key, None) if to_send[key] == 0 else outputs.get(key), mailbox, record)
             else:
                 if position.poisoned():
                     stages[action.stage].poison()
@@ -147,13 +146,13 @@ def _compute(action: Action, stage: Stage, received: Mapping[str, Tensor]) -> Ma
             return {}
 
 
-def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: StepRecord, *, last: bool) -> None:
-    """Of a tensor that goes to several ranks in parts, the last part ends where the tensor does."""
+def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: StepRecord) -> None:
+    """All of a tensor, or a part."""
     if tensor is None:
         raise RunError(f"action {action} sends {action.tensor}, which its stage has not computed")
-    end = action.offset + action.bytes
-    if end > tensor.nbytes or (last and end < tensor.nbytes):
-        raise RunError(f"action {action}: the stage made {tensor.nbytes} bytes, the program says {end}")
+    planned_bytes = action.whole_bytes or action.bytes
+    if planned_bytes != tensor.nbytes:
+        raise RunError(f"action {action}: the stage made {tensor.nbytes} bytes, the program says {planned_bytes}")
     mailbox.send(action, tensor)
     if "<" in action.tensor:
         record.gradient_bytes += action.bytes

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from mmplan.planner.mesh import Mesh, takers
+from mmplan.planner.mesh import Mesh, giver, takers
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Action, Program, RankProgram, target_layer
 
@@ -81,7 +81,8 @@ def program_of_shard(plan: Plan, program: RankProgram, shard: int) -> RankProgra
 
 
 def _between_meshes(plan: Plan, program: RankProgram, shard: int) -> list[Action]:
-    """Its own messages: each part to every shard that takes it from here, or from the one shard that sends it here."""
+    """Its own messages: each part, or slices of it, to every shard that takes it from here; from every shard that has
+    some of it."""
     stage_of, made = plan.stage_of_layer(), list[Action]()
     offsets: dict[tuple[str, int], int] = {}  # of the next part of a tensor, in bytes
     for action in program.actions:
@@ -91,15 +92,19 @@ def _between_meshes(plan: Plan, program: RankProgram, shard: int) -> list[Action
         own, key = plan.mesh(action.stage), (action.tensor, action.microbatch)
         if action.kind == "RECV":
             source = plan.mesh(_source_stage(action, stage_of))
-            giver = shard if source == own else shard % source.tp
-            made.append(replace(action, peer=action.peer + giver, copies=1))
+            givers = (shard,) if source == own else giver(shard, source, own)
+            made += [replace(action, peer=action.peer + one, copies=1) for one in givers]
             continue
         target, offset = plan.mesh(stage_of[target_layer(action.tensor)]), offsets.get(key, 0)
+        held = 1 if own == target else max(1, target.cp // own.cp)  # slices of a part
         made += [
-            replace(action, peer=action.peer + taker, copies=1, offset=offset) for taker in takers(shard, own, target)
+            replace(
+                action, peer=action.peer + taker, copies=1, offset=offset + taker // target.tp % held * action.bytes
+            )
+            for taker in takers(shard, own, target)
         ]
-        offsets[key] = offset + action.bytes
-    return made
+        offsets[key] = offset + held * action.bytes
+    return [replace(a, whole_bytes=offsets[a.tensor, a.microbatch]) if a.kind == "SEND" else a for a in made]
 
 
 def _source_stage(action: Action, stage_of: Mapping[str, int]) -> int:

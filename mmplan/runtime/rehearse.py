@@ -47,7 +47,7 @@ class SleepStage:
                 continue
             if action.kind == "SEND":
                 sizes = self._sends.setdefault(("B" if "<" in action.tensor else "F", action.microbatch), {})
-                sizes[action.tensor] = action.offset + action.bytes
+                sizes[action.tensor] = action.whole_bytes or action.bytes
             elif action.kind != "RECV":
                 self._sleeps_s[action.kind, action.microbatch] = seconds
                 self._moves[action.kind, action.microbatch] = action.bytes

@@ -102,9 +102,10 @@ def _refuse_split_rows(plan: Plan) -> None:
     if plan.cp == 1:
         return
     model = plan.scenario.model
-    if plan.meshes:
-        raise InputError(_of_cp(plan, f"{' and '.join(plan.meshes[0].modules)} on ranks of their own hand it rows"))
+    own = {name for mesh in plan.meshes for name in mesh.modules}
     for layer in build_graph(plan.scenario).layers():
+        if layer.module in own:
+            continue
         if splits_rows(layer) and model.module(layer.module).kind != "language_model":
             raise InputError(_of_cp(plan, f"'{layer.module}' is an encoder of text, whose rows they split"))
         if splits_rows(layer) and any(isinstance(op, Positions) for op in layer.ops):

@@ -19,6 +19,7 @@ from mmplan.cost_models.layout import Layout
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.compression.sums import messages_of
+from mmplan.runtime.crossing import Crossing
 from mmplan.runtime.dealt import Dealt, part_key, whole_key
 from mmplan.runtime.finite import Unsound
 from mmplan.runtime.holders import Holders
@@ -95,6 +96,7 @@ class LayerStage(WeightedStage):
         split_backward: the program has I and W instead of whole backwards.
         ranks: who shares the layers with this rank; None: they are whole.
         scales: of losses, by modality; None: losses are not scaled.
+        crossings: what happens to tensors from or to stages of unlike meshes, by these.
     """
 
     def __init__(
@@ -112,8 +114,10 @@ class LayerStage(WeightedStage):
         split_backward: bool = False,
         ranks: TensorRanks | None = None,
         scales: PartScales | None = None,
+        crossings: Mapping[int, Crossing] | None = None,
     ) -> None:
         self.model, self._scales = model, scales
+        self._ranks, self._crossings = ranks, crossings or {}
         edges = [edge for edge in graph.edges() if {edge.producer, edge.consumer} & {layer.id for layer in layers}]
         self._dealt = Dealt(layers, edges, scenario.model, ranks)
         self._layers = tuple(layers)
@@ -169,7 +173,7 @@ class LayerStage(WeightedStage):
     def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         batch = self._microbatches[microbatch]
         state = InFlight()
-        values = self._received_values(received, state)
+        values = self._received_values(received, state, batch)
         whole = dict(values)  # as others than dealt layers see them
         for layer in self._layers:
             is_dealt = layer.id in self._dealt.parts
@@ -187,10 +191,13 @@ class LayerStage(WeightedStage):
                 whole[layer.id] = self._dealt.whole(layer.id, values[layer.id], batch, way, backward=False)
         if self._has_backward:
             self._in_flight[microbatch] = state
-        return {
-            cut.activation: (values if self._dealt.sends_part(cut.edge) else whole)[cut.edge.producer].detach()
-            for cut in self._outgoing
+        handed = {
+            cut: (values if self._dealt.sends_part(cut.edge) else whole)[cut.edge.producer] for cut in self._outgoing
         }
+        for cut, rows in handed.items():
+            if crossing := self._crossings.get(cut.target):
+                handed[cut] = crossing.cut(rows, crossing.part_rows(cut.edge, batch.parts))
+        return {cut.activation: rows.detach() for cut, rows in handed.items()}
 
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state, batch = self._in_flight.pop(microbatch), self._microbatches[microbatch]
@@ -209,13 +216,16 @@ class LayerStage(WeightedStage):
             self.state.leave(name, backward=True)
         for name, like in state.received.items():
             self._join_gradients(name, like, state, batch)
-        return {
-            cut.gradient: state.gradients[cut.edge.producer]
-            if cut.edge.producer in state.gradients
-            else torch.zeros_like(state.received[cut.edge.producer], device=self.model.device)
-            for cut in self._incoming
-            if cut.carries_grad
-        }
+        return {cut.gradient: self._returned(cut, state, batch) for cut in self._incoming if cut.carries_grad}
+
+    def _returned(self, cut: CutTensor, state: InFlight, batch: Microbatch) -> Tensor:
+        """The gradient of what was received."""
+        gradient = state.gradients.get(cut.edge.producer)
+        if gradient is None:
+            gradient = torch.zeros_like(state.received[cut.edge.producer], device=self.model.device)
+        if crossing := self._crossings.get(cut.source):
+            return crossing.scattered(gradient, crossing.part_rows(cut.edge, batch.parts), self._ranks)
+        return gradient
 
     def reads(self, *, gradients: bool) -> tuple[str, ...]:
         if gradients:
@@ -225,14 +235,17 @@ class LayerStage(WeightedStage):
     def kept_bytes(self) -> Iterable[int]:
         return (sum(state.kept.values()) for state in self._in_flight.values())
 
-    def _received_values(self, received: Mapping[str, Tensor], state: InFlight) -> dict[str, Tensor]:
+    def _received_values(self, received: Mapping[str, Tensor], state: InFlight, batch: Microbatch) -> dict[str, Tensor]:
         """Producer layer -> `[tokens, width]`; no tokens where nothing was sent."""
         values = {}
         for cut in self._incoming:
             flat = received.get(cut.activation)
             device = self.model.device
             flat = torch.empty(0, dtype=self._dtype, device=device) if flat is None else flat.view(self._dtype)
-            values[cut.edge.producer] = value = flat.view(-1, cut.edge.width)
+            value = flat.view(-1, cut.edge.width)
+            if crossing := self._crossings.get(cut.source):
+                value = crossing.whole(value, crossing.part_rows(cut.edge, batch.parts), self._ranks)
+            values[cut.edge.producer] = value
             if cut.carries_grad:
                 state.carrying.add(cut.edge.producer)
                 state.received[cut.edge.producer] = torch.empty_like(value, device="meta")
@@ -248,7 +261,10 @@ class LayerStage(WeightedStage):
             is_part = name in self._dealt.parts and not self._dealt.sends_part(cut.edge)
             shape = (self._dealt.rows(name, batch), like.shape[1]) if is_part else tuple(like.shape)
             if cut.gradient in received:
-                state.add(whole_key(name) if is_part else name, received[cut.gradient].view(like.dtype).view(shape))
+                gradient = received[cut.gradient].view(like.dtype).view(-1, shape[1])
+                if crossing := self._crossings.get(cut.target):
+                    gradient = crossing.placed(gradient, crossing.part_rows(cut.edge, batch.parts))
+                state.add(whole_key(name) if is_part else name, gradient.view(shape))
             elif shape[0]:
                 raise ValueError(f"no gradient {cut.gradient} came for {shape[0]} rows that were sent")
 

@@ -24,6 +24,7 @@ from mmplan.planner.stage_graph import build_stage_graph
 from mmplan.planner.step_loads import split_samples
 from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.clock import Clock
+from mmplan.runtime.crossing import Crossing, crossing
 from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.finite import Unsound
 from mmplan.runtime.loss_scaling import run_scales
@@ -106,9 +107,10 @@ def step_microbatches(
             raw_modules=raw_modules,
             dtype=TORCH_DTYPES[scenario.precision],
             device=device,
+            parts=loads,
         )
-        for samples, indices in zip(
-            zip(*data.samples[own], strict=True), zip(*data.indices[own], strict=True), strict=True
+        for samples, indices, loads in zip(
+            *(zip(*of[own], strict=True) for of in (data.samples, data.indices, data.loads)), strict=True
         )
     ]
 
@@ -153,7 +155,15 @@ def _build_stage(
         split_backward=any("I" in order for order in plan.orders),
         ranks=ranks,
         scales=scales,
+        crossings=_crossings(plan, stage, ranks),
     )
+
+
+def _crossings(plan: Plan, stage: int, ranks: TensorRanks | None) -> dict[int, Crossing]:
+    """What happens to tensors from or to stages of other meshes, by these."""
+    own, shard = plan.mesh(stage), 0 if ranks is None or ranks.width is None else ranks.width.index
+    made = {other: crossing(own, plan.mesh(other), shard) for other in range(len(plan.stages))}
+    return {other: one for other, one in made.items() if one is not None}
 
 
 # step -> this rank's program of that step and its stages by index, loaded

@@ -36,16 +36,18 @@ def meshed(
     vision: tuple[int, int],
     llm: tuple[int, int],
     microbatch: int,
+    cp: int = 1,
     first_rank: int | None = None,
     cut_vision: bool = False,
 ) -> Plan:
-    """(tp, dp) of each side; the vision tower behind the ranks of the language model unless said otherwise."""
+    """(tp, dp) of each side, `cp` of the language model; the vision tower behind its ranks unless said otherwise."""
     (tp, dp), stages = llm, [*LLM]
-    first = 2 * tp * dp if first_rank is None else first_rank
+    first = 2 * tp * cp * dp if first_rank is None else first_rank
     mesh = Mesh(modules=("vision", "vision_projector"), tp=vision[0], dp=vision[1], first_rank=first)
     encoder = [VISION[:2], VISION[2:]] if cut_vision else [VISION]
     configuration = Configuration(
         tp=tp,
+        cp=cp,
         dp=dp,
         pp=len(encoder) + 2,
         microbatch_size=microbatch,

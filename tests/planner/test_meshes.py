@@ -21,7 +21,7 @@ from mmplan.planner.check_hangs import check_hangs
 from mmplan.planner.check_program import check_program
 from mmplan.planner.interval import plan_interval
 from mmplan.planner.lower import lower, lower_columns
-from mmplan.planner.mesh import Mesh, messages, most_messages
+from mmplan.planner.mesh import Mesh, giver, messages, most_messages, takers
 from mmplan.planner.plan import Plan, load_plan, save_plan
 from mmplan.planner.replan import strategy_of
 from mmplan.planner.schedules.reschedule import compare_families
@@ -36,7 +36,8 @@ from mmplan.scenario.scenario import Sample
 
 WIDE = {"vision": (1, 8), "llm": (2, 2), "microbatch": 4}
 NARROW = {"vision": (2, 1), "llm": (1, 4), "microbatch": 2}
-SHAPES = [WIDE, NARROW, {**WIDE, "vision": (1, 2)}, {**WIDE, "vision": (2, 4), "cut_vision": True}]
+SLICED = {"vision": (1, 4), "llm": (1, 2), "cp": 4, "microbatch": 4}
+SHAPES = [WIDE, NARROW, {**WIDE, "vision": (1, 2)}, {**WIDE, "vision": (2, 4), "cut_vision": True}, SLICED]
 
 
 def made(shape: dict[str, object], devices: int = 24) -> Plan:
@@ -145,20 +146,22 @@ def test_drawn_samples_are_dealt_out_in_order() -> None:
 
 def test_the_busiest_rank_is_counted_over_all_messages() -> None:
     meshes = [
-        Mesh(modules=(), tp=tp, cp=cp, dp=dp, first_rank=0) for tp in (1, 2, 4) for cp in (1, 2) for dp in (1, 2, 4, 8)
+        Mesh(modules=(), tp=tp, cp=cp, dp=dp, first_rank=0) for tp in (1, 2, 4) for cp in (1, 2, 4) for dp in (1, 2, 8)
     ]
     for source in meshes:
         for target in meshes:
-            if source == target or (source.cp > 1 and target.cp > 1):
+            if source == target:
                 continue
             ends = list(messages(source, target))
             sent = Counter(giver for giver, _ in ends)
             got = Counter(taker for _, taker in ends)
             assert most_messages(source, target) == max(*sent.values(), *got.values())
             assert len(got) == target.ranks  # every rank gets its rows
-            rows = max(source.dp, target.dp) * max(source.cp, target.cp)
-            each = Counter(got.values())
-            assert each == {rows // target.dp // target.cp: target.ranks}
+            each = max(source.dp // target.dp, 1) * max(source.cp // target.cp, 1)
+            assert set(got.values()) == {each}
+            for shard in range(source.width):
+                takes = takers(shard, source, target)
+                assert all((shard in giver(taker, source, target)) == (taker in takes) for taker in range(target.width))
 
 
 BROKEN = [
@@ -236,7 +239,7 @@ def test_ranks_without_work_between_others_are_refused() -> None:
 
 def test_a_rank_of_another_mesh_sends_each_shard_its_part() -> None:
     """Of ranks that share layers one sends to each taker, and every message has its receive."""
-    for one in (made(WIDE), made(NARROW)):
+    for one in (made(WIDE), made(NARROW), made(SLICED)):
         program = lower(one, build_graph(one.scenario), drawn_step_loads(one, 0))
         places, ranks = listed_places(one), range(one.rank_count)
         own = [program_of_shard(one, program.ranks[places[r]], place_of(one, r).shard) for r in ranks]

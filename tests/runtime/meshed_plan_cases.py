@@ -44,6 +44,41 @@ def meshed_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
             sharding="optimizer",
             meshes=(own(*SIGHT, tp=2, first=2),),
         ),
+        **_sliced_cases(models),
+    }
+
+
+def _sliced_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
+    """Rows of the language model on cp ranks, which get slices of what encoders with other degrees make."""
+    tiny, crossed = models["1f1b"], models["cross-attention in two stages"]
+    experts = models["experts, latent attention and DeepStack"]
+    encoders, parts = ((*VISION, *AUDIO), LLM), (("vision.embed", "vision.0-1"), ("vision.2-3", "projector.0"))
+    wide = hand_plan(tiny, encoders, microbatch_size=2)
+    routed = hand_plan(experts, ((*VISION, "deep.0", *AUDIO), LLM), dp=2)
+    stages = tuple(replace(stage, recompute="full") for stage in wide.stages)
+    return {
+        "2 replicas of encoders, rows on 2 ranks": replace(
+            wide, cp=2, stages=stages, meshes=(own(*SIGHT, *SOUND, dp=2, first=2),)
+        ),
+        "encoders on tp 2, rows on 2 ranks, cross-attention": replace(
+            hand_plan(crossed, encoders, microbatch_size=2), cp=2, meshes=(own(*SIGHT, *SOUND, tp=2, first=2),)
+        ),
+        "vision in two stages, rows and clips on 2 ranks": replace(
+            hand_plan(tiny, (*parts, (*AUDIO, *LLM)), microbatch_size=2),
+            cp=2,
+            spread=SOUND,
+            sharding="optimizer",
+            meshes=(own(*SIGHT, first=2),),
+        ),
+        "encoders on tp 2, experts over 2 replicas": replace(
+            routed, ep=2, sharding="gradients", meshes=(own(*SIGHT, "deep", *SOUND, tp=2, first=2),)
+        ),
+        "encoders on 2 replicas, rows and experts on 2 ranks": replace(
+            hand_plan(experts, ((*VISION, "deep.0", *AUDIO), LLM), microbatch_size=2),
+            cp=2,
+            ep=2,
+            meshes=(own(*SIGHT, "deep", *SOUND, dp=2, first=2),),
+        ),
     }
 
 

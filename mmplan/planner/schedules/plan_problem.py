@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 from mmplan.cost_models.cost_model import CostModel
-from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
-from mmplan.planner.mesh import message_bytes, most_messages
+from mmplan.planner.mesh import joined_bytes, message_bytes, most_messages
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedule import Compute, Schedule
 from mmplan.planner.schedules.problem import Role, ScheduleProblem, StageEdge, StageWork
@@ -65,10 +64,12 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
             if inside:
                 size = layout.sent_bytes(cut.edge, graph, part, scenario.precision)
             else:
-                size = message_bytes(edge_bytes(cut.edge, part, scenario.precision), *ends)
+                size = message_bytes(cut.edge, part, scenario.precision, *ends)
             way_s, made_s = costs.transfer_s(size, near) if size else 0.0, (0.0, 0.0)
             if inside and layout.makes_whole(cut.edge, graph):
                 made_s = costs.make_whole_s(size, layout)
+            elif joined := joined_bytes(size, *ends):
+                made_s = (costs.join_rows_s(joined, plan.layout(cut.target)),) * 2
             forward_s += way_s * most_messages(*ends) + made_s[0]
             backward_s += way_s * most_messages(*reversed(ends)) + made_s[1] if cut.carries_grad else 0.0
         lags[cut.source, cut.target] = forward_s, backward_s
