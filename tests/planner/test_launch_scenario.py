@@ -251,6 +251,18 @@ def test_a_config_beside_a_script_gives_its_model(tmp_path: Path) -> None:
     assert both.fragment["model"] == {"hf_config": str((tmp_path / "config.json").resolve())}
 
 
+def test_the_degrees_of_a_model_that_is_not_known_give_devices_and_batch(tmp_path: Path) -> None:
+    settings = (
+        '[model]\nname = "mystery"\nflavor = "77B"\n[training]\nlocal_batch_size = 2\nseq_len = 8192\n'
+        "[parallelism]\ndata_parallel_shard_degree = 8\ntensor_parallel_degree = 4\npipeline_parallel_degree = 2\n"
+    )
+    read = reading(tmp_path, job__toml=settings)
+    assert read.fragment["cluster"] == {"nodes": 8, "devices_per_node": 8}
+    assert read.fragment["batch"] == {"global": 16}
+    assert "8 replicas = 64 devices" in told(read)
+    assert "give its config.json too; the GPU" in told(read)
+
+
 def test_files_of_the_machines_fill_what_the_launch_leaves_open(tmp_path: Path) -> None:
     script = GPT.replace("--nnodes 2", "").replace("# on 16 A100-SXM4-80GB\n", "")
     alone = reading(tmp_path, run__sh=script)

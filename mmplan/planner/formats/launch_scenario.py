@@ -150,16 +150,17 @@ def _part(setup: SetUp, links: dict[str, Any], told: Told) -> Reading:
     """What the files say, without anything assumed, and what a scenario needs besides."""
     size = size_of(setup, Told())  # raises where the numbers contradict each other
     counted = setup.has("world") or {"nodes", "per_node"} <= setup.facts.keys()
-    whole = counted and setup.has("microbatch")  # microbatch x accumulation x replicas
+    replicas = next((setup.facts[name] for name in ("dp", "replicas") if setup.has(name)), None)
+    whole = (counted or replicas is not None) and setup.has("microbatch")  # microbatch x accumulation x replicas
     recipe = {key: value for key, value in _recipe(setup, size).items() if key == "source" or setup.has(key)}
     cluster = dict(links)
     if setup.has("gpu") and (device := _device(setup, told)) is not None:
         cluster["device"] = device
-    if setup.has("replicas") and not counted:
-        told.read.append(f"{size.dp} replicas = {size.devices} devices, from {setup.facts['replicas'].place}")
+    if replicas is not None and not counted:
+        told.read.append(f"{size.dp} replicas = {size.devices} devices, from {replicas.place}")
         if not setup.has("per_node") and not setup.has("nodes"):
             told.warnings.append(f"no file says how many devices a node has: {size.per_node} are assumed")
-    if setup.facts.keys() & {"nodes", "per_node", "world", "replicas"}:
+    if setup.facts.keys() & {"nodes", "per_node", "world", "dp", "replicas"}:
         cluster |= {"nodes": size.nodes, "devices_per_node": size.per_node}
     fragment = {
         "data": {"text_tokens": setup.count("sequence", most=MOST_SEQUENCE)} if setup.has("sequence") else {},
@@ -171,6 +172,7 @@ def _part(setup: SetUp, links: dict[str, Any], told: Told) -> Reading:
     }
     needs = {"data": "the sequence length", "batch": "the global batch", "cluster": "GPU and number of nodes"}
     missing = [*told.missing, *(what for key, what in needs.items() if not fragment[key])]
+    missing += ["the GPU"] if cluster and "device" not in cluster else []
     told.warnings.append(f"to make a scenario of it there are missing: {'; '.join(missing)}")
     return _reading(setup, {key: value for key, value in fragment.items() if value}, "part of a scenario", told)
 
