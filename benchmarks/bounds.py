@@ -1,14 +1,18 @@
 """Lower bounds against the best cut of their configuration, on random variations of the shipped scenarios.
 
     python benchmarks/bounds.py [--checks 3000] [--seed 0]      # rewrites benchmarks/bounds.csv
+    python benchmarks/bounds.py --kind patches [--checks 300]   # one kind of variation, only printed
 
-A variation freezes or trains modules, slows or hastens links and devices, puts unlike pools beside each other, forces
-recomputation, sharding, chunks, host memory or compression. Of each some configurations are bounded, at first sight and
-closely, and cut exactly; a bound is wrong if it is above the closed form of that cut by more than 1e-7 of it, which is
-what rounding to nanoseconds can do. One row per kind of variation.
+A variation freezes or trains modules, slows or hastens links and devices, leaves less memory, puts unlike pools beside
+each other, forces recomputation, sharding, chunks, host memory, compression, cp, images cut along patches, or three of
+these. Of each some configurations are bounded, at first sight and closely, and cut exactly; a bound is wrong if it is
+above the closed form of that cut by more than 1e-7 of it, which is what rounding to nanoseconds can do. Of every fourth
+variation a whole search is made: its plan has to pass `mmplan check`, and no configuration cut here may be quicker than
+its proven bound. One row per kind of variation.
 """
 
 import argparse
+import math
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -17,12 +21,14 @@ from typing import get_args
 import numpy as np
 from measured import MACHINE, ROOT, write_rows
 
-from mmplan.errors import MmplanError
+from mmplan.errors import InfeasibleError, MmplanError, NoPlanFoundError
 from mmplan.planner.bounds import lower_bounds
+from mmplan.planner.check import check_plan
 from mmplan.planner.chunk_solver import solve_chunks
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import cut_stages
 from mmplan.planner.problem import build_problem
+from mmplan.planner.search import optimize
 from mmplan.planner.space import Space, build_space, stage_layers
 from mmplan.planner.stage_solver import solve_cut
 from mmplan.scenario.cluster import Pool
@@ -33,8 +39,10 @@ from mmplan.scenario.technique import SHARDINGS, ContextParallel
 SCENARIOS = ("tiny", "llava-1.5-7b-sft", "llama-3.2-11b-vision", "llava-1.5-7b-pretrain", "qwen2-vl-7b")
 SCENARIOS += ("qwen2-audio-7b", "whisper-llama3-8b", "qwen3-vl-30b-a3b", "vitl16-llama3-8b", "pixtral-12b")
 SCENARIOS += ("qwen2.5-omni-7b", "llava-ov-7b")
-KINDS = ("any", "recompute", "sharding", "chunks", "unlike pools", "host memory", "compression")
+KINDS = ("any", "recompute", "sharding", "chunks", "unlike pools", "host memory", "compression", "patches", "cp")
+KINDS += ("mixed",)
 MOST_STAGES, EACH = 8, 20
+SEARCH_S = 20.0
 ROUNDING = 1e-7
 
 
@@ -45,12 +53,15 @@ class Tally:
     variations: int = 0
     checks: int = 0
     wrong: int = 0
+    searches: int = 0
+    refused: int = 0
     above_first: list[float] = field(default_factory=list)
     above_close: list[float] = field(default_factory=list)
 
 
 def varied(draw: random.Random, kind: str) -> Scenario:
     """One variation of a shipped scenario."""
+    axes = draw.sample(KINDS[1:-1], 3) if kind == "mixed" else [kind]
     scenario = load_scenario(ROOT / "scenarios" / f"{draw.choice(SCENARIOS)}.yaml")
     frozen, full = Training(mode="frozen"), Training(mode="full")
     trained = [draw.choice([module.training, frozen, full]) for module in scenario.model.modules]
@@ -64,23 +75,29 @@ def varied(draw: random.Random, kind: str) -> Scenario:
         bytes_per_s=network.bytes_per_s * 10 ** draw.uniform(-2, 1),
         latency_s=network.latency_s * 10 ** draw.uniform(-1, 2),
     )
-    pool = replace(pool, nodes=draw.choice([1, 2, 3]), node_link=near)
-    pools = (pool, slower(pool, draw)) if kind == "unlike pools" else (pool,)
+    memory_bytes = int(pool.device.memory_bytes * draw.choice([1, draw.uniform(0.15, 0.7)]))
+    scarce = replace(pool.device, memory_bytes=memory_bytes)
+    pool = replace(pool, device=scarce, nodes=draw.choice([1, 2, 3]), node_link=near)
+    pools = (pool, slower(pool, draw)) if "unlike pools" in axes else (pool,)
     rules = replace(
         scenario.constraints,
-        sharding=(draw.choice(SHARDINGS),) if kind == "sharding" else (),
-        recompute=(draw.choice(["none", "full"]),) if kind == "recompute" else (),
-        vp=draw.choice([(2,), (2, 3), (4,)]) if kind == "chunks" else (),
-        schedule=() if kind == "chunks" else ("1f1b",),
+        sharding=(draw.choice(SHARDINGS),) if "sharding" in axes else (),
+        recompute=(draw.choice(["none", "full"]),) if "recompute" in axes else (),
+        vp=draw.choice([(2,), (2, 3), (4,)]) if "chunks" in axes else (),
+        schedule=() if "chunks" in axes else ("1f1b",),
         pp=tuple(range(1, MOST_STAGES + 1)),
+        patches=None if "patches" in axes else (),
+        cp=draw.choice([(2,), (2, 4), (4, 8)]) if "cp" in axes else (),
         **dict.fromkeys(("tp", "dp", "microbatch", "modules"), ()),
     )
     technique = replace(
         scenario.technique,
         sequence_parallel=draw.random() < 0.3,
-        context_parallel=draw.choice(get_args(ContextParallel)),
-        offload=draw.choice(["optimizer", "parameters"]) if kind == "host memory" else "none",
-        compression=draw.choice(["topk", "fp8"]) if kind == "compression" else "none",
+        attention="math" if draw.random() < 0.1 else "flash2",
+        fp8="tensor" if draw.random() < 0.1 else "none",
+        context_parallel="ring" if "patches" in axes else draw.choice(get_args(ContextParallel)),
+        offload=draw.choice(["optimizer", "parameters"]) if "host memory" in axes else "none",
+        compression=draw.choice(["topk", "fp8"]) if "compression" in axes else "none",
     )
     return replace(
         scenario,
@@ -117,15 +134,18 @@ def best_ns(space: Space, configuration: Configuration) -> float | None:
 
 
 def check(space: Space, draw: random.Random, tally: Tally) -> None:
+    """Some configurations of a space, and of every fourth the plan."""
     rows = draw.sample(range(len(space.configurations)), min(len(space.configurations), EACH))
     chosen = [space.configurations[row] for row in rows]
     close_ns = lower_bounds(space.prices, space.groups, chosen).step_ns
     tally.variations += 1
+    quickest_ns = math.inf
     for row, configuration, bound_ns in zip(rows, chosen, close_ns.tolist(), strict=True):
         found_ns = best_ns(space, configuration)
         if found_ns is None:
             continue
         above = [float(bound) / found_ns - 1 for bound in (space.first.step_ns[row], bound_ns)]
+        quickest_ns = min(quickest_ns, found_ns)
         tally.checks += 1
         tally.above_first.append(above[0])
         tally.above_close.append(above[1])
@@ -135,16 +155,38 @@ def check(space: Space, draw: random.Random, tally: Tally) -> None:
                 f"above by {above[0]:.2e} and {above[1]:.2e}: {configuration} of {space.prices.scenario.name}",
                 flush=True,
             )
+    if tally.variations % 4 == 0:
+        search(space.prices.scenario, quickest_ns, tally)
+
+
+def search(scenario: Scenario, quickest_ns: float, tally: Tally) -> None:
+    """The plan of a variation against its check, and its bound against the quickest cut found beside it."""
+    try:
+        plan = optimize(scenario, time_limit_s=SEARCH_S).plan
+    except NoPlanFoundError:
+        return
+    except InfeasibleError:
+        problems = ["no plan fits, and a cut did"] if quickest_ns < math.inf else []
+    else:
+        problems = [str(finding) for finding in check_plan(plan)]
+        if plan.certificate.bound_s * 1e9 > quickest_ns * (1 + ROUNDING):
+            problems.append(f"bound {plan.certificate.bound_s} s, and a cut of {quickest_ns / 1e9} s")
+    tally.searches += 1
+    tally.refused += bool(problems)
+    for problem in problems:
+        print(f"{scenario.name}: {problem}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--checks", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=KINDS)
     options = parser.parse_args()
     draw, tallies = random.Random(options.seed), defaultdict[str, Tally](Tally)
-    while min(tallies[kind].checks for kind in KINDS) < options.checks / len(KINDS):
-        kind = min(KINDS, key=lambda name: tallies[name].checks)
+    kinds = (options.kind,) if options.kind else KINDS
+    while min(tallies[kind].checks for kind in kinds) < options.checks / len(kinds):
+        kind = min(kinds, key=lambda name: tallies[name].checks)
         try:
             space = build_space(varied(draw, kind))
         except MmplanError:
@@ -157,6 +199,8 @@ def main() -> None:
             "scenarios": tally.variations,
             "checks": tally.checks,
             "wrong": tally.wrong,
+            "searches": tally.searches,
+            "refused": tally.refused,
             "highest_first": f"{max(tally.above_first):.1e}",
             "highest_close": f"{max(tally.above_close):.1e}",
             "median_first": f"{np.median(tally.above_first):.3f}",
@@ -166,7 +210,10 @@ def main() -> None:
         }
         for kind, tally in tallies.items()
     ]
-    write_rows("bounds.csv", rows)
+    if options.kind:
+        print(*rows, sep="\n")
+    else:
+        write_rows("bounds.csv", rows)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ ones is no lower bound for stages of which a part may not be compressed, but the
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations, product
 
-from mmplan.planner.objective import Objective
+from mmplan.planner.objective import Objective, Scale
 from mmplan.planner.plan import scenario_hash
+from mmplan.planner.quantise import ROUNDING_GAP, seconds
 from mmplan.planner.result import OptimizeResult, RunnerUp
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_seconds
@@ -44,18 +45,29 @@ def with_techniques(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
             yield replace(scenario, technique=chosen)
 
 
-def best_order(results: Sequence[OptimizeResult], objective: Objective, gap: float) -> OptimizeResult:
-    """The best result; its bound holds for all orders, and the others' plans are among its runner-ups."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Floor:
+    """No plan of one order and technique has a lower value, whether one was found or not."""
+
+    value: int
+    scale: Scale
+
+    def step_s(self, ranks: int) -> float:
+        """A better plan on so many ranks would take at least so long."""
+        return seconds(self.scale.step_below_on(ranks, self.value))
+
+
+def best_order(
+    results: Sequence[OptimizeResult], floors: Sequence[Floor], objective: Objective, gap: float
+) -> OptimizeResult:
+    """The best result; its bound holds for all orders, those that the limit left without a plan among them, and the
+    others' plans are among its runner-ups."""
     best = min(results, key=lambda result: _value(result, objective))
-    plan, devices = best.plan, best.plan.rank_count
-    bound_s = best.bound_s
-    if objective.name == "device-time":
-        bound_s = min(result.bound_s * result.plan.rank_count for result in results) / devices
-    elif objective.name != "devices":
-        bound_s = min(result.bound_s for result in results)
+    plan = best.plan
+    bound_s = min(best.bound_s, *(floor.step_s(plan.rank_count) for floor in floors))
     objective_s = plan.certificate.objective_s
     found_gap = (objective_s - bound_s) / objective_s if objective_s > 0 else 0.0
-    proved = all(result.status == "optimal" for result in results) and found_gap <= gap + 1e-5
+    proved = found_gap <= gap + ROUNDING_GAP
     certificate = replace(
         plan.certificate,
         bound_s=bound_s,

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 NS_PER_S = 1_000_000_000
+# Real seconds are whole nanoseconds up to 1 ns per layer: a gap below this is zero.
+ROUNDING_GAP = 1e-5
 
 
 def floor_ns(seconds: float) -> int:

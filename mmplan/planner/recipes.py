@@ -13,7 +13,8 @@ from mmplan.errors import InfeasibleError, InputError, NoPlanFoundError
 from mmplan.planner.cut_plan import StepTime
 from mmplan.planner.explain import why_slower
 from mmplan.planner.plan import Plan
-from mmplan.planner.search import ROUNDING_GAP, optimize
+from mmplan.planner.quantise import ROUNDING_GAP
+from mmplan.planner.search import optimize
 from mmplan.planner.stopping import TIME_LIMIT_S
 from mmplan.scenario.recipe import Recipe
 from mmplan.scenario.scenario import Scenario

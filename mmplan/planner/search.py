@@ -5,7 +5,7 @@ Then, among the cuts found whose closed form is within the gap, the plan is the 
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError
@@ -20,8 +20,8 @@ from mmplan.planner.mesh_frontier import MeshFrontier
 from mmplan.planner.mesh_search import mesh_frontiers, solve_meshed, why_no_meshes
 from mmplan.planner.objective import STEP_TIME, Objective, Scale
 from mmplan.planner.plan import Plan
-from mmplan.planner.pool_order import best_order, in_pool_orders, with_techniques
-from mmplan.planner.quantise import floor_ns, lowered_ns, raised_ns, seconds
+from mmplan.planner.pool_order import Floor, best_order, in_pool_orders, with_techniques
+from mmplan.planner.quantise import ROUNDING_GAP, floor_ns, lowered_ns, raised_ns, seconds
 from mmplan.planner.result import Considered, OptimizeResult, Progress
 from mmplan.planner.rivals import Candidate, candidate, first_in_simulation, list_rivals
 from mmplan.planner.schedules.reschedule import scheduled
@@ -42,8 +42,6 @@ CONFIRM_GAP = 0.001
 CONFIRM_DETERMINISTIC_S = 1.5
 # Stages x groups up to which that is tried: above, CP-SAT needs seconds to read the model.
 MOST_CONFIRMED = 1_200
-# Real seconds are whole nanoseconds up to 1 ns per layer: a gap below this is zero.
-ROUNDING_GAP = 1e-5
 
 
 @dataclass(slots=True)
@@ -74,9 +72,13 @@ class _Search:
         shared = NEVER if self.frontier is None else self.frontier.least_value()
         return min(shared, *(frontier.known_value() for frontier in self.meshes), NEVER)
 
+    def floor_value(self) -> int:
+        """No plan has a lower value."""
+        return min(self.unproved, self.least_value())
+
     def bound_s(self, of: Candidate) -> float:
         """No plan is better than one of this configuration with such a step."""
-        step_ns = self.scale.step_below_on(of.configuration.ranks, min(self.unproved, self.least_value()))
+        step_ns = self.scale.step_below_on(of.configuration.ranks, self.floor_value())
         return min(seconds(step_ns), of.time.objective_s)
 
 
@@ -122,21 +124,26 @@ def optimize(
     choice = _Choice(gap=gap, seed=seed, schedule_search_s=schedule_search_s, objective=objective)
     deadline = Deadline(limit_s=time_limit_s, stop=stop)
     found: list[OptimizeResult] = []
+    floors: list[Floor] = []
     refused: list[MmplanError] = []
     for ordered in with_techniques(in_pool_orders(scenario)):
         try:
-            found.append(_optimize(ordered, choice, on_improvement, deadline))
+            space, search = _explored(ordered, choice, on_improvement, deadline)
+            floors.append(Floor(value=search.floor_value(), scale=replace(search.scale, ranks=search.scale.ranks[:0])))
+            if search.incumbent is None:
+                _refuse(space, search, choice.objective, _teller(on_improvement, deadline), deadline)
+            found.append(_result(space, search, choice, deadline))
         except (InfeasibleError, NoPlanFoundError) as error:
             refused.append(error)
-    if not found:
-        raise refused[0]
-    return best_order(found, objective, gap) if len(found) > 1 else found[0]
+    if not found:  # that one order has no plan proves nothing of one that the limit cut short
+        raise next((error for error in refused if isinstance(error, NoPlanFoundError)), refused[0])
+    return best_order(found, floors, objective, gap) if len(floors) > 1 else found[0]
 
 
-def _optimize(
+def _explored(
     scenario: Scenario, choice: _Choice, on_improvement: Callable[[Progress], None] | None, deadline: Deadline
-) -> OptimizeResult:
-    """With the pools in the order of the scenario."""
+) -> tuple[Space, _Search]:
+    """With the pools in the order of the scenario, as far as the gap and the deadline ask."""
     tell = _teller(on_improvement, deadline)
     space = build_space(scenario, tell, choice.objective)
     search = _Search(
@@ -155,9 +162,7 @@ def _optimize(
                 on_improvement(_progress(space, search, deadline))
     except KeyboardInterrupt:
         search.exhausted = True
-    if search.incumbent is None:
-        _refuse(space, search, choice.objective, tell, deadline)
-    return _result(space, search, choice, deadline)
+    return space, search
 
 
 def _teller(on_improvement: Callable[[Progress], None] | None, deadline: Deadline) -> Callable[[str], None]:

@@ -4,12 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from random_jobs import random_job
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
-from mmplan.errors import InputError
+from mmplan.errors import InputError, NoPlanFoundError
 from mmplan.planner.check import check_plan
 from mmplan.planner.interval import plan_interval
 from mmplan.planner.pool_order import in_pool_orders
@@ -58,6 +59,35 @@ def test_the_better_order_of_the_pools_is_in_the_plan_and_sound(job: Scenario) -
     orders = [one.cluster.pools for one in in_pool_orders(job)]
     assert orders == [job.cluster.pools, job.cluster.pools[::-1]]
     assert result.plan.scenario.cluster.pools in orders
+
+
+@pytest.mark.parametrize("seed", [19, 37])
+def test_an_order_that_the_limit_left_unsolved_is_part_of_the_bound(seed: int) -> None:
+    """Of these jobs the second order is the better one; the search is stopped before it begins."""
+    job, told = random_job(seed), list[str]()
+    job = replace(job, cluster=replace(job.cluster, pools=job.cluster.pools[::-1]))
+    best_s = optimize(job, gap=0.0).plan.certificate.objective_s
+    found = optimize(
+        job,
+        on_improvement=lambda progress: told.append(progress.doing),
+        stop=lambda: told.count("reading model and data") > 1,
+    )
+    assert found.plan.certificate.objective_s > 1.01 * best_s
+    assert found.plan.certificate.bound_s <= best_s
+    assert found.status == "feasible"
+
+
+def test_that_one_order_cannot_fit_proves_nothing_of_one_left_unsolved() -> None:
+    """Of this job nothing fits where the smaller devices come first; the other order has plans."""
+    job, told = random_job(250), list[str]()
+    job = replace(job, cluster=replace(job.cluster, pools=job.cluster.pools[::-1]))
+    assert optimize(job).plan.scenario.cluster.pools == job.cluster.pools[::-1]
+    with pytest.raises(NoPlanFoundError, match="give it more time"):
+        optimize(
+            job,
+            on_improvement=lambda progress: told.append(progress.doing),
+            stop=lambda: told.count("reading model and data") > 1,
+        )
 
 
 def test_a_stage_keeps_within_the_memory_of_its_own_pool(job: Scenario) -> None:
