@@ -5,8 +5,10 @@ from itertools import pairwise
 
 from mmplan.cost_models.degrees import divides, sharded_widths
 from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.patches import patch_modules
 from mmplan.planner.finding import Finding
 from mmplan.planner.mesh import Mesh, nested
+from mmplan.planner.mesh_choices import experts_of
 from mmplan.planner.plan import LARGEST_NUMBER, Plan, module_of
 
 
@@ -15,8 +17,10 @@ def check_meshes(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
     if not plan.meshes:
         return
     for index, mesh in enumerate(plan.meshes):
-        least = min(mesh.tp, mesh.cp, mesh.dp, mesh.first_rank + 1, plan.tp, plan.cp, plan.dp, plan.microbatch_size)
-        if not mesh.modules or least < 1 or max(mesh.tp, mesh.cp, mesh.dp, mesh.first_rank) >= LARGEST_NUMBER:
+        least = min(
+            mesh.tp, mesh.cp, mesh.ep, mesh.dp, mesh.first_rank + 1, plan.tp, plan.cp, plan.dp, plan.microbatch_size
+        )
+        if not mesh.modules or least < 1 or max(mesh.tp, mesh.cp, mesh.ep, mesh.dp, mesh.first_rank) >= LARGEST_NUMBER:
             message = f"mesh {index} of {', '.join(mesh.modules) or 'no module'} has {mesh} from rank {mesh.first_rank}"
             yield Finding(rule="meshes", message=f"{message}: degrees start at 1, ranks at 0")
             return
@@ -43,9 +47,42 @@ def _modules(plan: Plan) -> Iterator[Finding]:
             if name in plan.spread:
                 yield Finding(rule="meshes", message=f"{name} has a mesh of its own and is spread over that of others")
             seen.add(name)
-        if mesh.cp > 1:
-            message = f"cp={mesh.cp} in the mesh of {', '.join(mesh.modules)}: only language models split their rows; "
-            yield Finding(rule="meshes", message=message + "images and clips are dealt out whole, over dp")
+        yield from _context(plan, mesh)
+        yield from _experts(plan, mesh)
+
+
+def _context(plan: Plan, mesh: Mesh) -> Iterator[Finding]:
+    """cp of a mesh leaves modules whole, and cuts rows of those that can."""
+    names = ", ".join(mesh.modules)
+    if mesh.cp > 1 and mesh.tp > 1:
+        message = f"{mesh} in the mesh of {names}: with cp each rank has whole layers, so that tp is 1"
+        yield Finding(rule="meshes", message=message)
+    able = set(patch_modules(plan.scenario.model)) & set(mesh.modules)
+    for name in mesh.patches:
+        if name not in able or mesh.cp == 1:
+            why = "is no module of the mesh that can be" if name not in able else "its mesh has cp=1"
+            yield Finding(rule="meshes", message=f"{name} is cut along patches, and {why}")
+
+
+def _experts(plan: Plan, mesh: Mesh) -> Iterator[Finding]:
+    """ep of a mesh divides its experts and the ranks of a stage, and leaves modules in columns."""
+    if mesh.ep == 1:
+        return
+    names, count = ", ".join(mesh.modules), experts_of(plan.scenario, [n for n in mesh.modules if _knows(plan, n)])
+    if count % mesh.ep:
+        message = (
+            f"ep={mesh.ep} in the mesh of {names}, which has {count} experts"
+            if count > 1
+            else (f"ep={mesh.ep} in the mesh of {names}, which has no experts")
+        )
+        yield Finding(rule="meshes", message=message)
+    elif mesh.cp > 1 or mesh.ranks % mesh.ep:
+        message = f"{mesh} in the mesh of {names}: ep has to divide the {mesh.ranks} ranks of a stage, and cp to be 1"
+        yield Finding(rule="meshes", message=message)
+
+
+def _knows(plan: Plan, name: str) -> bool:
+    return any(module.name == name for module in plan.scenario.model.modules)
 
 
 def _of_stages(plan: Plan) -> Iterator[Finding]:
@@ -69,7 +106,12 @@ def _of_stages(plan: Plan) -> Iterator[Finding]:
 
 
 def _samples(plan: Plan) -> Iterator[Finding]:
-    """Replicas are nested and hold whole samples."""
+    """Replicas and cp ranks are nested, and replicas hold whole samples."""
+    cps = [plan.cp, *(mesh.cp for mesh in plan.meshes)]
+    if not nested(cps):
+        message = f"the meshes have cp of {', '.join(map(str, sorted(set(cps))))}: of two one has to divide the other, "
+        yield Finding(rule="meshes", message=message + "so that ranks hand on whole slices of rows")
+        return
     dps = [plan.dp, *(mesh.dp for mesh in plan.meshes)]
     if not nested(dps):
         message = f"the meshes have {', '.join(map(str, sorted(set(dps))))} replicas: of two one has to divide "

@@ -84,7 +84,11 @@ class Configuration:
             return replace(self, pp=self.base_stages, meshes=(), mesh_stages=(), world=world)
         return Configuration(
             tp=mesh.tp,
+            cp=mesh.cp,
+            ep=mesh.ep,
             dp=mesh.dp,
+            spread=mesh.spread,
+            patches=mesh.patches,
             pp=self.mesh_stages[self.meshes.index(mesh)],
             microbatch_size=self.microbatch_size * self.dp // mesh.dp,
             microbatches=self.microbatches,

@@ -26,13 +26,25 @@ from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Mesh:
     """Modules with ranks of their own (none: all others of the plan); each of their stages has `ranks` ranks, stage by
-    stage from `first_rank` on: replica, then cp, then tp."""
+    stage from `first_rank` on: replica, then cp, then tp.
+
+    Experts of modules with ranks of their own lie whole on ep ranks of a stage, or while ep is 1 are split as the rest.
+    With cp (and tp 1) modules with ranks of their own are whole on each rank: those in `patches` have the rows of all
+    images cut over cp, the others take images or clips in turn, see `Layout.spread`.
+    """
 
     modules: tuple[str, ...]
     tp: int
     dp: int
     first_rank: int
     cp: int = 1
+    patches: tuple[str, ...] = ()
+    ep: int = 1
+
+    @property
+    def spread(self) -> tuple[str, ...]:
+        """Modules that are not split by tp."""
+        return self.modules if self.cp > 1 else ()
 
     @property
     def width(self) -> int:
@@ -46,7 +58,8 @@ class Mesh:
 
     def __str__(self) -> str:
         cp = f" x cp={self.cp}" if self.cp > 1 else ""
-        return f"tp={self.tp}{cp} x dp={self.dp}"
+        experts = f" (ep={self.ep})" if self.ep > 1 else ""
+        return f"tp={self.tp}{cp} x dp={self.dp}{experts}"
 
 
 def nested(dps: Iterable[int]) -> bool:

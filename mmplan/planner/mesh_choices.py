@@ -2,21 +2,33 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import networkx as nx
 
 from mmplan.cost_models.degrees import divides
+from mmplan.cost_models.patches import patch_modules
+from mmplan.planner.configuration import divisors
+from mmplan.planner.configurations import MOST_CP
+from mmplan.planner.mesh import Mesh
 from mmplan.scenario.scenario import OwnRanks, Scenario
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Apart:
-    """Modules of one mesh, and values of its degrees: of tp all, of dp and pp what constraints allow (empty: any)."""
+    """Modules of one mesh, and values of its degrees: tp, cp and ep together, of dp and pp what constraints allow
+    (empty: any). `patches`: modules whose rows cp cuts."""
 
     modules: tuple[str, ...]
-    tp: tuple[int, ...]
+    widths: tuple[tuple[int, int, int], ...]
     dp: tuple[int, ...] = ()
     pp: tuple[int, ...] = ()
+    patches: tuple[str, ...] = ()
+
+    def mesh(self, tp: int, cp: int, ep: int, dp: int, first_rank: int = 0) -> Mesh:
+        """With these degrees."""
+        patches = self.patches if cp > 1 else ()
+        return Mesh(modules=self.modules, tp=tp, cp=cp, ep=ep, dp=dp, first_rank=first_rank, patches=patches)
 
 
 def mesh_choices(scenario: Scenario) -> tuple[tuple[Apart, ...], ...]:
@@ -34,7 +46,7 @@ def mesh_choices(scenario: Scenario) -> tuple[tuple[Apart, ...], ...]:
     if len(every) > 1:
         dealt += [every, (tuple(name for branch in every for name in branch),)]
     found = (tuple(_free(scenario, modules) for modules in meshes) for meshes in dealt)
-    return tuple(meshes for meshes in found if all(mesh.tp for mesh in meshes))
+    return tuple(meshes for meshes in found if all(mesh.widths for mesh in meshes))
 
 
 def branches(scenario: Scenario) -> tuple[tuple[str, ...], ...]:
@@ -50,8 +62,27 @@ def branches(scenario: Scenario) -> tuple[tuple[str, ...], ...]:
     return tuple(sorted(found, key=lambda names: order.index(names[0]))) if languages else ()
 
 
-def _free(scenario: Scenario, modules: tuple[str, ...]) -> Apart:
-    return Apart(modules=modules, tp=tuple(_widths(scenario, modules)))
+def _free(scenario: Scenario, modules: tuple[str, ...], pin: OwnRanks | None = None) -> Apart:
+    pin = pin or OwnRanks(module=modules[0])
+    tps = [tp for tp in _widths(scenario, modules) if not pin.tp or tp in pin.tp]
+    cps = [2**k for k in range(MOST_CP.bit_length()) if not pin.cp or 2**k in pin.cp]
+    eps = [ep for ep in divisors(experts_of(scenario, modules)) if not pin.ep or ep in pin.ep]
+    able = patch_modules(scenario.model) if scenario.technique.context_parallel == "ring" else ()
+    return Apart(
+        modules=modules,
+        widths=tuple(
+            (tp, cp, ep) for tp in tps for cp in cps for ep in eps if tp * cp in (tp, cp) and (cp == 1 or ep == 1)
+        ),
+        dp=pin.dp,
+        pp=pin.pp,
+        patches=tuple(name for name in modules if name in able),
+    )
+
+
+def experts_of(scenario: Scenario, modules: Sequence[str]) -> int:
+    """Experts that ranks can share evenly, over all of these modules; 1 where there are none."""
+    shapes = [scenario.model.module(name).transformer for name in modules]
+    return gcd(*[shape.moe.experts for shape in shapes if shape is not None and shape.moe is not None] or [1])
 
 
 def _pinned(scenario: Scenario, every: Sequence[tuple[str, ...]], pins: Sequence[OwnRanks]) -> Iterator[Apart]:
@@ -61,8 +92,7 @@ def _pinned(scenario: Scenario, every: Sequence[tuple[str, ...]], pins: Sequence
     for pin in sorted(pins, key=lambda pin: order.index(pin.module)):
         (branch,) = [names for names in every if pin.module in names] or [(pin.module,)]
         modules = tuple(name for name in branch if name == pin.module or name not in named)
-        tp = tuple(tp for tp in _widths(scenario, modules) if not pin.tp or tp in pin.tp)
-        yield Apart(modules=modules, tp=tp, dp=pin.dp, pp=pin.pp)
+        yield _free(scenario, modules, pin)
 
 
 def _widths(scenario: Scenario, modules: Sequence[str]) -> Iterator[int]:

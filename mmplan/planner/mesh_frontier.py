@@ -22,7 +22,6 @@ from mmplan.planner.bounds import NEVER, lower_bounds
 from mmplan.planner.configuration import MOST_FORWARDS, Configuration
 from mmplan.planner.configurations import Configurations
 from mmplan.planner.first_bounds import SAFE, busiest, first_bounds, tabulated
-from mmplan.planner.mesh import Mesh
 from mmplan.planner.mesh_choices import Apart
 from mmplan.planner.mesh_options import MeshOptions, Options
 from mmplan.planner.mesh_problem import MeshedGroups
@@ -358,15 +357,19 @@ class MeshFrontier:
 
     def _floor(self, mesh: int, base: Configuration, options: Options, place: int) -> int:
         """The busiest stage of a mesh under memory at least; NEVER where nothing fits."""
-        tp, dp, pp = (int(of[mesh, place]) for of in (options.tp, options.dp, options.pp))
-        samples = base.microbatch_size * base.dp // dp
+        tp, cp, ep, dp, pp = options.degrees(place)[mesh]
+        samples, own = base.microbatch_size * base.dp // dp, self.apart[mesh].mesh(tp, cp, ep, dp)
         sharded_over = dp if base.sharding != "none" else 1
-        key = (mesh, tp, pp, samples, base.sharding, sharded_over, base.microbatches)
+        key = (mesh, tp, cp, ep, pp, samples, base.sharding, sharded_over, base.microbatches)
         if key not in self._floors:
             alone = Configuration(
                 tp=tp,
+                cp=cp,
+                ep=ep,
                 dp=dp,
                 pp=pp,
+                spread=own.spread,
+                patches=own.patches,
                 microbatch_size=samples,
                 microbatches=base.microbatches,
                 schedule=base.schedule,
@@ -379,16 +382,13 @@ class MeshFrontier:
 
     def _placed(self, base: Configuration, options: Options, place: int) -> Iterator[Configuration]:
         """The configuration for every place that its meshes can have on the cluster."""
-        sizes = [
-            (int(tp), int(dp), int(pp))
-            for tp, dp, pp in zip(options.tp[:, place], options.dp[:, place], options.pp[:, place], strict=True)
-        ]
-        for firsts in first_ranks(self._cluster, base.ranks, sizes):
+        sizes = options.degrees(place)
+        for firsts in first_ranks(self._cluster, base.ranks, [(tp, cp * dp, pp) for tp, cp, _, dp, pp in sizes]):
             meshes = tuple(
-                Mesh(modules=one.modules, tp=tp, dp=dp, first_rank=first)
-                for one, (tp, dp, _), first in zip(self.apart, sizes, firsts, strict=True)
+                one.mesh(tp, cp, ep, dp, first)
+                for one, (tp, cp, ep, dp, _), first in zip(self.apart, sizes, firsts, strict=True)
             )
-            stages = tuple(pp for _, _, pp in sizes)
+            stages = tuple(pp for *_, pp in sizes)
             yield replace(base, world=0, pp=base.pp + sum(stages), meshes=meshes, mesh_stages=stages)
 
     def _push(self, value: int, waiting: "_Row | Meshed") -> None:

@@ -22,11 +22,13 @@ MOST_JOINED = 300_000
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Options:
-    """Degrees of all meshes apart, one row each; [mesh, rows] `tp`, `dp`, `pp`. `ranks`: of all of them. `busiest_ns`:
-    some stage of theirs takes at least so long; [edge, rows] `up_ns`: the heaviest path up to the start of each edge to
-    other modules. `missing_ns`: options that are left out have a busiest stage of at least that."""
+    """Degrees of all meshes apart, one row each; [mesh, rows] `tp`, `cp`, `ep`, `dp`, `pp`. `ranks`: of all.
+    `busiest_ns`: some stage of theirs takes at least so long; [edge, rows] `up_ns`: the heaviest path up to the start
+    of each edge to other modules. `missing_ns`: options that are left out have a busiest stage of at least that."""
 
     tp: IntArray
+    cp: IntArray
+    ep: IntArray
     dp: IntArray
     pp: IntArray
     ranks: IntArray
@@ -34,10 +36,15 @@ class Options:
     up_ns: IntArray
     missing_ns: int | None = None
 
+    def degrees(self, place: int) -> list[tuple[int, int, int, int, int]]:
+        """tp, cp, ep, dp and pp of each mesh in a row."""
+        columns = (of[:, place].tolist() for of in (self.tp, self.cp, self.ep, self.dp, self.pp))
+        return list(zip(*columns, strict=True))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Priced:
-    """Of one tp and number of samples: [stages - 1] the busiest stage, [edge] the path to its start, else 0."""
+    """Of one width and number of samples: [stages - 1] the busiest stage, [edge] the path to its start, else 0."""
 
     busiest_ns: IntArray
     up_ns: IntArray
@@ -56,7 +63,7 @@ class MeshOptions:
         self, apart: tuple[Apart, ...], sides: tuple[tuple[Prices, GroupGraph], ...], ends: tuple[tuple[int, int], ...]
     ) -> None:
         self._apart, self._sides, self._ends = apart, sides, ends
-        self._priced: dict[tuple[int, int, int], _Priced] = {}
+        self._priced: dict[tuple[int, tuple[int, int, int], int], _Priced] = {}
         self._known: dict[tuple[int, int, int], Options] = {}
 
     def of(self, samples: int, dp: int, left: int) -> Options:
@@ -77,38 +84,38 @@ class MeshOptions:
         """Those of one mesh."""
         apart, most = self._apart[mesh], len(self._sides[mesh][1].groups)
         rows = [
-            (tp, wide, stages)
+            (width, wide, min(most, left // ranks))
             for wide in divisors(samples)
             if (not apart.dp or wide in apart.dp) and nested((wide, dp))
-            for tp in apart.tp
-            if (stages := min(most, left // (tp * wide)))
+            for width in apart.widths
+            if (ranks := width[0] * width[1] * wide) <= left and ranks % width[2] == 0
         ]
-        parts, busiest_ns, up_ns = [], [], []
-        for tp, wide, stages in rows:
-            priced = self._price(mesh, tp, samples // wide)
+        parts, busiest_ns = [np.zeros((5, 0), dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        up_ns = [np.zeros((len(self._ends), 0), dtype=np.int64)]
+        for width, wide, stages in rows:
+            priced = self._price(mesh, width, samples // wide)
             pp = np.array([n for n in range(1, stages + 1) if not apart.pp or n in apart.pp], dtype=np.int64)
-            parts.append(np.stack([np.full_like(pp, tp), np.full_like(pp, wide), pp]))
+            parts.append(np.stack([*(np.full_like(pp, degree) for degree in (*width, wide)), pp]))
             busiest_ns.append(priced.busiest_ns[pp - 1])
             up_ns.append(np.repeat(priced.up_ns[:, None], len(pp), axis=1))
-        if not parts:
-            nothing = np.zeros((1, 0), dtype=np.int64)
-            edges = np.zeros((len(self._ends), 0), dtype=np.int64)
-            return Options(tp=nothing, dp=nothing, pp=nothing, ranks=nothing[0], busiest_ns=nothing[0], up_ns=edges)
-        degrees = np.concatenate(parts, axis=1)
+        tp, cp, ep, wides, pps = np.concatenate(parts, axis=1)[:, None]
         return Options(
-            tp=degrees[:1],
-            dp=degrees[1:2],
-            pp=degrees[2:],
-            ranks=degrees.prod(axis=0),
+            tp=tp,
+            cp=cp,
+            ep=ep,
+            dp=wides,
+            pp=pps,
+            ranks=(tp * cp * wides * pps)[0],
             busiest_ns=np.concatenate(busiest_ns),
             up_ns=np.concatenate(up_ns, axis=1),
         )
 
-    def _price(self, mesh: int, tp: int, samples: int) -> _Priced:
+    def _price(self, mesh: int, width: tuple[int, int, int], samples: int) -> _Priced:
         """At the quickest level of recomputation, in the quickest pool, with no state sharded."""
-        key = (mesh, tp, samples)
+        key = (mesh, width, samples)
         if key not in self._priced:
-            prices, groups = self._sides[mesh]
+            (prices, groups), own = self._sides[mesh], self._apart[mesh].mesh(*width, 1)
+            layout = Layout(tp=own.tp, cp=own.cp, ep=own.ep, spread=own.spread, patches=own.patches)
             costs, level = prices.costs, allowed_levels(prices.scenario)[0]
             pools = range(len(prices.scenario.cluster.pools))
             loads = prices.loads(samples)
@@ -116,7 +123,7 @@ class MeshOptions:
             alike = prices.alike_at(level)
             for like, layer in zip(alike, prices.kinds, strict=True):
                 if like not in known:
-                    ways = [replace(Layout(tp=tp), recompute=level, pools=(pool,)) for pool in pools]
+                    ways = [replace(layout, recompute=level, pools=(pool,)) for pool in pools]
                     load = loads[layer.module]
                     known[like] = min(costs.forward_s(layer, load, x) + costs.backward_s(layer, load, x) for x in ways)
             member = prices.members(groups).astype(np.float64)
@@ -144,19 +151,22 @@ def _joined(alone: list[Options], left: int) -> Options:
             missing.append(int(one.busiest_ns[order[most]]))
         kept.append(order[:most])
     places: list[IntArray] = [grid.ravel() for grid in np.meshgrid(*kept, indexing="ij")]
-    tp, dp, pp = (
+    tp, cp, ep, dp, pp = (
         np.stack([getattr(one, name)[0, rows] for one, rows in zip(alone, places, strict=True)])
-        for name in ("tp", "dp", "pp")
+        for name in ("tp", "cp", "ep", "dp", "pp")
     )
-    fits: BoolArray = (tp * dp * pp).sum(axis=0) <= left
-    for first, second in combinations(range(len(alone)), 2):
-        fits &= np.maximum(dp[first], dp[second]) % np.minimum(dp[first], dp[second]) == 0
-    places, tp, dp, pp = [rows[fits] for rows in places], tp[:, fits], dp[:, fits], pp[:, fits]
+    ranks = (tp * cp * dp * pp).sum(axis=0)
+    fits: BoolArray = ranks <= left
+    for first, second in combinations(dp, 2):
+        fits &= np.maximum(first, second) % np.minimum(first, second) == 0
+    places = [rows[fits] for rows in places]
     return Options(
-        tp=tp,
-        dp=dp,
-        pp=pp,
-        ranks=(tp * dp * pp).sum(axis=0),
+        tp=tp[:, fits],
+        cp=cp[:, fits],
+        ep=ep[:, fits],
+        dp=dp[:, fits],
+        pp=pp[:, fits],
+        ranks=ranks[fits],
         busiest_ns=np.stack([one.busiest_ns[rows] for one, rows in zip(alone, places, strict=True)]).max(axis=0),
         up_ns=np.sum([one.up_ns[:, rows] for one, rows in zip(alone, places, strict=True)], axis=0),
         missing_ns=min(missing, default=None),

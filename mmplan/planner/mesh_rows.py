@@ -33,18 +33,18 @@ def taken(configurations: Configurations, rows: IntArray) -> Configurations:
 
 
 def first_ranks(cluster: Cluster, begin: int, sizes: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, ...]]:
-    """First ranks of meshes of (tp, dp, stages) behind `begin` ranks, in their order: at the next whole group of tp,
-    and where pools differ also at the start of a later pool."""
+    """First ranks of meshes of (tp, groups of so many in a stage, stages) behind `begin` ranks, in their order: at the
+    next whole group of tp, and where pools differ also at the start of a later pool."""
     if not sizes:
         yield ()
         return
-    tp, dp, stages = sizes[0]
+    tp, groups, stages = sizes[0]
     starts = {begin + -begin % tp}
     if len(cluster.pools) > 1:
         ends = np.cumsum([pool.device_count for pool in cluster.pools])[:-1]
         starts |= {int(end) for end in ends if end >= begin}
     for first in sorted(starts):
-        end = first + tp * dp * stages
+        end = first + tp * groups * stages
         if end <= cluster.device_count:
             for others in first_ranks(cluster, end, sizes[1:]):
                 yield (first, *others)

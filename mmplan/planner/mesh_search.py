@@ -63,9 +63,13 @@ def why_no_meshes(space: Space, frontiers: Sequence[MeshFrontier]) -> str:
     scenario = space.prices.scenario
     for apart in mesh_choices(scenario):
         for one in apart:
-            if not one.tp:
+            if not one.widths:
                 names = " and ".join(one.modules)
-                return f"constraints.modules: no allowed tp divides a node and the heads and widths of {names}"
+                return (
+                    f"constraints.modules: no allowed tp divides a node and the heads and widths of {names}, with an "
+                    "allowed ep that divides their experts; of tp, cp (a power of two) and ep at most tp and ep are "
+                    "above 1"
+                )
     pins = ", ".join(pin.module for pin in scenario.constraints.modules or ())
     if not frontiers:
         why = "a no-split zone or an edge joins them to others"

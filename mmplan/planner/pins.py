@@ -27,7 +27,7 @@ WORDS: dict[str, Collection[str]] = {
     "fp8": FP8S,
 }
 KEYS = (*COUNTS, *WORDS, "spread", "modules")
-OWN_DEGREES = ("tp", "dp", "pp")
+OWN_DEGREES = ("tp", "cp", "ep", "dp", "pp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,7 +141,8 @@ def _has_own_ranks(plan: Plan, pins: Pins) -> bool:
     matched = set()
     for pin in wanted:
         for mesh in plan.meshes:
-            degrees = ((mesh.tp, pin.tp), (mesh.dp, pin.dp), (stages.count(mesh), pin.pp))
+            degrees = [(getattr(mesh, name), getattr(pin, name)) for name in ("tp", "cp", "ep", "dp")]
+            degrees.append((stages.count(mesh), pin.pp))
             if pin.module in mesh.modules and all(not allowed or has in allowed for has, allowed in degrees):
                 matched.add(mesh)
     return len(matched) == len(wanted) == len(plan.meshes)

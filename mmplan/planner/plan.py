@@ -20,7 +20,7 @@ from mmplan.files import write_file
 from mmplan.planner.mesh import Mesh
 from mmplan.scenario.document import read_text, shown
 from mmplan.scenario.layer_ids import expand_ids, shorten_ids
-from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.scenario import OwnRanks, Scenario
 from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.technique import Sharding
 
@@ -191,12 +191,12 @@ class Plan:
             pools=self.scenario.cluster.pools_of(first, first + mesh.ranks - 1) or (0,),
             tp=mesh.tp,
             cp=mesh.cp,
-            ep=1 if own else self.ep,
+            ep=mesh.ep if own else self.ep,
             etp=1 if own else self.etp,
             dp=mesh.dp,
             sharding=self.sharding,
-            spread=() if own else self.spread,
-            patches=() if own else self.patches,
+            spread=mesh.spread if own else self.spread,
+            patches=mesh.patches if own else self.patches,
             recompute=self.stages[stage].recompute,
         )
 
@@ -242,19 +242,26 @@ _SCENARIO = TypeAdapter(Scenario)
 def scenario_hash(scenario: Scenario) -> str:
     """First 16 hex digits of the SHA-256 of the resolved scenario without its recipes, on which no plan depends."""
     # a constraint or a form that is not there leaves hashes of older plans as they are
-    unsaid = {"modules"} if scenario.constraints.modules == () else set()
+    pins = scenario.constraints.modules or ()
+    unsaid: dict[str, object] = {"modules": True} if scenario.constraints.modules == () else {}
+    unsaid |= {"modules": {index: _unpinned(pin) for index, pin in enumerate(pins)}} if pins else {}
     modules = {
         index: {"form": True, "audio": {"stride": True}, "vocabulary": {"elsewhere": True}}
         for index, module in enumerate(scenario.model.modules)
         if module.form is None and (module.audio is None or module.audio.stride == 2)
     }
-    unsaid |= {"patches"} if scenario.constraints.patches == () else set()
-    unsaid |= {"compression"} if scenario.constraints.compression == ("none",) else set()
-    unsaid |= {"fp8"} if scenario.constraints.fp8 == ("none",) else set()
+    unsaid |= {"patches": True} if scenario.constraints.patches == () else {}
+    unsaid |= {"compression": True} if scenario.constraints.compression == ("none",) else {}
+    unsaid |= {"fp8": True} if scenario.constraints.fp8 == ("none",) else {}
     technique = {"compression"} if scenario.technique.compression == "none" else set()
     excluded = {"recipes": True, "constraints": unsaid, "technique": technique, "model": {"modules": modules}}
     kept = _SCENARIO.dump_json(scenario, exclude=excluded)  # type: ignore[arg-type]
     return hashlib.sha256(kept).hexdigest()[:16]
+
+
+def _unpinned(pin: OwnRanks) -> set[str]:
+    """Degrees that older plans did not know."""
+    return {name for name in ("cp", "ep") if not getattr(pin, name)}
 
 
 def plan_document(plan: Plan) -> dict[str, object]:

@@ -129,13 +129,18 @@ def strategy_of(plan: Plan, module: ModelModule) -> str:
     """`TP 4 + EP 8 + FSDP over 16`: how a plan splits a module."""
     parts = []
     mesh = next((one for one in plan.meshes if module.name in one.modules), None)
-    tp, replicas, dp = (mesh.tp, mesh.dp, mesh.dp) if mesh else (plan.tp, plan.dp * plan.cp, plan.dp)
-    if module.name in plan.patches:
-        parts.append(f"patches over {plan.width}")
-    elif module.name in plan.spread:
-        parts.append(f"samples over {plan.width}")
-    elif tp > 1:
-        parts.append(f"TP {tp}")
+    own, spread, patches = (
+        mesh or plan.base,
+        mesh.spread if mesh else plan.spread,
+        mesh.patches if mesh else plan.patches,
+    )
+    replicas, dp = own.dp * own.cp, own.dp
+    if module.name in patches:
+        parts.append(f"patches over {own.width}")
+    elif module.name in spread:
+        parts.append(f"samples over {own.width}")
+    elif own.tp > 1:
+        parts.append(f"TP {own.tp}")
     if plan.cp > 1 and module.kind == "language_model":
         parts.append(f"CP {plan.cp}")
     if plan.ep > 1 and module.transformer is not None and module.transformer.moe is not None:

@@ -119,9 +119,11 @@ def _refuse_mixed_readers(plan: Plan) -> None:
     """A tensor crosses to another stage as rows of each rank, or whole."""
     graph, stage_of = build_graph(plan.scenario), plan.stage_of_layer()
     readers: dict[tuple[str, int], set[bool]] = {}
-    for edge in graph.edges() if plan.patches and plan.width > 1 else ():
-        layout, target = plan.layout(0), stage_of[edge.consumer]
-        if layout.has_patches(graph.layer(edge.producer)) and stage_of[edge.producer] != target:
+    layouts = [plan.layout(stage) for stage in range(len(plan.stages))]
+    for edge in graph.edges():
+        source, target = stage_of[edge.producer], stage_of[edge.consumer]
+        layout = layouts[source]
+        if source != target and layout.tp * layout.cp > 1 and layout.has_patches(graph.layer(edge.producer)):
             kinds = readers.setdefault((edge.producer, target), set())
             kinds.add(layout.has_patches(graph.layer(edge.consumer)))
             if len(kinds) > 1:

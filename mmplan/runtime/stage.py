@@ -127,6 +127,8 @@ class LayerStage(WeightedStage):
         self._has_backward = any(layer.has_backward for layer in layers)
         # Where nothing is kept for a backward, nothing is to be made anew.
         self._recomputed = {la.id for la in layers if la.has_backward and layout.recomputed(la) == "full"}
+        # A replica without rows still has experts that those of others go to.
+        self._exchanging = {la.id for la in layers if la.has_experts and ranks is not None and ranks.experts}
         self._dtype = TORCH_DTYPES[model.precision]
         modules = {layer.id: model.layer(layer.id) for layer in layers}
         store = WeightStore()
@@ -211,6 +213,8 @@ class LayerStage(WeightedStage):
             self.state.enter(name, backward=True)
             self._join_gradients(name, computed.like, state, batch)
             gradient = state.gradients.pop(name, None)  # None: nobody reads what has no rows
+            if gradient is None and name in self._exchanging:
+                gradient = torch.zeros_like(computed.like, device=self.model.device)
             if computed.edge is not None and gradient is not None:
                 torch.autograd.backward(computed.edge, gradient)
             self.state.leave(name, backward=True)

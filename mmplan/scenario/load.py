@@ -221,6 +221,6 @@ def _own_ranks(spec: ConstraintsSpec, model: Model, document: Document) -> tuple
             hint = did_you_mean(name, others) or f"; modules that can: {listed(others)}"
             raise document.error(("constraints", "modules", name), f"'{name}' cannot have ranks of its own{hint}")
     return tuple(
-        OwnRanks(module=name, tp=tuple(one.tp), dp=tuple(one.dp), pp=tuple(one.pp))
+        OwnRanks(module=name, tp=tuple(one.tp), dp=tuple(one.dp), pp=tuple(one.pp), cp=tuple(one.cp), ep=tuple(one.ep))
         for name, one in spec.modules.items()
     )

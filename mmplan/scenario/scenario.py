@@ -334,6 +334,8 @@ class OwnRanks:
     tp: tuple[int, ...] = ()
     dp: tuple[int, ...] = ()
     pp: tuple[int, ...] = ()
+    cp: tuple[int, ...] = ()
+    ep: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

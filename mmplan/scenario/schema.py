@@ -247,6 +247,12 @@ class OwnRanksSpec(Strict):
     """Degrees that a module's own ranks may have; what is not written is as is best."""
 
     tp: CountOrList = Field(default=[], description="allowed tensor-parallel degrees")
+    cp: CountOrList = Field(
+        default=[],
+        description="allowed context-parallel degrees, powers of two: whole layers on each rank, rows of all images "
+        "where blocks work row by row, else images or clips in turn",
+    )
+    ep: CountOrList = Field(default=[], description="allowed ranks over which the module's experts lie")
     dp: CountOrList = Field(default=[], description="allowed numbers of replicas; nested with those of other modules")
     pp: CountOrList = Field(default=[], description="allowed numbers of stages")
 

@@ -7,6 +7,7 @@ from itertools import permutations, product
 from brute_force import partition_value, partitions
 from random_jobs import random_job
 
+from mmplan.cost_models.patches import patch_modules
 from mmplan.errors import InfeasibleError
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.configurations import list_configurations
@@ -102,37 +103,45 @@ def meshed_configurations(
         together = base.dp * base.microbatch_size
         each = [
             [
-                (tp, dp, pp)
-                for tp in one.tp
+                (tp, cp, ep, dp, pp)
+                for tp, cp, ep in one.widths
                 for dp in range(1, together + 1)
                 for pp in range(1, size + 1)
-                if together % dp == 0 and tp * dp * pp <= devices - base.ranks
+                if together % dp == 0 and tp * cp * dp % ep == 0 and tp * cp * dp * pp <= devices - base.ranks
             ]
             for one, size in zip(apart, sizes, strict=False)
         ]
         for degrees in product(*each):
-            dps = [base.dp, *(dp for _, dp, _ in degrees)]
-            stages = base.pp + sum(pp for _, _, pp in degrees)
+            dps = [base.dp, *(dp for *_, dp, _ in degrees)]
+            stages = base.pp + sum(pp for *_, pp in degrees)
             nested = all(a % b == 0 or b % a == 0 for a in dps for b in dps)
             if not nested or (job.constraints.pp and stages not in job.constraints.pp):
                 continue
             for firsts in _places(job, base.ranks, degrees):
                 meshes = tuple(
-                    Mesh(modules=one.modules, tp=tp, dp=dp, first_rank=first)
-                    for one, (tp, dp, _), first in zip(apart, degrees, firsts, strict=True)
+                    Mesh(
+                        modules=one.modules,
+                        tp=tp,
+                        cp=cp,
+                        ep=ep,
+                        dp=dp,
+                        first_rank=first,
+                        patches=tuple(name for name in one.modules if cp > 1 and name in patch_modules(job.model)),
+                    )
+                    for one, (tp, cp, ep, dp, _), first in zip(apart, degrees, firsts, strict=True)
                 )
-                depths = tuple(pp for _, _, pp in degrees)
+                depths = tuple(pp for *_, pp in degrees)
                 yield replace(base, pp=stages, meshes=meshes, mesh_stages=depths)
 
 
-def _places(job: Scenario, begin: int, degrees: tuple[tuple[int, int, int], ...]) -> Iterator[list[int]]:
+def _places(job: Scenario, begin: int, degrees: tuple[tuple[int, int, int, int, int], ...]) -> Iterator[list[int]]:
     """First ranks: whole groups of tp behind what comes before, or the start of a later pool."""
     pools = job.cluster.pools
     starts = [sum(pool.device_count for pool in pools[:index]) for index in range(1, len(pools))]
     for firsts in product(range(job.cluster.device_count), repeat=len(degrees)):
         end, good = begin, True
-        for first, (tp, dp, pp) in zip(firsts, degrees, strict=True):
+        for first, (tp, cp, _, dp, pp) in zip(firsts, degrees, strict=True):
             good &= first == -(-end // tp) * tp or (first in starts and first >= end)
-            end = first + tp * dp * pp
+            end = first + tp * cp * dp * pp
         if good and end <= job.cluster.device_count:
             yield list(firsts)

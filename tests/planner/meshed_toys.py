@@ -37,13 +37,21 @@ def meshed(
     llm: tuple[int, int],
     microbatch: int,
     cp: int = 1,
+    vision_cp: int = 1,
     first_rank: int | None = None,
     cut_vision: bool = False,
 ) -> Plan:
-    """(tp, dp) of each side, `cp` of the language model; the vision tower behind its ranks unless said otherwise."""
+    """(tp, dp) of each side, cp of both; the vision tower behind its ranks unless said otherwise."""
     (tp, dp), stages = llm, [*LLM]
     first = 2 * tp * cp * dp if first_rank is None else first_rank
-    mesh = Mesh(modules=("vision", "vision_projector"), tp=vision[0], dp=vision[1], first_rank=first)
+    mesh = Mesh(
+        modules=("vision", "vision_projector"),
+        tp=vision[0],
+        cp=vision_cp,
+        dp=vision[1],
+        first_rank=first,
+        patches=("vision",) if vision_cp > 1 else (),
+    )
     encoder = [VISION[:2], VISION[2:]] if cut_vision else [VISION]
     configuration = Configuration(
         tp=tp,

@@ -23,7 +23,7 @@ from mmplan.planner.stage_solver import solve_cut
 from mmplan.planner.stopping import Deadline
 from mmplan.planner.why_not import Limits, why_not
 from mmplan.scenario.load import load_scenario
-from mmplan.scenario.scenario import OwnRanks, Scenario
+from mmplan.scenario.scenario import Moe, OwnRanks, Scenario
 
 # 15, 18 and 39 are faster with meshes of their own; 26 tries a thousand cuts and none fits.
 SEEDS = [9, 15, 18, 26, 39]
@@ -46,6 +46,24 @@ def test_the_plan_is_the_best_of_everything_with_unlike_meshes(seed: int) -> Non
     assert result.bound_s <= best_s + CLOSE_S
     assert check_plan(result.plan) == ()
     assert bool(result.plan.meshes) == (shared_s is None or best_s < shared_s - CLOSE_S)
+
+
+def test_experts_of_an_encoder_lie_over_ranks_of_its_own() -> None:
+    job = meshed_job(15)
+    modules = tuple(
+        replace(m, transformer=replace(m.transformer, moe=Moe(experts=4, topk=2, expert_ffn=32)))
+        if m.kind == "vision_encoder" and m.transformer is not None
+        else m
+        for m in job.model.modules
+    )
+    job = replace(job, model=replace(job.model, modules=modules))
+    job = replace(job, constraints=replace(job.constraints, modules=(OwnRanks(module="vision", ep=(2,)),)))
+    best_s, tried = best_meshed_by_trying(job, None)
+    plan = optimize(job, gap=0.0).plan
+    assert [mesh.ep for mesh in plan.meshes] == [2]
+    assert plan.certificate.objective_s == pytest.approx(best_s, abs=CLOSE_S)
+    assert tried > 0
+    assert check_plan(plan) == ()
 
 
 @pytest.mark.parametrize(
@@ -105,6 +123,10 @@ def test_constraints_pin_the_ranks_of_a_module() -> None:
     assert [(mesh.modules, mesh.tp, mesh.dp) for mesh in plan.meshes] == [(("vision", "projector"), 1, 2)]
     assert check_plan(plan) == ()
     assert optimize(free, gap=0.0).plan.meshes == ()
+    cut = optimize(pinned(free, OwnRanks(module="vision", cp=(2,))), gap=0.0).plan
+    (mesh,) = cut.meshes
+    assert (mesh.tp, mesh.cp, mesh.patches) == (1, 2, ("vision",))
+    assert check_plan(cut) == ()
     alone = optimize(pinned(free, OwnRanks(module="vision"), OwnRanks(module="projector")), gap=0.0).plan
     assert [mesh.modules for mesh in alone.meshes] == [("vision",), ("projector",)]
     assert check_plan(alone) == ()
@@ -147,7 +169,7 @@ def test_modules_of_constraints_are_read_and_checked(tmp_path: Path) -> None:
         ("{llm: {tp: 1}}", "'llm' cannot have ranks of its own"),
         ("{visoin: {tp: 1}}", "'visoin' cannot have ranks of its own.*vision"),
         ("{vision: {tp: 0}}", "tp"),
-        ("{vision: {cp: 2}}", "cp"),
+        ("{vision: {vp: 2}}", "vp"),
         ("{vision: 3}", "vision"),
     ):
         with pytest.raises(InputError, match=message):
@@ -170,7 +192,7 @@ def test_questions_about_ranks_of_their_own_are_answered() -> None:
     assert why_not(free, winner, parse_pins("modules=none", job), limits).verdict == "chosen"
     for text, message in (
         ("modules=llm", "'llm' cannot have ranks of its own"),
-        ("vision.cp=2", "unknown key 'vision.cp'; of a module's own ranks: 'tp', 'dp', 'pp'"),
+        ("vision.vp=2", "unknown key 'vision.vp'; of a module's own ranks: 'tp', 'cp', 'ep', 'dp', 'pp'"),
         ("vision.dp=0", "expected a count of at least 1"),
         ("vision.dp=2 vision.dp=4", "given twice"),
     ):

@@ -37,7 +37,8 @@ from mmplan.scenario.scenario import Sample
 WIDE = {"vision": (1, 8), "llm": (2, 2), "microbatch": 4}
 NARROW = {"vision": (2, 1), "llm": (1, 4), "microbatch": 2}
 SLICED = {"vision": (1, 4), "llm": (1, 2), "cp": 4, "microbatch": 4}
-SHAPES = [WIDE, NARROW, {**WIDE, "vision": (1, 2)}, {**WIDE, "vision": (2, 4), "cut_vision": True}, SLICED]
+PATCHED = {"vision": (1, 2), "vision_cp": 2, "llm": (2, 1), "cp": 4, "microbatch": 8, "cut_vision": True}
+SHAPES = [WIDE, NARROW, {**WIDE, "vision": (1, 2)}, {**WIDE, "vision": (2, 4), "cut_vision": True}, SLICED, PATCHED]
 
 
 def made(shape: dict[str, object], devices: int = 24) -> Plan:
@@ -170,7 +171,10 @@ BROKEN = [
     ({"tp": 2, "dp": 3}, "the meshes have 2, 3 replicas: of two one has to divide the other"),
     ({"dp": 16}, r"a replica of vision, vision_projector would get dp=2 x 4 samples / dp=16 = 0.5 samples"),
     ({"tp": 3, "dp": 2}, "tp=3 does not divide vision: "),
-    ({"cp": 2, "dp": 4}, "cp=2 in the mesh of vision, vision_projector: only language models split their rows"),
+    ({"tp": 2, "cp": 2, "dp": 2}, "tp=2 x cp=2 x dp=2 in the mesh of .*: with cp each rank has whole layers, so that"),
+    ({"ep": 2}, "ep=2 in the mesh of vision, vision_projector, which has no experts"),
+    ({"patches": ("vision",)}, "vision is cut along patches, and its mesh has cp=1"),
+    ({"patches": ("vision_projector",), "cp": 2, "dp": 4}, "vision_projector is cut .* no module of the mesh"),
     ({"modules": ("vision",)}, "stage 0 holds vision and vision_projector, which have unlike meshes"),
     ({"modules": ("vision", "sound")}, "sound is no module of this model"),
     ({"modules": ("llm",)}, "llm is a language model"),
@@ -189,6 +193,13 @@ def test_a_mesh_that_cannot_work_is_refused_by_name(change: dict[str, object], m
     findings = [finding for finding in check_plan(broken) if finding.rule == "meshes"]
     assert findings
     assert re.search(message, findings[0].message), findings[0].message
+
+
+def test_cp_of_two_meshes_is_nested() -> None:
+    one = made(SLICED)
+    (mesh,) = one.meshes
+    broken = replace(one, meshes=(replace(mesh, cp=3, dp=2),))
+    assert "the meshes have cp of 3, 4: of two one has to divide the other" in check_plan(broken)[0].message
 
 
 def test_two_meshes_of_one_module_and_an_empty_mesh_are_refused() -> None:
@@ -239,7 +250,7 @@ def test_ranks_without_work_between_others_are_refused() -> None:
 
 def test_a_rank_of_another_mesh_sends_each_shard_its_part() -> None:
     """Of ranks that share layers one sends to each taker, and every message has its receive."""
-    for one in (made(WIDE), made(NARROW), made(SLICED)):
+    for one in (made(WIDE), made(NARROW), made(SLICED), made(PATCHED)):
         program = lower(one, build_graph(one.scenario), drawn_step_loads(one, 0))
         places, ranks = listed_places(one), range(one.rank_count)
         own = [program_of_shard(one, program.ranks[places[r]], place_of(one, r).shard) for r in ranks]

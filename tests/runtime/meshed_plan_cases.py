@@ -6,10 +6,11 @@ from tiny_plans import AUDIO, VISION, hand_plan
 
 from mmplan.planner.mesh import Mesh
 from mmplan.planner.plan import Plan
-from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.scenario import Moe, Scenario
 
 LLM = ("llm.embed", "llm.0-5", "llm.head", "llm.loss")
 HALVES = (("llm.embed", "llm.0-2"), ("llm.3-5", "llm.head", "llm.loss"))
+DEEP = (("vision.embed", "vision.0-1"), ("vision.2-3", "projector.0"))
 SIGHT, SOUND = ("vision", "projector"), ("audio", "audio_projector")
 
 
@@ -18,9 +19,8 @@ def meshed_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
     tiny, crossed = models["1f1b"], models["cross-attention in two stages"]
     encoders = ((*VISION, *AUDIO), LLM)
     wide = hand_plan(tiny, encoders, microbatch_size=2)
-    deep = (("vision.embed", "vision.0-1"), ("vision.2-3", "projector.0"))
     both = hand_plan(tiny, encoders, dp=2)
-    two = hand_plan(tiny, (*deep, (*AUDIO, *LLM)), dp=2)
+    two = hand_plan(tiny, (*DEEP, (*AUDIO, *LLM)), dp=2)
     stages = tuple(replace(stage, recompute="full") for stage in two.stages)
     dealt = replace(wide, tp=2, meshes=(own(*SIGHT, *SOUND, dp=2, first=2),))
     return {
@@ -45,6 +45,7 @@ def meshed_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
             meshes=(own(*SIGHT, tp=2, first=2),),
         ),
         **_sliced_cases(models),
+        **_patch_cases(models),
     }
 
 
@@ -52,7 +53,7 @@ def _sliced_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
     """Rows of the language model on cp ranks, which get slices of what encoders with other degrees make."""
     tiny, crossed = models["1f1b"], models["cross-attention in two stages"]
     experts = models["experts, latent attention and DeepStack"]
-    encoders, parts = ((*VISION, *AUDIO), LLM), (("vision.embed", "vision.0-1"), ("vision.2-3", "projector.0"))
+    encoders = ((*VISION, *AUDIO), LLM)
     wide = hand_plan(tiny, encoders, microbatch_size=2)
     routed = hand_plan(experts, ((*VISION, "deep.0", *AUDIO), LLM), dp=2)
     stages = tuple(replace(stage, recompute="full") for stage in wide.stages)
@@ -64,7 +65,7 @@ def _sliced_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
             hand_plan(crossed, encoders, microbatch_size=2), cp=2, meshes=(own(*SIGHT, *SOUND, tp=2, first=2),)
         ),
         "vision in two stages, rows and clips on 2 ranks": replace(
-            hand_plan(tiny, (*parts, (*AUDIO, *LLM)), microbatch_size=2),
+            hand_plan(tiny, (*DEEP, (*AUDIO, *LLM)), microbatch_size=2),
             cp=2,
             spread=SOUND,
             sharding="optimizer",
@@ -79,7 +80,57 @@ def _sliced_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
             ep=2,
             meshes=(own(*SIGHT, "deep", *SOUND, dp=2, first=2),),
         ),
+        "experts of an encoder over its 2 replicas, language model on tp 2": replace(
+            hand_plan(_expert_vision(tiny), encoders, microbatch_size=2),
+            tp=2,
+            sharding="optimizer",
+            meshes=(replace(own(*SIGHT, *SOUND, dp=2, first=2), ep=2),),
+        ),
+        "experts of an encoder over tp 2, language model on 2 replicas": replace(
+            hand_plan(_expert_vision(tiny), encoders, dp=2),
+            meshes=(replace(own(*SIGHT, *SOUND, tp=2, first=2), ep=2),),
+        ),
     }
+
+
+def _patch_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
+    """Encoders whole on each of two cp ranks of their own, with some rows of all images or some of the images."""
+    tiny, crossed = models["1f1b"], models["cross-attention in two stages"]
+    experts = models["experts, latent attention and DeepStack"]
+    encoders, both = ((*VISION, *AUDIO), LLM), (*SIGHT, *SOUND)
+    wide = hand_plan(tiny, encoders, microbatch_size=2)
+    stages = tuple(replace(stage, recompute="full") for stage in wide.stages)
+    patched = replace(own(*both, first=2), cp=2, patches=("vision", "audio"))
+    return {
+        "patches on 2 ranks, language model on tp 2": replace(wide, tp=2, sharding="parameters", meshes=(patched,)),
+        "patches on 2 ranks, language model on 2 replicas": replace(
+            hand_plan(tiny, encoders, dp=2), stages=stages, meshes=(patched,)
+        ),
+        "patches on 2 ranks, rows on 2 ranks, DeepStack": replace(
+            hand_plan(experts, ((*VISION, "deep.0", *AUDIO), LLM), microbatch_size=2),
+            cp=2,
+            meshes=(replace(patched, modules=(*both, "deep"), patches=("vision",)),),
+        ),
+        "images in turn on 2 ranks, cross-attention, 2 replicas": replace(
+            hand_plan(crossed, encoders, dp=2), sharding="optimizer", meshes=(replace(patched, patches=()),)
+        ),
+        "patches on 2 ranks, their projector elsewhere": replace(
+            hand_plan(tiny, (("vision.embed", "vision.0-3"), ("projector.0", *AUDIO, *LLM)), microbatch_size=2),
+            cp=2,
+            meshes=(replace(patched, modules=("vision",), patches=("vision",)),),
+        ),
+    }
+
+
+def _expert_vision(scenario: Scenario) -> Scenario:
+    """Four experts in the blocks of the vision encoder."""
+    modules = tuple(
+        replace(m, transformer=replace(m.transformer, moe=Moe(experts=4, topk=2, expert_ffn=48)))
+        if m.name == "vision" and m.transformer
+        else m
+        for m in scenario.model.modules
+    )
+    return replace(scenario, model=replace(scenario.model, modules=modules))
 
 
 def own(*modules: str, tp: int = 1, dp: int = 1, first: int) -> Mesh:

@@ -146,6 +146,11 @@ def module_grids(plan: Plan, module: ModelModule, spread: Sequence[str] = ()) ->
         firsts = [plan.first_rank(stage) for stage in stages]
         if firsts != [firsts[0] + place * mesh.ranks for place in range(len(firsts))]:
             raise CheckError(f"{TARGET} numbers the ranks of {name} without a gap; its stages begin at ranks {firsts}")
+        if mesh.spread:
+            raise CheckError(
+                f"{TARGET} deals out whole samples to an encoder's ranks, the plan has {' and '.join(mesh.modules)} on "
+                f"{mesh}: set `constraints.modules: {{{mesh.modules[0]}: {{cp: 1}}}}` and optimize again"
+            )
         members = tuple(one for one, branch in branches.items() if branch == name)
         whole = any(member in spread for member in members)
         grids.append(

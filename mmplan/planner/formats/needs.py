@@ -62,6 +62,8 @@ def _degrees(plan: Plan) -> Found:
             yield "patch groups", f"{names} whole on each of {plan.width} ranks, which take rows of every image"
     for mesh in plan.meshes:
         yield "modules on meshes of their own", f"{' and '.join(mesh.modules)} on {mesh}"
+        if mesh.patches:
+            yield "patch groups", f"{' and '.join(mesh.patches)} whole on each of {mesh.cp} ranks of their own"
     cluster = plan.scenario.cluster
     pools = cluster.pools_of(0, plan.world - 1)
     kinds = dict.fromkeys(f"{cluster.pools[p].devices_per_node} x {cluster.pools[p].device.name}" for p in pools)
