@@ -207,10 +207,11 @@ class Trained:
         return self.dense + self.spread + self.experts
 
 
-def trained_on_rank(layer: Layer, layout: Layout) -> Trained:
-    """Trained parameters of a layer on one rank; a tied head has none, its matrix is the token table's."""
+def trained_on_rank(layer: Layer, layout: Layout, *, tied: bool = False) -> Trained:
+    """Trained parameters of a layer on one rank; a tied head has none, its matrix is the token table's. With `tied`
+    those of that matrix alone, as a stage has them that the table is not on."""
     shard = layout.shard(layer)
-    trained = [op for op in layer.ops if op_trainable(op) and not is_tied(op)]
+    trained = [op for op in layer.ops if op_trainable(op) and is_tied(op) == tied]
     experts = sum(op_parameters(op, shard) for op in trained if is_expert(op))
     rest = sum(op_parameters(op, shard) for op in trained if not is_expert(op))
     if layer.module in layout.spread:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph, Edge
-from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
+from mmplan.cost_models.layout import Layout, Trained
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.peak_loads import peak_loads
@@ -27,10 +27,12 @@ from mmplan.cost_models.planned_memory import (
     planned_state_bytes,
     planned_working_bytes,
 )
+from mmplan.cost_models.ties import tied_share, trained_ties, trained_together
 from mmplan.planner.check_schedule import held_microbatches
 from mmplan.planner.finding import Finding
 from mmplan.planner.mesh import Mesh, message_bytes, messages
 from mmplan.planner.plan import Plan
+from mmplan.scenario.scenario import DTYPE_BYTES
 from mmplan.units import format_bytes, format_seconds
 
 # Sums of float seconds in another order differ by some 1e-15 per term; a real error is far above this.
@@ -189,10 +191,21 @@ def _finish_s(plan: Plan, graph: ComputationGraph, costs: CostModel) -> list[flo
     result_s = []
     for index, stage in enumerate(plan.stages):
         layout = plan.layout(index)
-        trained = sum((trained_on_rank(graph.layer(layer), layout) for layer in stage.layers), Trained())
+        trained = trained_together([graph.layer(layer) for layer in stage.layers], layout)
         finish_s = costs.reduce_s(trained, layout, together[plan.mesh(index)]) + costs.update_s(trained, layout)
+        finish_s += _tied_s(plan, graph, costs, stage.layers, layout)
         result_s.append(finish_s if trained.total else 0.0)
     return result_s
+
+
+def _tied_s(plan: Plan, graph: ComputationGraph, costs: CostModel, layers: Sequence[str], layout: Layout) -> float:
+    """Ranks with these layers and others elsewhere that read the same matrix sum its gradient: two messages of half."""
+    near = plan.world <= min(pool.devices_per_node for pool in plan.scenario.cluster.pools)
+    width, here, seconds = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype], set(layers), 0.0
+    for table, head in trained_ties(graph):
+        if (table in here) != (head in here):
+            seconds += 2 * costs.transfer_s(tied_share(graph.layer(head), layout) * width / 2, near)
+    return seconds
 
 
 def _most_in_one_node(plan: Plan, stage: int) -> int:
@@ -272,10 +285,12 @@ def _chunked_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Seq
             wait_s[passed] = max(wait_s[passed], _lag_s(plan, graph, costs, edge, ends, loads, near, {}))
     together, finish_s = min(_most_in_one_node(plan, stage) for stage in range(count)), []
     for row in range(plan.pp):
-        held = [graph.layer(layer) for stage in plan.stages_of(row) for layer in plan.stages[stage].layers]
+        held = [layer for stage in plan.stages_of(row) for layer in plan.stages[stage].layers]
         layout = plan.layout(plan.stages_of(row)[0])
-        trained = sum((trained_on_rank(layer, layout) for layer in held), Trained())
+        by_stage = [[graph.layer(layer) for layer in plan.stages[stage].layers] for stage in plan.stages_of(row)]
+        trained = sum((trained_together(layers, layout) for layers in by_stage), Trained())
         ends_s = costs.reduce_s(trained, layout, together) + costs.update_s(trained, layout)
+        ends_s += _tied_s(plan, graph, costs, held, layout)
         finish_s.append(ends_s if trained.total else 0.0)
     repeats = count // plan.pp * plan.microbatches + plan.pp - 1
     return repeats * max(busy_s) + sum(wait_s) + max(finish_s)

@@ -20,6 +20,7 @@ def check_program(program: Program) -> tuple[Finding, ...]:
     findings += [finding for rank in program.ranks for finding in _transfers_around_computes(rank)]
     findings += _both_ends(program)
     findings += _reductions(program)
+    findings += _ties(program)
     if not findings:
         findings += circles(program)
     return tuple(findings)
@@ -134,14 +135,41 @@ def _reductions(program: Program) -> Iterator[Finding]:
                 break
 
 
+def _ties(program: Program) -> Iterator[Finding]:
+    """What stages share is summed behind the reductions of the rank, by several ranks of each replica, each once and of
+    the same size, and by the same stages in every replica."""
+    by_tie: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    for rank in program.ranks:
+        ties = [action for action in rank.actions if action.kind == "TIE"]
+        for tie in ties:
+            of_replica = by_tie.setdefault(tie.microbatch, {}).setdefault(rank.replica, [])
+            of_replica.append((tie.stage, tie.bytes))
+        ends = [action.kind for action in rank.actions if action.kind in ("REDUCE", "TIE", "STEP")]
+        if ends != sorted(ends, key=("REDUCE", "TIE", "STEP").index):
+            yield Finding(rule="tie", message=f"rank {rank.rank} lists {', '.join(ends)}: reductions, ties, one update")
+    for number, of_replicas in sorted(by_tie.items()):
+        (first, expected), *others = sorted(of_replicas.items())
+        sizes = {size for _, size in expected}
+        stages = [stage for stage, _ in expected]
+        if len(sizes) > 1 or len(set(stages)) < len(stages) or (len(stages) == 1 and sizes != {0}):
+            listed = ", ".join(f"stage {stage} ({size} bytes)" for stage, size in expected)
+            yield Finding(rule="tie", message=f"tie {number} is summed in replica {first} by {listed}")
+        for replica, found in others:
+            if sorted(found) != sorted(expected):
+                message = f"tie {number} is summed by {len(expected)} ranks in replica {first}, by {len(found)} in "
+                yield Finding(rule="tie", message=f"{message}{replica}")
+
+
 def _node(rank: RankProgram, position: int, action: Action) -> _Node:
-    """One node for both ends of a transfer, and for a reduction on all replicas."""
+    """One node for both ends of a transfer, for a reduction on all replicas, and for a sum over stages."""
     if action.kind == "SEND":
         return ("transfer", rank.rank, action.peer, action.tensor, action.microbatch)
     if action.kind == "RECV":
         return ("transfer", action.peer, rank.rank, action.tensor, action.microbatch)
     if action.kind == "REDUCE":
         return ("reduce", action.stage)
+    if action.kind == "TIE":
+        return ("tie", action.microbatch, rank.replica)
     return (rank.rank, position)
 
 

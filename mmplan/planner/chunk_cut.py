@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mmplan.planner.cut_problem import CutProblem
+from mmplan.planner.cut_problem import CutProblem, CutTie
 from mmplan.planner.problem import least_of
 from mmplan.planner.schedules.in_flight import held_by_chunks
 from mmplan.planner.upsets import IntArray
@@ -105,7 +105,15 @@ def evaluate_chunks(problem: CutProblem, chunks: int, ends: Sequence[int]) -> Ch
         held_bytes = most_held(state_bytes, kept_bytes, held_by_chunks(p, chunks, m, rank), level.working_bytes)
         trained = any(problem.trainable[group] for chunk in own for group in chunk)
         busiest_ns, fits = max(busiest_ns, *work_ns), fits and held_bytes <= kind.capacity_bytes
-        finish_ns = max(finish_ns, sum(finishes_ns) + kind.finish_fixed_ns * trained)
+        tied_ns = sum(_tied_ns(tie, own) for tie in problem.ties)
+        finish_ns = max(finish_ns, sum(finishes_ns) + kind.finish_fixed_ns * trained + tied_ns)
     lags_ns = int(boundary_lags(problem)[list(ends[:-1])].sum())
     objective_ns = repeats(p, chunks, m) * busiest_ns + lags_ns + finish_ns
     return ChunkValue(objective_ns=objective_ns, busiest_ns=busiest_ns, fits=fits)
+
+
+def _tied_ns(tie: CutTie, chunks: Sequence[range]) -> int:
+    """What a rank with these chunks pays for a matrix that is not in one of them alone."""
+    table, head = (next((chunk for chunk in chunks if group in chunk), None) for group in (tie.table, tie.head))
+    copies = head is not None and head != table
+    return tie.copy_ns * copies + tie.sum_ns * ((table is None) != (head is None))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mmplan.errors import CheckError
-from mmplan.planner.program import Action, Program
+from mmplan.planner.program import Action, Meeting, Program, meeting
 
 _TensorKey = tuple[int, int, str, int]  # source rank, target rank, tensor, microbatch
 
@@ -25,11 +25,11 @@ class Clockwork:
         self.link_free_s: dict[tuple[int, int], float] = {}
         self.posted: list[dict[tuple[str, int, int], list[_TensorKey]]] = [{} for _ in program.ranks]
         self.waiting_for: dict[_TensorKey, int] = {}
-        self.at_reduce: dict[int, list[int]] = {}
-        self.replicas_of_stage: Counter[int] = Counter()
+        self.at_meeting: dict[Meeting, list[int]] = {}
+        self.members: Counter[Meeting] = Counter()
         for rank in program.ranks:
-            reduced = (action.stage for action in rank.actions if action.kind == "REDUCE")
-            self.replicas_of_stage.update({rank.stage, *reduced})
+            met = (meeting(rank, action) for action in rank.actions if action.kind in ("REDUCE", "TIE"))
+            self.members.update({("REDUCE", rank.stage, 0), *met})
         self.ready: list[int] = []
 
     def run(self) -> tuple[Rows, Rows]:
@@ -53,8 +53,8 @@ class Clockwork:
                 users = "B" if "<" in action.tensor else "F"
                 key = (action.peer, rank.rank, action.tensor, action.microbatch)
                 self.posted[index].setdefault((users, action.stage, action.microbatch), []).append(key)
-            elif action.kind == "REDUCE":
-                self._reduce(index, action)
+            elif action.kind in ("REDUCE", "TIE"):
+                self._meet(index, meeting(rank, action))
                 return
             elif not self._compute(index, position, action):
                 return
@@ -89,11 +89,11 @@ class Clockwork:
         self.clock_s[index] = end_s
         return True
 
-    def _reduce(self, index: int, action: Action) -> None:
-        """Block until all listed replicas of the stage are here; the last one lets all of them go on."""
-        arrived = self.at_reduce.setdefault(action.stage, [])
+    def _meet(self, index: int, key: Meeting) -> None:
+        """Block until all who sum are here; the last one lets all of them go on."""
+        arrived = self.at_meeting.setdefault(key, [])
         arrived.append(index)
-        if len(arrived) < self.replicas_of_stage[action.stage]:
+        if len(arrived) < self.members[key]:
             return
         start_s = max(self.clock_s[member] for member in arrived)
         for member in arrived:

@@ -12,8 +12,8 @@ from mmplan.planner.program import Action, ActionKind, Program, RankProgram
 
 Integers = NDArray[np.int64]
 
-KINDS: tuple[ActionKind, ...] = ("F", "B", "I", "W", "SEND", "RECV", "REDUCE", "STEP")
-F, B, I, W, SEND, RECV, REDUCE, STEP = range(len(KINDS))  # noqa: E741
+KINDS: tuple[ActionKind, ...] = ("F", "B", "I", "W", "SEND", "RECV", "REDUCE", "TIE", "STEP")
+F, B, I, W, SEND, RECV, REDUCE, TIE, STEP = range(len(KINDS))  # noqa: E741
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -5,17 +5,19 @@ from dataclasses import dataclass, replace
 
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layout import Layout, RecomputeLevel, Trained
+from mmplan.cost_models.ties import trained_together
 from mmplan.planner.chunk_cut import most_held
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, scenario_hash
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import allowed_levels, finish_s, lag_s, machine_of
+from mmplan.planner.problem import allowed_levels, finish_s, lag_s, machine_of, one_node, stage_finish_s
 from mmplan.planner.schedules.in_flight import held_by_chunks, in_flight
 from mmplan.planner.schedules.looped import interleaved
 from mmplan.planner.schedules.plan_problem import plan_problem, whole_backwards
 from mmplan.planner.schedules.problem import NotApplicable
 from mmplan.planner.schedules.text import schedule_text
 from mmplan.planner.sides import Side, side_index, sides_of
+from mmplan.planner.tied_cut import tied_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,9 +86,11 @@ def _chunk_stages(
     finish = []
     for rank in range(p):
         layout = configuration.layout_of(rank, prices.scenario.cluster)
-        priced = prices.layers(layout, configuration.microbatch_size)
-        trained = sum((priced[layer].trained for ids in chunks[rank::p] for layer in ids), Trained())
-        finish.append(finish_s(prices, configuration, trained, layout.pools))
+        own = [[prices.graph.layer(layer) for layer in ids] for ids in chunks[rank::p]]
+        trained = sum((trained_together(layers, layout) for layers in own), Trained())
+        held = [layer for ids in chunks[rank::p] for layer in ids]
+        ends_s = finish_s(prices, configuration, trained, layout.pools)
+        finish.append(ends_s + tied_s(prices, configuration, held, one_node(configuration, prices.scenario.cluster)))
     time = StepTime(
         repeat_s=v * (m - 1) * busiest_s,
         critical_path_s=(v + p - 1) * busiest_s + sum(_boundary_lags_s(prices, configuration, chunks)),
@@ -156,7 +160,7 @@ def _at_level(
         layers=ids,
         forward_s=sum(one.forward_s for one in priced),
         backward_s=sum(one.backward_s for one in priced),
-        finish_s=finish_s(prices, configuration, sum((one.trained for one in priced), Trained()), layout.pools),
+        finish_s=stage_finish_s(prices, configuration, ids, layout),
         in_flight=alive,
         memory_bytes=at_work_bytes + state_bytes + alive * kept_bytes,
         capacity_bytes=machine.capacity_bytes,

@@ -30,6 +30,17 @@ class CutEdge:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CutTie:
+    """A matrix that the groups `table` and `head` read. A rank with one of them alone pays `sum_ns` at the end of the
+    step, and a stage with `head` alone `copy_ns` for its copy."""
+
+    table: int
+    head: int
+    sum_ns: int
+    copy_ns: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
     """One way of recomputing: work and kept activations of each group, and what a stage needs at work beside them;
     `state_bytes` in place of the problem's."""
@@ -67,6 +78,8 @@ class CutProblem:
 
     `mesh_of`: number of the mesh of each group, where not all have one. A stage holds groups of its kind's mesh, at the
     levels of its kind; stages of lower meshes come first.
+
+    `ties`: what stages pay that hold copies of one matrix, on top of `finish_ns`.
     """
 
     work_ns: tuple[int, ...]
@@ -84,6 +97,7 @@ class CutProblem:
     kinds: tuple[StageKind, ...] = ()
     kind_of: tuple[int, ...] = ()
     mesh_of: tuple[int, ...] = ()
+    ties: tuple[CutTie, ...] = ()
 
     def __post_init__(self) -> None:
         if any(edge.producer >= edge.consumer for edge in self.edges):
@@ -163,6 +177,10 @@ def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
         finish_ns[stage] += problem.kind(stage).finish_ns[group]
     for stage in {stage for group, stage in enumerate(stage_of) if problem.trainable[group]}:
         finish_ns[stage] += problem.kind(stage).finish_fixed_ns
+    for tie in problem.ties:
+        if stage_of[tie.table] != stage_of[tie.head]:
+            finish_ns[stage_of[tie.table]] += tie.sum_ns
+            finish_ns[stage_of[tie.head]] += tie.sum_ns + tie.copy_ns
     cut = [edge for edge in problem.edges if stage_of[edge.producer] != stage_of[edge.consumer]]
     cut.sort(key=lambda edge: -stage_of[edge.producer])
     depth = [1] * problem.stages

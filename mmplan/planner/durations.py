@@ -12,6 +12,7 @@ from mmplan.planner.mesh import joined_bytes, most_messages
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Action, Program, RankProgram, target_layer
 from mmplan.planner.step_loads import StageLoads, StepLoads
+from mmplan.planner.ties import tie_near, tie_seconds, tied_tables
 from mmplan.planner.timing import Seconds
 
 
@@ -25,7 +26,7 @@ def predicted_durations(
     seen, meshes = StageLoads(plan, loads), [plan.mesh(stage) for stage in range(len(plan.stages))]
     priced: dict[tuple[int, str, int], float] = {}  # equal loads are the same object in a mean step
 
-    stage_of = plan.stage_of_layer()
+    stage_of, ties = plan.stage_of_layer(), tied_tables(plan, graph)
 
     def compute_s(stage: int, kind: str, load: Loads) -> float:
         key = (stage, kind, id(load))
@@ -58,6 +59,10 @@ def predicted_durations(
             stage = action.stage
             whole_s = costs.reduce_s(trained[stage], layouts[stage], replicas_per_node(plan, stage))
             return whole_s - gather_s(stage)
+        if action.kind == "TIE":
+            stages = ties[action.microbatch].stages
+            near, count = tie_near(plan, stages, rank.replica), len(set(map(plan.row, stages)))
+            return tie_seconds(costs, action.bytes, count, near)
         if action.kind == "STEP":
             held = plan.stages_of(plan.row(rank.stage))
             update_s = costs.update_s(sum((trained[stage] for stage in held), Trained()), layouts[rank.stage])

@@ -93,4 +93,5 @@ def memory_problem(problem: CutProblem) -> CutProblem:
         trainable=(False,) * problem.groups,
         edges=edges,
         finish_fixed_ns=0,
+        ties=(),
     )

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from mmplan.cost_models.compressed_bytes import FORMATS
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Trained, trained_on_rank
+from mmplan.cost_models.ties import trained_apart, trained_together
 from mmplan.planner.columns import program_of
 from mmplan.planner.dry_run import schedule_columns
 from mmplan.planner.mesh import message_bytes
-from mmplan.planner.place import Lowered, Pipeline, Transfer, place
+from mmplan.planner.place import Lowered, Pipeline, TiedSum, Transfer, place
 from mmplan.planner.place_meshed import place_meshed
 from mmplan.planner.plan import Plan
 from mmplan.planner.plan_schedule import plan_schedule
@@ -26,6 +27,7 @@ from mmplan.planner.schedule import Schedule
 from mmplan.planner.shared_bytes import SharedBytes, shared_bytes
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.planner.step_loads import StageLoads, StepLoads
+from mmplan.planner.ties import tie_bytes, tied_tables
 from mmplan.scenario.scenario import DTYPE_BYTES
 
 
@@ -84,6 +86,9 @@ def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedul
         ),
         reduce_bytes=tuple(reduced_bytes(plan, graph, stage) for stage in range(len(plan.stages))),
         shared_bytes=_shared_bytes(plan, graph),
+        ties=tuple(
+            TiedSum(stages=tied.stages, bytes=tie_bytes(plan, graph, tied)) for tied in tied_tables(plan, graph)
+        ),
     )
 
 
@@ -95,8 +100,7 @@ def stage_gradient_bytes(plan: Plan, graph: ComputationGraph, stage: int) -> int
 
 def stage_trained(plan: Plan, graph: ComputationGraph, stage: int) -> Trained:
     """Trained parameters of one rank of the stage."""
-    layout = plan.layout(stage)
-    return sum((trained_on_rank(graph.layer(layer), layout) for layer in plan.stages[stage].layers), Trained())
+    return trained_together([graph.layer(layer) for layer in plan.stages[stage].layers], plan.layout(stage))
 
 
 def reduced_bytes(plan: Plan, graph: ComputationGraph, stage: int) -> int:
@@ -104,8 +108,9 @@ def reduced_bytes(plan: Plan, graph: ComputationGraph, stage: int) -> int:
     trained, layout = stage_trained(plan, graph, stage), plan.layout(stage)
     form, sent_bytes = FORMATS.get(plan.scenario.technique.compression), 0
     if form is not None and layout.replicas > 1 and plan.sharding == "none":
-        layers = (trained_on_rank(graph.layer(layer), layout) for layer in plan.stages[stage].layers)
-        sent_bytes = sum(form.wire_bytes(one.dense - one.kept) for one in layers)
+        layers = [graph.layer(layer) for layer in plan.stages[stage].layers]
+        coded = (one.dense - one.kept for one in trained_apart(layers, layout))
+        sent_bytes = sum(map(form.wire_bytes, coded))
         trained = replace(trained, dense=trained.kept)
     held = (
         (trained.dense, layout.replicas),
@@ -119,8 +124,13 @@ def reduced_bytes(plan: Plan, graph: ComputationGraph, stage: int) -> int:
 def _shared_bytes(plan: Plan, graph: ComputationGraph) -> tuple[SharedBytes, ...]:
     if plan.sharding == "none":
         return ()
+    counts = {
+        layer: trained_on_rank(graph.layer(tied.head), plan.layout(tied.stages[1]), tied=True).dense
+        for tied in tied_tables(plan, graph)
+        for layer in (tied.table, tied.head)
+    }
     return tuple(
-        shared_bytes([graph.layer(layer) for layer in stage.layers], plan.layout(index), plan.scenario)
+        shared_bytes([graph.layer(layer) for layer in stage.layers], plan.layout(index), plan.scenario, counts)
         for index, stage in enumerate(plan.stages)
     )
 

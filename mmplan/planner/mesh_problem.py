@@ -98,6 +98,11 @@ def meshed_problem(prices: Prices, meshed: MeshedGroups, configuration: Configur
         finish_ns=joined("finish_ns"),
         trainable=tuple(map(bool, joined("trainable"))),
         edges=(*_inner_edges(problems, places), *_outer_edges(prices, meshed, configuration, sides)),
+        ties=tuple(
+            replace(tie, table=kept[tie.table], head=kept[tie.head])
+            for problem, kept in zip(problems, places, strict=True)
+            for tie in problem.ties
+        ),
         finish_fixed_ns=min(problem.finish_fixed_ns for problem in problems),
         capacity_bytes=max(problem.capacity_bytes for problem in problems),
         stages=configuration.pp,

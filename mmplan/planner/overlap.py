@@ -14,7 +14,7 @@ def overlap_rate(timeline: Sequence[TimedAction]) -> float:
     for rank in ranks:
         own = [item for item in timeline if item.rank == rank]
         compute = merged([(t.start_s, t.end_s) for t in own if t.action.kind in "FBIW"])
-        communicate = merged([(t.start_s, t.end_s) for t in own if t.action.kind in ("SEND", "RECV", "REDUCE")])
+        communicate = merged([(t.start_s, t.end_s) for t in own if t.action.kind in ("SEND", "RECV", "REDUCE", "TIE")])
         communicating_s += total_s(communicate)
         both_s += total_s(compute) + total_s(communicate) - total_s(merged([*compute, *communicate]))
     return both_s / communicating_s if communicating_s > 0 else 1.0

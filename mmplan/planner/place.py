@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmplan.planner.columns import KINDS, RECV, REDUCE, SEND, STEP, B, F, I, Integers, ProgramColumns
+from mmplan.planner.columns import KINDS, RECV, REDUCE, SEND, STEP, TIE, B, F, I, Integers, ProgramColumns
 from mmplan.planner.dry_run import GlobalOrder, ScheduleColumns, dry_run
 from mmplan.planner.mesh import Mesh
 from mmplan.planner.shared_bytes import SharedBytes
@@ -26,6 +26,15 @@ class Transfer:
     gradient: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TiedSum:
+    """A gradient that the ranks of several stages in a replica sum; `bytes`: of a rank's buffer, 0 where one rank has
+    all of these stages."""
+
+    stages: tuple[int, ...]
+    bytes: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pipeline:
     """A schedule and everything about its stages that decides which actions ranks have.
@@ -33,7 +42,7 @@ class Pipeline:
     ranks: `[replica][pipeline rank]` -> rank. meshes: of each pipeline rank, where these are not all alike; `ranks` is
     then that of replica 0 alone. seconds: `[stage][F, B, I, W]` of the dry run. reduce_bytes: gradient
     buffer of each stage, 0 where no other rank holds the same weights. shared_bytes: what each stage hands to
-    collectives; empty: the gradient buffer in REDUCE.
+    collectives; empty: the gradient buffer in REDUCE. ties: sums over stages, in the order of all ranks.
     """
 
     schedule: ScheduleColumns
@@ -43,6 +52,7 @@ class Pipeline:
     reduce_bytes: tuple[int, ...]
     shared_bytes: tuple[SharedBytes, ...] = ()
     meshes: tuple[Mesh, ...] = ()
+    ties: tuple[TiedSum, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -169,20 +179,24 @@ def _actions(pipeline: Pipeline, order: GlobalOrder) -> Rows:
 
 
 def _with_finish(pipeline: Pipeline, rows: Rows, owner: Integers, level: int) -> Rows:
-    """Behind each rank's actions the reductions of its stages and one update."""
+    """Behind each rank's actions the reductions of its stages, all sums over stages in one order, and one update."""
     ranks = len(pipeline.schedule.first) - 1
-    finish: list[tuple[int, int, int, int]] = []  # pipeline rank, kind, stage, level
+    finish: list[tuple[int, int, int, int, int]] = []  # pipeline rank, kind, stage, level, number of the tie
+    met = level + max(np.bincount(owner).tolist())  # behind the reductions of every rank
     for row in range(ranks):
         stages = [int(stage) for stage in np.nonzero(owner == row)[0]]
         reduced = [stage for stage in stages if pipeline.reduce_bytes[stage] > 0]
-        finish += [(row, REDUCE, stage, level + index) for index, stage in enumerate(reduced)]
-        finish.append((row, STEP, stages[0], level + len(reduced)))
-    added = np.array(finish, dtype=np.int64).reshape(-1, 4).T
+        finish += [(row, REDUCE, stage, level + index, -1) for index, stage in enumerate(reduced)]
+        for number, tie in enumerate(pipeline.ties):
+            finish += [(row, TIE, stage, met + number, number) for stage in tie.stages if stage in stages][:1]
+        last = met + len(pipeline.ties) if pipeline.ties else level + len(reduced)
+        finish.append((row, STEP, stages[0], last, -1))
+    added = np.array(finish, dtype=np.int64).reshape(-1, 5).T
     at = np.searchsorted(rows.row, np.arange(ranks) + 1)[added[0]]  # behind the last action of the rank
     none = np.full(len(at), -1, dtype=np.int64)
     shift = np.arange(len(rows.row)) + np.searchsorted(at, np.arange(len(rows.row)), side="right")
     own = at + np.arange(len(at))
-    parts = (added[0], added[1], added[2], none, none, none, added[3], own)
+    parts = (added[0], added[1], added[2], added[4], none, none, added[3], own)
     fields = (*columns_of_rows(rows)[:-1], shift[rows.match])
     return Rows(*(np.insert(field, at, part) for field, part in zip(fields, parts, strict=True)))
 
@@ -199,7 +213,7 @@ def _of_replica(
     (transfers,) = np.nonzero(rows.tensor >= 0)
     sizes[transfers] = tensor_bytes[rows.microbatch[transfers], rows.tensor[transfers] // 2]
     others = rows.tensor < 0
-    sizes[others] = shared_sizes(pipeline)[rows.stage[others], rows.kind[others]]
+    sizes[others] = shared_sizes(pipeline, rows)[others]
     kept = others | (sizes > 0)
     if kept.all():
         return replica, rows, sizes
@@ -208,8 +222,8 @@ def _of_replica(
     return replica, Rows(*fields), sizes[kept]
 
 
-def shared_sizes(pipeline: Pipeline) -> NDArray[np.int64]:
-    """`[stage, kind]`: bytes among ranks with the same weights; the update of a rank stands at its first stage."""
+def shared_sizes(pipeline: Pipeline, rows: Rows) -> NDArray[np.int64]:
+    """Of each action the bytes among ranks with the same weights; the update of a rank stands at its first stage."""
     shared = pipeline.shared_bytes or tuple(SharedBytes(reduce=size) for size in pipeline.reduce_bytes)
     sizes = np.zeros((len(shared), len(KINDS)), dtype=np.int64)
     sizes[:, F], sizes[:, B], sizes[:, REDUCE], update = np.array(shared, dtype=np.int64).T
@@ -217,7 +231,10 @@ def shared_sizes(pipeline: Pipeline) -> NDArray[np.int64]:
     owner = pipeline.schedule.rank_of_stage()
     first = np.array([np.argmax(owner == row) for row in owner])
     np.add.at(sizes[:, STEP], first, update)
-    return sizes
+    of_actions: NDArray[np.int64] = sizes[rows.stage, rows.kind]
+    (ties,) = np.nonzero(rows.kind == TIE)
+    of_actions[ties] = np.array([tie.bytes for tie in pipeline.ties], dtype=np.int64)[rows.microbatch[ties]]
+    return of_actions
 
 
 def _joined(pipeline: Pipeline, parts: list[tuple[int, Rows, NDArray[np.int64]]]) -> Lowered:

@@ -26,7 +26,7 @@ def place_meshed(pipeline: Pipeline, tensor_bytes: NDArray[np.int64], units: int
     rows = replica_rows(pipeline)
     fewest = min(mesh.dp for mesh in pipeline.meshes)
     listed = [mesh.dp // fewest * units for mesh in pipeline.meshes]
-    sizes, first = shared_sizes(pipeline), np.searchsorted(rows.row, np.arange(len(listed) + 1))
+    sizes, first = shared_sizes(pipeline, rows), np.searchsorted(rows.row, np.arange(len(listed) + 1))
     each = sorted(
         (pipeline.ranks[0][row] + replica * pipeline.meshes[row].width, row, replica)
         for row, count in enumerate(listed)
@@ -41,7 +41,7 @@ def place_meshed(pipeline: Pipeline, tensor_bytes: NDArray[np.int64], units: int
     size = np.zeros(len(base), dtype=np.int64)
     at = base[transfer]
     size[transfer] = tensor_bytes[finer[transfer], rows.microbatch[at], rows.tensor[at] // 2]
-    size[~transfer] = sizes[rows.stage[base[~transfer]], rows.kind[base[~transfer]]]
+    size[~transfer] = sizes[base[~transfer]]
     rank_of = np.repeat(np.arange(len(each)), [len(part[0]) for part in parts])
     kept = ~transfer | (size > 0)
     base, partner, own, other, size, rank_of = (column[kept] for column in (base, partner, own, other, size, rank_of))

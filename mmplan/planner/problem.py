@@ -11,6 +11,7 @@ import numpy as np
 
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, RecomputeLevel, Trained, base_of
+from mmplan.cost_models.ties import trained_together
 from mmplan.errors import InputError
 from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
@@ -18,6 +19,7 @@ from mmplan.planner.cut_problem import CutEdge, CutProblem, Level, StageKind
 from mmplan.planner.mesh import Mesh, joined_bytes, message_bytes, most_messages
 from mmplan.planner.pricing import Counts, Prices, way_s
 from mmplan.planner.quantise import floor_bytes, floor_ns, seconds
+from mmplan.planner.tied_cut import cut_ties, tied_matrices, tied_s
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_bytes
@@ -70,6 +72,13 @@ class FinishPrice:
         return trained.dense * self.per_dense_s + trained.kept * self.per_kept_s + spread_s + expert_s
 
 
+def stage_finish_s(prices: Prices, configuration: Configuration, layers: Sequence[str], layout: Layout) -> float:
+    """`finish_s` of a stage with these layers, and what it hands to others that hold a matrix of its own."""
+    trained = trained_together([prices.graph.layer(layer) for layer in layers], layout)
+    near = one_node(configuration, prices.scenario.cluster)
+    return finish_s(prices, configuration, trained, layout.pools) + tied_s(prices, configuration, layers, near)
+
+
 def finish_s(
     prices: Prices, configuration: Configuration, trained: Trained, pools: tuple[int, ...] | None = None
 ) -> float:
@@ -94,6 +103,7 @@ def finish_price(prices: Prices, configuration: Configuration, pools: tuple[int,
     priced = prices.of_kinds(configuration.layout, configuration.microbatch_size)
     counts = np.bincount(list(prices.kind_of.values())).tolist()
     total = sum((price.trained.times(count) for price, count in zip(priced, counts, strict=True)), Trained())
+    total = sum((one.copy for one in tied_matrices(prices, configuration.layout)), total)
     sizes = sorted({price.trained.dense for price in priced if price.trained.dense})
 
     def ends_s(trained: Trained) -> float:
@@ -157,6 +167,7 @@ def build_problem(
         pools_of = [(pool,) for pool in range(len(cluster.pools))]
     levels: list[Level] = []
     kinds: dict[tuple[int, ...], StageKind] = {}
+    copies_ns: list[tuple[int, ...]] = []
     for pools in sorted(set(pools_of)):
         names = allowed_levels(prices.scenario)
         for name in names:
@@ -173,6 +184,7 @@ def build_problem(
             )
         machine = machine_of(prices.scenario, pools)
         ends = finish_parts(prices, groups, configuration, pools)
+        copies_ns.append(ends.copies_ns)
         kinds[pools] = StageKind(
             levels=tuple(range(len(levels) - len(names), len(levels))),
             capacity_bytes=floor_bytes(machine.capacity_bytes - machine.reserved_bytes),
@@ -195,6 +207,7 @@ def build_problem(
         stages=configuration.pp,
         microbatches=configuration.microbatches,
         schedule=configuration.schedule if configuration.vp == 1 else "1f1b",
+        ties=cut_ties(prices, groups, configuration, least_of(copies_ns), one_node(configuration, cluster)),
     )
     _refuse_uncountable(problem, configuration.vp, prices.scenario)
     return problem
@@ -202,9 +215,10 @@ def build_problem(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishParts:
-    """The end of a step by group, see `CutProblem`."""
+    """The end of a step by group, see `CutProblem`; `copies_ns`: of each tied matrix."""
 
     finish_ns: tuple[int, ...]
+    copies_ns: tuple[int, ...]
     trainable: tuple[bool, ...]
     fixed_ns: int
 
@@ -215,9 +229,11 @@ def finish_parts(
     """What each group adds to the end of a step, on these pools or the quickest."""
     price, member = finish_price(prices, configuration, pools), prices.members(groups)
     trained = [one.trained for one in prices.of_kinds(configuration.layout, configuration.microbatch_size)]
+    trains = [count.total > 0 or kind.trainable for count, kind in zip(trained, prices.kinds, strict=True)]
     return FinishParts(
         finish_ns=_floors_ns(member, [price.of(count) for count in trained]),
-        trainable=tuple((member @ np.array([count.total for count in trained]) > 0).tolist()),
+        copies_ns=tuple(floor_ns(price.of(one.copy)) for one in tied_matrices(prices, configuration.layout)),
+        trainable=tuple((member @ np.array(trains) > 0).tolist()),
         fixed_ns=floor_ns(price.fixed_s),
     )
 
@@ -258,6 +274,7 @@ def _refuse_uncountable(problem: CutProblem, chunks: int, scenario: Scenario) ->
     """Sums over all groups, edges and microbatches must stay whole numbers that arrays can hold."""
     slowest_ns = chunks * problem.microbatches * max(sum(level.work_ns) for level in problem.choices)
     slowest_ns += sum(edge.lag_ns for edge in problem.edges) + problem.finish_fixed_ns + sum(problem.finish_ns)
+    slowest_ns += sum(tie.sum_ns + tie.copy_ns for tie in problem.ties)
     if slowest_ns > LARGEST:
         message = f"a step of {scenario.name} could take {seconds(slowest_ns) / SECONDS_PER_YEAR:,.0f} years: "
         raise InputError(message + "check the sizes of the data and the rates and latencies of the cluster")

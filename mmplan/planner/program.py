@@ -8,7 +8,9 @@ between two ranks stand in one global order on both, so that libraries that matc
 from dataclasses import dataclass
 from typing import Literal
 
-ActionKind = Literal["F", "B", "I", "W", "SEND", "RECV", "REDUCE", "STEP"]
+ActionKind = Literal["F", "B", "I", "W", "SEND", "RECV", "REDUCE", "TIE", "STEP"]
+
+Meeting = tuple[str, int, int]  # REDUCE, stage, 0; or TIE, its number, replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +22,10 @@ class Action:
     `producer>consumer` (layer ids) for an activation and `producer<consumer` for its gradient. To a replica of another
     mesh the listed rank sends `copies`, one for each shard that takes its rows from it, of the part of the tensor that
     begins at byte `offset` (0 until a rank's own program is made) of `whole_bytes` (0: it is all of it). REDUCE sums
-    the stage's gradients over its replicas; STEP updates the weights. `bytes` of all but SEND and RECV are those of the
-    buffers handed to collectives among the replicas meanwhile (`shared_bytes.py`).
+    the stage's gradients over its replicas; TIE then sums over stages the gradient of a matrix that each of them holds
+    (`ties.py`), whose number is in `microbatch`; STEP updates the weights. `bytes` of all but SEND and RECV are those of
+    the buffers handed to collectives meanwhile: among the replicas (`shared_bytes.py`), in a TIE among the ranks of a
+    replica that hold the matrix.
     """
 
     kind: ActionKind
@@ -56,6 +60,11 @@ class RankProgram:
     replica: int
     actions: tuple[Action, ...]
     unsent: frozenset[str] = frozenset()
+
+
+def meeting(rank: RankProgram, action: Action) -> Meeting:
+    """Ranks that sum together have the same: the replicas of a stage, or those in a replica that hold a matrix."""
+    return ("TIE", action.microbatch, rank.replica) if action.kind == "TIE" else ("REDUCE", action.stage, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

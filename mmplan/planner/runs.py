@@ -76,4 +76,5 @@ def _costs(problem: CutProblem, group: int) -> tuple[object, ...]:
         problem.finish_ns[group],
         tuple(kind.finish_ns[group] for kind in problem.kinds),
         problem.trainable[group],
+        group if any(group in (tie.table, tie.head) for tie in problem.ties) else -1,
     )

@@ -8,13 +8,14 @@ and backward instead of in STEP.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.memory_states import layer_counts
-from mmplan.cost_models.ops import Linear
+from mmplan.cost_models.ties import table_of
 from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
 
 
@@ -27,36 +28,53 @@ class SharedBytes(NamedTuple):
     update: int = 0
 
 
-def shared_bytes(layers: Sequence[Layer], layout: Layout, scenario: Scenario) -> SharedBytes:
-    """Of a stage with these layers, whose state is sharded."""
+def shared_bytes(layers: Sequence[Layer], layout: Layout, scenario: Scenario, tied: Mapping[str, int]) -> SharedBytes:
+    """Of a stage with these layers, whose state is sharded.
+
+    Args:
+        tied: by layer the parameters of a matrix that another stage has too: they have a buffer of their own.
+    """
     weight, gradient = DTYPE_BYTES[scenario.precision], DTYPE_BYTES[scenario.optimizer.gradient_dtype]
+    whole = _Stage(frozenset(layer.id for layer in layers), layout, tied)
     if layout.sharding == "optimizer":
-        together = _shared(layers, layout, trained=True)
+        together = whole.shared(layers, trained=True)
         return SharedBytes(reduce=gradient * together, update=weight * together)
-    trained = {layer.id: _shared([layer], layout, trained=True) for layer in layers}
+    trained = {layer.id: whole.shared([layer], trained=True) for layer in layers}
     used = {layer.id: _used(layer, layers) for layer in layers}
     returning = [one for layer in layers if layer.has_backward for one in used[layer.id]]
     scattered = gradient * sum(trained[one.id] for one in returning)
     if layout.sharding == "gradients":
         return SharedBytes(backward=scattered, update=weight * sum(trained.values()))
-    held = {layer.id: trained[layer.id] + _shared([layer], layout, trained=False) for layer in layers}
+    held = {layer.id: trained[layer.id] + whole.shared([layer], trained=False) for layer in layers}
     return SharedBytes(
         forward=weight * sum(held[one.id] for layer in layers for one in used[layer.id]),
         backward=weight * sum(held[one.id] for one in returning) + scattered,
     )
 
 
-def _shared(layers: Iterable[Layer], layout: Layout, *, trained: bool) -> int:
-    """Trained or frozen parameters in one buffer for each number of ranks that hold them, more than one."""
-    by_ranks: Counter[tuple[int, bool]] = Counter()  # experts on ranks of their own are apart
-    for layer in layers:
-        counts, replicas = layer_counts(layer, layout.shard(layer), tied_here=True), layout.state_replicas(layer)
-        by_ranks[replicas.dense, False] += counts.dense if trained else counts.dense_frozen
-        by_ranks[replicas.expert, layout.ep > 1] += counts.expert if trained else counts.expert_frozen
-    return sum(math.ceil(count / ranks) * ranks for (ranks, _), count in by_ranks.items() if ranks > 1)
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Ids of its layers; `tied` as in `shared_bytes`."""
+
+    here: frozenset[str]
+    layout: Layout
+    tied: Mapping[str, int]
+
+    def shared(self, layers: Iterable[Layer], *, trained: bool) -> int:
+        """Trained or frozen parameters of some layers, in one buffer for each number of ranks that hold them, more than
+        one, and for each tied matrix."""
+        by_ranks: Counter[tuple[int, str]] = Counter()
+        for layer in layers:
+            shard, replicas = self.layout.shard(layer), self.layout.state_replicas(layer)
+            counts = layer_counts(layer, shard, tied_here=table_of(layer) in self.here)
+            apart = self.tied.get(layer.id, 0) if trained else 0
+            by_ranks[replicas.dense, layer.id if apart else ""] += apart
+            by_ranks[replicas.dense, ""] += (counts.dense if trained else counts.dense_frozen) - apart
+            experts = "experts" if self.layout.ep > 1 else ""  # on ranks of their own they are apart
+            by_ranks[replicas.expert, experts] += counts.expert if trained else counts.expert_frozen
+        return sum(math.ceil(count / ranks) * ranks for (ranks, _), count in by_ranks.items() if ranks > 1)
 
 
 def _used(layer: Layer, layers: Sequence[Layer]) -> list[Layer]:
     """The layer, and that whose matrix it shares."""
-    tied = any(isinstance(op, Linear) and op.tied for op in layer.ops)
-    return [layer, *(other for other in layers if tied and other.id == f"{layer.module}.embed")]
+    return [layer, *(other for other in layers if other.id == table_of(layer))]

@@ -315,11 +315,26 @@ def _finish(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None
     problem = data.problem
     for stage in data.stages:
         kind = problem.kind(stage)
-        parts = _sum(data, variables, stage, kind.finish_ns)
+        parts = _sum(data, variables, stage, kind.finish_ns) + _tied(model, data, variables, stage)
+        model.add(variables.finish >= parts)
         for run, members in enumerate(data.runs):
             if problem.trainable[members.groups[0]]:
                 on = variables.on[run, stage]
                 model.add(variables.finish >= parts + kind.finish_fixed_ns).only_enforce_if(on)
+
+
+def _tied(model: cp_model.CpModel, data: _Data, variables: _Variables, stage: int) -> Expression:
+    """alone >= one layer of a tied matrix on the stage - the other one there: the stage pays for its sum and copy."""
+    run_of = {run.groups[0]: index for index, run in enumerate(data.runs)}
+    alone, prices_ns = [], []
+    for number, tie in enumerate(data.problem.ties):
+        table, head = (variables.on[run_of[group], stage] for group in (tie.table, tie.head))
+        for one, other, pays_ns in ((table, head, tie.sum_ns), (head, table, tie.sum_ns + tie.copy_ns)):
+            flag = model.new_bool_var(f"alone{number, stage, pays_ns}")
+            model.add(flag >= one - other)
+            alone.append(flag)
+            prices_ns.append(pays_ns)
+    return Expression.weighted_sum(alone, prices_ns)
 
 
 def _hint(model: cp_model.CpModel, data: _Data, variables: _Variables, stage_of: Sequence[int]) -> None:

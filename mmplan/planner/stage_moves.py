@@ -70,7 +70,9 @@ def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
         ),
         level_work_ns=_by_level(upsets, below, above, [level.work_ns for level in problem.choices]),
         level_kept_bytes=_by_level(upsets, below, above, [level.kept_bytes for level in problem.choices]),
-        kind_finish_ns=_by_level(upsets, below, above, [kind.finish_ns for kind in kinds]) + fixed_ns,
+        kind_finish_ns=_by_level(upsets, below, above, [kind.finish_ns for kind in kinds])
+        + fixed_ns
+        + _tied_ns(problem, upsets, below, above),
         takes=(old >= 0) & upsets.member[above[:, None], old],
         carried=np.where(same.any(axis=2), same.argmax(axis=2), -1),
         lag_ns=_new_lags(problem, upsets, below, above),
@@ -84,6 +86,15 @@ def _by_level(upsets: Upsets, below: IntArray, above: IntArray, of_groups: list[
     """[level, moves] sums over each stage."""
     sums = [sums_over(upsets.member, of_group) for of_group in of_groups]
     return np.stack([values[above] - values[below] for values in sums])
+
+
+def _tied_ns(problem: CutProblem, upsets: Upsets, below: IntArray, above: IntArray) -> IntArray:
+    """[moves] what each stage pays for matrices of which another one has a copy."""
+    tied_ns = np.zeros(len(below), dtype=np.int64)
+    for tie in problem.ties:
+        table, head = (upsets.member[above, group] & ~upsets.member[below, group] for group in (tie.table, tie.head))
+        tied_ns += (table ^ head) * tie.sum_ns + (head & ~table) * tie.copy_ns
+    return tied_ns
 
 
 def _new_lags(problem: CutProblem, upsets: Upsets, below: IntArray, above: IntArray) -> IntArray:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mmplan.planner.prediction import TimedAction
-from mmplan.planner.program import Action, Program, RankProgram
+from mmplan.planner.program import Action, Meeting, Program, RankProgram, meeting
 from mmplan.planner.stage_graph import StageGraph
 
 Key = tuple[int, str, int]  # stage, F, B (also for I) or W, microbatch
@@ -56,11 +56,12 @@ def step_parts(
             rows[index[item.rank]].append((item, asked_s[place] if asked_s else None))
     ends_s = [{key_of(item.action): item.end_s for item, _ in row} for row in rows]
     made_s = made_times(program, ends_s)
-    together_s: dict[int, float] = {}  # stage -> when the last replica came to its reduction
-    for row in rows:
+    together_s: dict[Meeting, float] = {}  # when the last rank came to a sum
+    for rank, row in zip(program.ranks, rows, strict=True):
         for item, _ in row:
-            if item.action.kind == "REDUCE":
-                together_s[item.action.stage] = max(item.start_s, together_s.get(item.action.stage, 0.0))
+            if item.action.kind in ("REDUCE", "TIE"):
+                met = meeting(rank, item.action)
+                together_s[met] = max(item.start_s, together_s.get(met, 0.0))
     return tuple(
         _rank_parts(rank, row, _inputs_s(rank, made_s), ends, stages, together_s, step_time_s)
         for rank, row, ends in zip(program.ranks, rows, ends_s, strict=True)
@@ -105,7 +106,7 @@ def _rank_parts(
     inputs_s: Mapping[Key, float],
     ends_s: Mapping[Key, float],
     stages: StageGraph,
-    together_s: Mapping[int, float],
+    together_s: Mapping[Meeting, float],
     step_time_s: float,
 ) -> RankParts:
     compute_s = update_s = bubble_s = reorderable_s = exposed_s = overhead_s = 0.0
@@ -113,9 +114,9 @@ def _rank_parts(
     free_s = 0.0
     for place, (item, asked_s) in enumerate(row):
         key, start_s = key_of(item.action), max(free_s, item.start_s)
-        if item.action.kind == "REDUCE":
-            made_s: float | None = together_s[item.action.stage]
-            start_s = min(item.end_s, max(start_s, together_s[item.action.stage]))
+        if item.action.kind in ("REDUCE", "TIE"):
+            made_s: float | None = together_s[meeting(rank, item.action)]
+            start_s = min(item.end_s, max(start_s, together_s[meeting(rank, item.action)]))
         else:
             made_s = inputs_s.get(key)
         waited_to_s = min(start_s, max(free_s, made_s or 0.0))
@@ -128,7 +129,7 @@ def _rank_parts(
         length_s = max(0.0, item.end_s - start_s)
         if item.action.kind in _COMPUTES:
             compute_s += length_s
-        elif item.action.kind == "REDUCE":
+        elif item.action.kind in ("REDUCE", "TIE"):
             exposed_s += length_s
         else:
             update_s += length_s

@@ -6,6 +6,7 @@ microbatch lacks one, its receive is shut: no one waits for it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from mmplan.planner.prediction import Prediction
 from mmplan.planner.simulate import simulate
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.planner.step_loads import split_samples
+from mmplan.planner.ties import tie_bytes, tie_near, tie_seconds, tied_tables
 from mmplan.planner.waves import Waves, gated_waves, node_ends
 from mmplan.planner.working import working_bytes
 from mmplan.scenario.scenario import Sample
@@ -88,6 +90,17 @@ def step_times(
     return tuple(results)
 
 
+class _Finish(NamedTuple):
+    """Whether a pipeline rank reduces gradients, and the seconds of its reductions, and of its update with gathers."""
+
+    reduces: bool
+    reduce_s: float
+    update_s: float
+
+
+_FINISH = _Finish._fields[1:]
+
+
 class _SimulatedSteps:
     """The steps of a plan with meshes of their own, simulated one by one."""
 
@@ -130,7 +143,7 @@ class _StepClock:
         self._prices: list[Floats] = []  # [stage, F B I W]
         self._sizes: list[list[int]] = []  # bytes of each cut
         self._kept: list[list[int]] = []  # of each stage
-        self._finish_s = self._finish()
+        self._finish_s, self._ties = self._finish(), self._tied()
         self._events = memory_events(self._columns)
         owner = pipeline.schedule.rank_of_stage()
         rows = range(len(self._columns.ranks))
@@ -147,10 +160,12 @@ class _StepClock:
         ends_s = np.concatenate([self._ends(flat[begin : begin + width]) for begin in range(0, len(flat), width)])
         # Replicas meet in the reduction; a stage without one goes on alone.
         by_rank = ends_s.reshape(steps, dp, -1)
-        reduces = np.array([reduced for reduced, _ in self._finish_s])
-        finish_s = np.array([seconds for _, seconds in self._finish_s])
-        last_s = np.where(reduces, by_rank.max(axis=1, keepdims=True), by_rank)
-        result: Floats = (last_s + finish_s).max(axis=(1, 2))
+        reduces = np.array([finish.reduces for finish in self._finish_s])
+        reduce_s, update_s = (np.array([getattr(one, name) for one in self._finish_s]) for name in _FINISH)
+        last_s = np.where(reduces, by_rank.max(axis=1, keepdims=True), by_rank) + reduce_s
+        for holders, tied_s in self._ties:  # pipeline ranks that hold the same matrix meet
+            last_s[..., holders] = last_s[..., holders].max(axis=2, keepdims=True) + tied_s
+        result: Floats = (last_s + update_s).max(axis=(1, 2))
         return result
 
     def peak_bytes(self, drawn: Sequence[StepComposition]) -> NDArray[np.int64]:
@@ -228,8 +243,16 @@ class _StepClock:
         result: Floats = ends_s[self._waves.node[lasts]].T
         return result
 
-    def _finish(self) -> list[tuple[bool, float]]:
-        """Of each pipeline rank, whether it reduces gradients, and the seconds of its reductions and update."""
+    def _tied(self) -> list[tuple[list[int], float]]:
+        """Of each sum over stages the pipeline ranks, and its seconds."""
+        found, plan, graph = [], self._plan, self._graph
+        for tied in tied_tables(plan, graph):
+            rows, near = list(tied.rows(plan)), tie_near(plan, tied.stages, 0)
+            found.append((rows, tie_seconds(self._costs, tie_bytes(plan, graph, tied), len(rows), near)))
+        return found
+
+    def _finish(self) -> list[_Finish]:
+        """Of each pipeline rank."""
         plan, columns = self._plan, self._columns
         result = []
         for row in range(len(columns.ranks)):
@@ -237,10 +260,12 @@ class _StepClock:
             stages = sorted({int(s) for s, k in zip(columns.stage[span], columns.kind[span], strict=True) if k <= W})
             seconds, reduced = 0.0, False
             trained = [stage_trained(plan, self._graph, stage) for stage in stages]
+            update_s = self._costs.update_s(sum(trained, Trained()), self._layouts[stages[0]])
             for stage, counts in zip(stages, trained, strict=True):
                 if plan.dp > 1 and counts.total > 0:
-                    seconds += self._costs.reduce_s(counts, self._layouts[stage], replicas_per_node(plan, stage))
+                    ranks = counts, self._layouts[stage], replicas_per_node(plan, stage)
+                    gather_s = 0.0 if plan.sharding == "none" else self._costs.gather_s(*ranks)
+                    seconds, update_s = seconds + self._costs.reduce_s(*ranks) - gather_s, update_s + gather_s
                     reduced = True
-            update_s = self._costs.update_s(sum(trained, Trained()), self._layouts[stages[0]])
-            result.append((reduced, seconds + update_s))
+            result.append(_Finish(reduced, seconds, update_s))
         return result

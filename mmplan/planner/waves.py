@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mmplan.planner.columns import RECV, REDUCE, SEND, F, I, Integers, ProgramColumns, columns_of
+from mmplan.planner.columns import RECV, REDUCE, SEND, TIE, F, I, Integers, ProgramColumns, columns_of
 from mmplan.planner.place import Lowered
 from mmplan.planner.program import Program
 
@@ -247,19 +247,29 @@ def _inputs(graph: Graph, row: Integers, receives: Integers) -> None:
 
 
 def wait_for_replicas(graph: Graph) -> None:
-    """A reduction waits for what every replica of its stage does before it."""
+    """A reduction waits for what every replica of its stage does before it, a sum over stages for those of its replica
+    that hold the matrix."""
     columns = graph.columns
-    row = columns.row
-    (reduces,) = np.nonzero(columns.kind == REDUCE)
-    if not len(reduces):
-        return
-    order = reduces[np.argsort(columns.stage[reduces], kind="stable")]
-    stage = columns.stage[order]
-    begins = np.concatenate([[True], stage[1:] != stage[:-1]])
+    (reduces,), (ties,) = np.nonzero(columns.kind == REDUCE), np.nonzero(columns.kind == TIE)
+    if len(reduces):
+        _meet(graph, reduces, columns.stage[reduces], np.bincount(columns.stages))
+    if len(ties):
+        replicas = int(columns.replicas.max()) + 1
+        number = columns.microbatch[ties] * replicas + columns.replicas[columns.row[ties]]
+        _meet(graph, ties, number, np.zeros(0, dtype=np.int64))
+
+
+def _meet(graph: Graph, actions: Integers, meeting: Integers, expected: Integers) -> None:
+    """Actions with the same number of a meeting wait for what each rank there does before; `expected` ranks are there
+    where that is known."""
+    columns = graph.columns
+    order = np.argsort(meeting, kind="stable")
+    number, order = meeting[order], actions[order]
+    begins = np.concatenate([[True], number[1:] != number[:-1]])
     members = np.diff([*np.nonzero(begins)[0].tolist(), len(order)])
-    holders = np.bincount(columns.stages, minlength=int(stage.max()) + 1)[stage[begins]]
-    twice = len(np.unique(np.stack([columns.stage[order], row[order]]), axis=1).T) != len(order)
-    if twice or ((holders > 0) & (holders != members)).any():
+    known = np.concatenate([expected, np.zeros(int(number.max()) + 1, dtype=np.int64)])[number[begins]]
+    twice = len(np.unique(np.stack([number, columns.row[order]]), axis=1).T) != len(order)
+    if twice or ((known > 0) & (known != members)).any():
         raise IrregularError
     leader = np.repeat(order[begins], members)
     waits = (graph.lane[order] >= 0) & np.repeat(members > 1, members)

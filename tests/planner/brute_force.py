@@ -9,7 +9,7 @@ from itertools import combinations, pairwise, permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from mmplan.planner.cut_problem import CutEdge, CutProblem, Level, StageKind
+from mmplan.planner.cut_problem import CutEdge, CutProblem, CutTie, Level, StageKind
 from mmplan.planner.problem import least_of
 
 
@@ -41,12 +41,20 @@ def partition_value(problem: CutProblem, block_of: list[int]) -> int | None:
         inside, kind = [g for g in range(problem.groups) if block_of[g] == block], problem.kind(block)
         finish[block] = kind.finish_fixed_ns * any(problem.trainable[g] for g in inside)
         finish[block] += sum(kind.finish_ns[g] for g in inside)
+        finish[block] += sum(_alone(tie, tie.table in inside, tie.head in inside) for tie in problem.ties)
 
     @cache
     def tail(block: int) -> int:
         return work[block] + max((lag + tail(target) for target, lag in follows[block]), default=0)
 
     return (problem.microbatches - 1) * max(work) + max(map(tail, range(problem.stages))) + max(finish)
+
+
+def _alone(tie: CutTie, table: bool, head: bool) -> int:
+    """What a stage pays for its end of a tie."""
+    if table == head:
+        return 0
+    return tie.sum_ns + (tie.copy_ns if head else 0)
 
 
 def _follows(problem: CutProblem, block_of: list[int]) -> dict[int, list[tuple[int, int]]]:
@@ -196,7 +204,18 @@ def random_problem(seed: int) -> CutProblem:
         stages=stages,
         microbatches=microbatches,
         schedule=schedule,
+        ties=_random_ties(np.random.default_rng((seed, 1)), groups),
     )
+
+
+def _random_ties(random: np.random.Generator, groups: int) -> tuple[CutTie, ...]:
+    """Of every third problem one or two matrices that two groups read."""
+    found = []
+    for _ in range(int(random.integers(1, 3)) if random.random() < 0.35 else 0):
+        table, head = sorted(int(g) for g in random.choice(groups, 2, replace=False))
+        sum_ns, copy_ns = (int(random.integers(0, 12)) for _ in range(2))
+        found.append(CutTie(table=table, head=head, sum_ns=sum_ns, copy_ns=copy_ns))
+    return tuple(found)
 
 
 def chunk_cuts(problem: CutProblem, chunks: int) -> Iterator[list[list[int]]]:
@@ -227,7 +246,11 @@ def chunk_value(problem: CutProblem, cut: list[list[int]]) -> int | None:
             if states + peak + level.working_bytes > kind.capacity_bytes:
                 break
             fixed = kind.finish_fixed_ns * any(problem.trainable[g] for g in inside)
-            finish.append(fixed + sum(kind.finish_ns[g] for g in inside))
+            tied = 0
+            for tie in problem.ties:
+                tied += tie.sum_ns * ((tie.table in inside) != (tie.head in inside))
+                tied += tie.copy_ns * any(tie.head in chunk and tie.table not in chunk for chunk in cut[rank::p])
+            finish.append(fixed + tied + sum(kind.finish_ns[g] for g in inside))
         if len(finish) < p:
             continue
         lags = 0

@@ -36,6 +36,8 @@ def random_job(seed: int) -> Scenario:
     job = scenario(**layers, frozen_vision=bool(random.random() < 0.3), global_batch=int(random.choice([4, 6, 8])))
     if seed % 5 == 3:
         job = with_experts(job)
+    if seed % 3 == 1:
+        job = with_tied_table(job)
     names = [layer.id for layer in build_graph(job).layers()]
     rules = Constraints(
         no_split=tuple(name for name in names if random.random() < random.choice([0.0, 0.2])),
@@ -50,6 +52,15 @@ def random_job(seed: int) -> Scenario:
         etp=(int(np.random.default_rng((seed, 1)).choice([1, 2])),) if seed % 10 == 3 else (),
     )
     return replace(job, cluster=_cluster(random), constraints=rules)
+
+
+def with_tied_table(job: Scenario) -> Scenario:
+    """The language model's head reads the matrix of its token table."""
+    modules = tuple(
+        module if module.vocabulary is None else replace(module, vocabulary=replace(module.vocabulary, tied=True))
+        for module in job.model.modules
+    )
+    return replace(job, model=replace(job.model, modules=modules))
 
 
 def with_experts(job: Scenario) -> Scenario:

@@ -7,7 +7,7 @@ import numpy as np
 
 from mmplan.planner.columns import program_of
 from mmplan.planner.dry_run import schedule_columns
-from mmplan.planner.place import Lowered, Pipeline, Transfer, place
+from mmplan.planner.place import Lowered, Pipeline, TiedSum, Transfer, place
 from mmplan.planner.program import Program
 from mmplan.planner.schedule import Compute, Schedule
 
@@ -37,10 +37,20 @@ def random_lowered(rng: random.Random) -> Lowered:
         transfers=transfers,
         seconds=tuple((rng.choice(SECONDS), rng.choice(SECONDS), rng.random(), rng.random()) for _ in range(stages)),
         reduce_bytes=tuple(rng.choice((0, 8)) for _ in range(stages)),
+        ties=_random_ties(rng, owner),
     )
     shape = (rng.choice((1, dp)), m, len(transfers))
     sizes = np.array([rng.choice((0, 4, 4)) for _ in range(int(np.prod(shape)))], dtype=np.int64).reshape(shape)
     return place(pipeline, sizes)
+
+
+def _random_ties(rng: random.Random, owner: list[int]) -> tuple[TiedSum, ...]:
+    """Sometimes one or two matrices that several stages hold."""
+    found = []
+    for _ in range(rng.choice((0, 0, 1, 2)) if len(owner) > 1 else 0):
+        stages = sorted(rng.sample(range(len(owner)), rng.randint(2, len(owner))))
+        found.append(TiedSum(stages=tuple(stages), bytes=4 if len({owner[stage] for stage in stages}) > 1 else 0))
+    return tuple(found)
 
 
 def _random_schedule(

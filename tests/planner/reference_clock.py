@@ -9,6 +9,10 @@ from mmplan.planner.program import Action, Program
 Times = dict[tuple[int, int], tuple[float, float]]  # (rank, position) -> start, end
 
 
+def _tie(action: Action) -> int:
+    return action.microbatch if action.kind == "TIE" else -1
+
+
 def reference_times(program: Program, durations: Sequence[Sequence[float]]) -> Times | None:
     """Start and end of all actions; None when some rank never ends or a receive never gets its tensor."""
     times: Times = {}
@@ -19,7 +23,7 @@ def reference_times(program: Program, durations: Sequence[Sequence[float]]) -> T
     posted: dict[int, list[Action]] = {rank.rank: [] for rank in program.ranks}
     link_free: dict[tuple[int, int], float] = {}
     arrivals: dict[tuple[int, int, str, int], tuple[float, float]] = {}
-    at_reduce: dict[int, list[tuple[int, int]]] = {}
+    met: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # holders, stage, tie -> who has come
     counter = 0
 
     def wake(time_s: float, rank: int) -> None:
@@ -57,15 +61,24 @@ def reference_times(program: Program, durations: Sequence[Sequence[float]]) -> T
                 arrivals[key] = (start_s, start_s + length_s)
                 if action.peer in todo:
                     wake(start_s + length_s, action.peer)
-            elif action.kind == "REDUCE":
-                waiting = at_reduce.setdefault(action.stage, [])
+            elif action.kind in ("REDUCE", "TIE"):
+                replica = next(r.replica for r in program.ranks if r.rank == rank)
+                if action.kind == "TIE":
+                    holders = [
+                        r.rank
+                        for r in program.ranks
+                        if r.replica == replica and any(_tie(a) == action.microbatch for a in r.actions)
+                    ]
+                else:
+                    holders = [
+                        r.rank
+                        for r in program.ranks
+                        if r.stage == action.stage
+                        or any(a.kind == "REDUCE" and a.stage == action.stage for a in r.actions)
+                    ]
+                waiting = met.setdefault((*holders, action.stage if action.kind == "REDUCE" else -1, _tie(action)), [])
                 if (rank, position) not in waiting:
                     waiting.append((rank, position))
-                holders = [
-                    r.rank
-                    for r in program.ranks
-                    if r.stage == action.stage or any(a.kind == "REDUCE" and a.stage == action.stage for a in r.actions)
-                ]
                 if {r for r, _ in waiting} != set(holders):
                     break
                 for member, place in waiting:

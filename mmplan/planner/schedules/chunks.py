@@ -15,7 +15,9 @@ from mmplan.planner.contract import contract
 from mmplan.planner.durations import replicas_per_node
 from mmplan.planner.lower import stage_trained
 from mmplan.planner.plan import Certificate, Plan, StagePlan
+from mmplan.planner.problem import devices_per_node
 from mmplan.planner.schedules.problem import NotApplicable
+from mmplan.planner.ties import share_bytes, tie_seconds, tied_tables
 
 # The closed form is one of stages with a rank each: nothing is claimed of several.
 _GIVEN = Certificate(objective_s=0.0, bound_s=0.0, gap=1.0, status="given", wall_s=0.0)
@@ -56,10 +58,16 @@ def chunked_plan(
 def _with_finish(plan: Plan, graph: ComputationGraph, costs: CostModel) -> tuple[StagePlan, ...]:
     """Stages with the seconds of their own reduction and update."""
     together = min(replicas_per_node(plan, stage) for stage in range(len(plan.stages)))
+    near = plan.world <= devices_per_node(plan.scenario.cluster)
     stages = []
     for index, stage in enumerate(plan.stages):
         trained, layout = stage_trained(plan, graph, index), plan.layout(index)
         finish_s = costs.reduce_s(trained, layout, together) + costs.update_s(trained, layout)
+        finish_s += sum(
+            tie_seconds(costs, share_bytes(plan, graph, tied), 2, near)
+            for tied in tied_tables(plan, graph)
+            if index in tied.stages
+        )
         stages.append(replace(stage, finish_s=finish_s if trained.total else 0.0))
     return tuple(stages)
 
