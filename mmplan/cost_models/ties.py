@@ -19,9 +19,14 @@ def table_of(layer: Layer) -> str | None:
     return f"{layer.module}.embed" if layer.kind == "head" and any(map(is_tied, layer.ops)) else None
 
 
+def tied_layers(graph: ComputationGraph) -> tuple[tuple[str, str], ...]:
+    """(token table, head) of every tied matrix, in the order of the layers."""
+    return tuple((table, layer.id) for layer in graph.layers() if (table := table_of(layer)) is not None)
+
+
 def trained_ties(graph: ComputationGraph) -> tuple[tuple[str, str], ...]:
-    """(token table, head) of every tied matrix that is trained, in the order of the layers."""
-    return tuple((table, layer.id) for layer in graph.layers() if (table := table_of(layer)) and layer.trainable)
+    """Of those that are trained."""
+    return tuple(pair for pair in tied_layers(graph) if graph.layer(pair[1]).trainable)
 
 
 def trained_apart(layers: Sequence[Layer], layout: Layout) -> list[Trained]:

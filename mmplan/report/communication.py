@@ -18,7 +18,7 @@ def draw_communication(axes: Axes, timeline: Sequence[TimedAction]) -> None:
     kinds = (
         ("activations", TRANSFER, [item for item in sends if "<" not in item.action.tensor]),
         ("gradients", _GRADIENT, [item for item in sends if "<" in item.action.tensor]),
-        ("all-reduce", REDUCE, [item for item in timeline if item.action.kind == "REDUCE"]),
+        ("all-reduce", REDUCE, [item for item in timeline if item.action.kind in ("REDUCE", "TIE")]),
     )
     for label, fill, items in kinds:
         times_s, rates = rates_over_time(items)

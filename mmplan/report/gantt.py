@@ -125,7 +125,7 @@ def _ends(layers: Sequence[str]) -> str:
 
 def _legend(timeline: Sequence[TimedAction], modalities: Sequence[str]) -> list[Patch]:
     """Only what occurs."""
-    kinds = {item.action.kind for item in timeline}
+    kinds = {"REDUCE" if item.action.kind == "TIE" else item.action.kind for item in timeline}
     backward = {item.action.stage for item in timeline if item.action.kind in "BI"}
     handles = []
     for name in dict.fromkeys(modalities):

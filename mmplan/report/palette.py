@@ -11,7 +11,7 @@ TRANSFER = "#66CCEE"
 
 def colour(kind: str, modality: str) -> str:
     """Fill colour of an action; unknown modalities are grey."""
-    fixed = {"W": WEIGHT_GRADIENT, "REDUCE": REDUCE, "STEP": STEP, "SEND": TRANSFER, "RECV": TRANSFER}
+    fixed = {"W": WEIGHT_GRADIENT, "REDUCE": REDUCE, "TIE": REDUCE, "STEP": STEP, "SEND": TRANSFER, "RECV": TRANSFER}
     if kind in fixed:
         return fixed[kind]
     shades = FORWARD if kind == "F" else BACKWARD

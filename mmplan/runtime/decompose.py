@@ -39,7 +39,7 @@ def decompose(program: Program, planned: Seconds, run: Measurement) -> Decomposi
     computes = {
         (program.ranks[item.rank].rank, str(item.action)): item.end_s - item.start_s
         for item in run.timeline
-        if item.action.kind != "REDUCE"
+        if item.action.kind not in ("REDUCE", "TIE")
     }
     each = with_measured(program, planned, computes)
     scaled = _scaled(program, planned, each)

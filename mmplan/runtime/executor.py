@@ -161,9 +161,11 @@ def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: St
 
 
 def _finish(action: Action, stages: Mapping[int, Stage]) -> None:
-    """REDUCE of one stage, or STEP of all that the rank holds."""
+    """REDUCE of one stage, TIE of what it holds with others, or STEP of all that the rank holds."""
     if action.kind == "REDUCE":
         stages[action.stage].reduce()
+    elif action.kind == "TIE":
+        stages[action.stage].tie(action.microbatch)
     else:
         for stage in stages.values():
             stage.step()

@@ -32,6 +32,10 @@ class FlatGradients:
         """Add a gradient that autograd has not made."""
         self._view_of[parameter].add_(gradient)
 
+    def view_of(self, parameter: Tensor) -> Tensor:
+        """The gradient of a parameter, live."""
+        return self._view_of[parameter]
+
     def zero(self) -> None:
         self.buffer.whole.zero_()
 

@@ -42,7 +42,7 @@ class Place:
     What lies beyond the end is padding, which is zero and stays so. `writes`: whether this rank writes to checkpoints
     what others hold as well; None: it takes turns with its replicas. `cut`: where the rank has a part of each of some
     sections of equal size (queries, keys and values in one matrix). `repeated`: another rank that shares the layer has
-    all the same of it, and writes it.
+    all the same of it, and writes it. `copies`: stages that hold it.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Place:
     writes: bool | None = None
     cut: "Cut | None" = None
     repeated: bool = False
+    copies: int = 1
 
     def boxes(self, own: Box) -> Iterator[tuple[Box, tuple[slice, ...]]]:
         """The boxes of the whole parameter that a box of the rank's is, and where each lies in it."""

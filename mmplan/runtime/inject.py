@@ -22,7 +22,7 @@ Kind = Literal["kill", "raise", "stall", "stop", "nan"]
 
 _FOREVER_S = 1e9
 _PLACES = ("start", "data", "save", "end")  # besides actions
-_ACTION = re.compile(r"(\d*)(F|B|I|W)(\d+)|(\d*)(REDUCE|STEP)")
+_ACTION = re.compile(r"(\d*)(F|B|I|W|TIE)(\d+)|(\d*)(REDUCE|STEP)")
 _WORDS = "KIND rank=N [step=N] [action=F2] [signal=KILL] with KIND one of " + ", ".join(get_args(Kind))
 
 
@@ -53,7 +53,7 @@ class Injection:
             return False
         if self.action in _PLACES:
             return place.startswith(self.action)
-        found = re.fullmatch(r"(\d+)((?:F|B|I|W)\d+|REDUCE|STEP)", place)
+        found = re.fullmatch(r"(\d+)((?:F|B|I|W|TIE)\d+|REDUCE|STEP)", place)
         return found is not None and self.action in ("", found[2], place)
 
     def strikes(self, step: int, place: str) -> bool:

@@ -8,7 +8,7 @@ its size took alone.
 from collections.abc import Mapping, Sequence
 
 from mmplan.planner.prediction import Prediction, RankPrediction, TimedAction
-from mmplan.planner.program import Action, Program
+from mmplan.planner.program import Action, Meeting, Program, meeting
 from mmplan.planner.step_parts import Key, key_of, made_times, reader_of
 from mmplan.planner.timing import Seconds
 from mmplan.runtime.measurement import Measurement
@@ -110,7 +110,7 @@ def link_seconds(program: Program, run: Measurement, durations: Seconds) -> Seco
     start, a reduction from when the last replica had come."""
     sent = measured_transfers(program, run, durations)
     places = {rank.rank: index for index, rank in enumerate(program.ranks)}
-    reduced = _reductions(run.timeline)
+    reduced = _reductions(program, run.timeline)
 
     def seconds(index: int, action: Action, otherwise_s: float) -> float:
         if action.kind == "SEND":
@@ -124,12 +124,16 @@ def link_seconds(program: Program, run: Measurement, durations: Seconds) -> Seco
     )
 
 
-def _reductions(timeline: Sequence[TimedAction]) -> dict[tuple[int, str], float]:
-    reduces = [item for item in timeline if item.action.kind == "REDUCE"]
-    together_s: dict[int, float] = {}
-    for item in reduces:
-        together_s[item.action.stage] = max(item.start_s, together_s.get(item.action.stage, 0.0))
-    return {(item.rank, str(item.action)): max(0.0, item.end_s - together_s[item.action.stage]) for item in reduces}
+def _reductions(program: Program, timeline: Sequence[TimedAction]) -> dict[tuple[int, str], float]:
+    sums = [
+        (item, meeting(program.ranks[item.rank], item.action))
+        for item in timeline
+        if item.action.kind in ("REDUCE", "TIE")
+    ]
+    together_s: dict[Meeting, float] = {}
+    for item, met in sums:
+        together_s[met] = max(item.start_s, together_s.get(met, 0.0))
+    return {(item.rank, str(item.action)): max(0.0, item.end_s - together_s[met]) for item, met in sums}
 
 
 def _rank(run: Measurement, index: int, program: Program) -> RankPrediction:

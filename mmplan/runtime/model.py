@@ -1,7 +1,7 @@
 """The scenario's model as one plain torch module that also runs alone in one process.
 
 Weights are a function of (seed, layer id), so a rank that builds only its stage, or its part of each layer, holds
-exactly the weights of the whole model.
+exactly the weights of the whole model. A head that is tied reads the table of its module; without that it has a copy.
 """
 
 import zlib
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.ops import Linear
 from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.ties import table_of
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.layers import build_layer
 from mmplan.runtime.tensor_parallel import split_layer
@@ -50,7 +50,12 @@ class MultimodalModel(nn.Module):
         # Layer by layer, so that no process ever holds its whole stage in fp32 on the host.
         modules = {_key(layer.id): _seeded_layer(layer, seed, ranks).to(device, dtype) for layer in layers}
         self.layers = nn.ModuleDict(modules)
-        _tie_vocabularies(self._order, self.layers)
+        for layer in layers:
+            table = table_of(layer)
+            if table is not None:
+                known = modules.get(_key(table)) or _seeded_layer(graph.layer(table), seed, ranks).to(device, dtype)
+                head = modules[_key(layer.id)].get_submodule("parts.head")
+                head.register_parameter("weight", known.get_parameter("parts.table.weight"))
 
     def layer(self, layer_id: str) -> nn.Module:
         """The module of one layer: `module(inputs by producer layer id, microbatch) -> Tensor`."""
@@ -67,17 +72,6 @@ class MultimodalModel(nn.Module):
             if layer.kind == "loss":
                 losses[layer.module] = values[layer.id]
         return losses
-
-
-def _tie_vocabularies(order: Sequence[Layer], modules: nn.ModuleDict) -> None:
-    """A tied head reads the token table of its module; ValueError when the table lies elsewhere."""
-    for layer in order:
-        if any(isinstance(op, Linear) and op.tied for op in layer.ops):
-            table = _key(f"{layer.module}.embed")
-            if table not in modules:
-                raise ValueError(f"{layer.id} shares its weight with {layer.module}.embed, which is not in this stage")
-            head_weight = modules[table].get_parameter("parts.table.weight")
-            modules[_key(layer.id)].get_submodule("parts.head").register_parameter("weight", head_weight)
 
 
 def module_path(layer_id: str) -> str:

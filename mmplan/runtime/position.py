@@ -30,7 +30,7 @@ _WORDS = {
     "end": "the end of the run",
 }
 
-_ACTION = re.compile(r"(\d+)(F|B|I|W|REDUCE|STEP|SEND|RECV)(\d*)(?:\[(.*)\]@(\d+))?")
+_ACTION = re.compile(r"(\d+)(F|B|I|W|TIE|REDUCE|STEP|SEND|RECV)(\d*)(?:\[(.*)\]@(\d+))?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,6 +194,8 @@ def place_words(place: str) -> str:
         return f"the send of {tensor} of microbatch {microbatch} to rank {peer}"
     if kind == "RECV":
         return f"the receive of {tensor} of microbatch {microbatch} from rank {peer}"
+    if kind == "TIE":
+        return f"the sum of gradients that stage {stage} shares with others"
     return f"{kind}({microbatch}) of stage {stage}" if microbatch else f"{kind} of stage {stage}"
 
 

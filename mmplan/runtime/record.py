@@ -14,6 +14,7 @@ import mmplan
 from mmplan.errors import RunError
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
+from mmplan.planner.program import ActionKind, meeting
 from mmplan.runtime.checkpoint.save import WrittenPart
 from mmplan.runtime.finite import Unsound
 from mmplan.runtime.health.seen import Seen
@@ -237,14 +238,20 @@ def _rank(rank: int, steps: Sequence[RankStep], runs: Sequence[RankRun], pipelin
 
 
 def _reduce_s(own: RankStep, steps: Sequence[RankStep]) -> float:
-    """From the arrival of the last replica of the stage to the end on this rank."""
-    ends_s = [item.end_s for item in _reduces(own)]
+    """From the arrival of the last replica of the stage, or of the last stage of a tie, to the end on this rank."""
+    tied_s = 0.0
+    for item in _of_kind(own, "TIE"):
+        met = meeting(own.program, item.action)
+        there = (one for step in steps for one in _of_kind(step, "TIE") if meeting(step.program, one.action) == met)
+        tied_s += max(0.0, item.end_s - max(one.start_s for one in there))
+    ends_s = [item.end_s for item in _of_kind(own, "REDUCE")]
     if not ends_s:
-        return 0.0
+        return tied_s
     same_stage = [step for step in steps if step.program.stage == own.program.stage]
-    arrived_s = max(item.start_s for step in same_stage for item in _reduces(step))
-    return max(0.0, max(ends_s) - arrived_s)  # where layers reduce behind each backward, nobody waits at the end
+    arrived_s = max(item.start_s for step in same_stage for item in _of_kind(step, "REDUCE"))
+    # where layers reduce behind each backward, nobody waits at the end
+    return tied_s + max(0.0, max(ends_s) - arrived_s)
 
 
-def _reduces(step: RankStep) -> list[TimedAction]:
-    return [item for item in step.timeline if item.action.kind == "REDUCE"]
+def _of_kind(step: RankStep, kind: ActionKind) -> list[TimedAction]:
+    return [item for item in step.timeline if item.action.kind == kind]

@@ -42,7 +42,7 @@ def recorded_steps(plan: Plan, run: Measurement) -> Steps:
     measured_s = {
         (program.ranks[item.rank].rank, str(item.action)): item.end_s - item.start_s
         for item in run.timeline
-        if item.action.kind != "REDUCE"
+        if item.action.kind not in ("REDUCE", "TIE")
     }
     return Steps(
         program=program,
@@ -69,7 +69,7 @@ def _stretched(program: Program, durations: Seconds, factor: float) -> Seconds:
     """Computes and updates `factor` times as long; communication as it is."""
     return tuple(
         tuple(
-            seconds if action.kind in ("SEND", "RECV", "REDUCE") else seconds * factor
+            seconds if action.kind in ("SEND", "RECV", "REDUCE", "TIE") else seconds * factor
             for action, seconds in zip(rank.actions, row, strict=True)
         )
         for rank, row in zip(program.ranks, durations, strict=True)

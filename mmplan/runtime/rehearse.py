@@ -28,8 +28,15 @@ def collapse_shards(program: Program) -> Program:
 class SleepStage:
     """Plays one stage of a rank for one step at a time (see `load`)."""
 
-    def __init__(self, stage: int, sharding: Sharding, replicas: dist.ProcessGroup | None) -> None:
-        self._stage, self._sharding, self._replicas = stage, sharding, replicas
+    def __init__(
+        self,
+        stage: int,
+        sharding: Sharding,
+        replicas: dist.ProcessGroup | None,
+        ties: Mapping[int, dist.ProcessGroup | None],
+    ) -> None:
+        """`ties`: by number, the ranks that sum what several stages hold."""
+        self._stage, self._sharding, self._replicas, self._ties = stage, sharding, replicas, ties
         self._moved_bytes = 0
         self._sleeps_s: dict[tuple[str, int], float] = {}
         self._sends: dict[tuple[str, int], dict[str, int]] = {}
@@ -72,6 +79,12 @@ class SleepStage:
 
     def reduce(self) -> None:
         self._move("REDUCE", -1)
+
+    def tie(self, number: int) -> None:
+        size, group = self._moves["TIE", number], self._ties[number]
+        self._moved_bytes += size
+        if group is not None:
+            all_reduce(self._buffer[:size], group)
 
     def step(self) -> None:
         until_s = time.perf_counter() + self._sleeps_s.get(("STEP", -1), 0.0)  # the first of a rank stands for all

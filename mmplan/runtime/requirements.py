@@ -22,14 +22,13 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     """Processes that a run of the plan takes; in a rehearsal one stands for each tensor-parallel group.
 
     Raises:
-        InputError: the plan is to be run for real, and splits heads or a tied vocabulary, recomputes in a way or was
+        InputError: the plan is to be run for real, and splits heads, recomputes in a way or was
             made for a technique that the runtime does not do; or it leaves ranks without work between others.
     """
     if rehearse:
         return len(widths(plan))
     _refuse_gaps(plan)
     require_executable(plan.scenario)
-    _refuse_split_vocabulary(plan)
     _refuse_split_modules(plan)
     _refuse_split_rows(plan)
     _refuse_mixed_readers(plan)
@@ -55,19 +54,6 @@ def refuse_forms(scenario: Scenario) -> None:
             raise InputError(
                 f"'{module.name}' has layers that this release prices and does not build (convolutions, queries): run "
                 "the model itself with `--job`, or rehearse the plan"
-            )
-
-
-def _refuse_split_vocabulary(plan: Plan) -> None:
-    stage_of = plan.stage_of_layer()
-    for module in plan.scenario.model.modules:
-        if module.vocabulary is None or not module.vocabulary.tied or f"{module.name}.head" not in stage_of:
-            continue
-        table, head = stage_of[f"{module.name}.embed"], stage_of[f"{module.name}.head"]
-        if table != head:
-            raise InputError(
-                f"'{module.name}' shares one matrix between token table (stage {table}) and head (stage {head}); "
-                "this release executes such a module within one stage only: set `constraints.pp: [1]`, or rehearse"
             )
 
 

@@ -62,6 +62,10 @@ class OptimizerShards:
         parameters, buffer = self._gradients.parameters, self._gradients.buffer
         return list(shared_gradients(parameters, buffer, self._replicas, self._optimizer)) if parameters else []
 
+    def summed(self, parameters: Sequence[Parameter]) -> list[Tensor]:
+        assert list(parameters) == list(self._gradients.parameters), "what stages share has a buffer of its own"
+        return [self._gradients.buffer.share(self._replicas)]
+
     def addresses(self) -> Set[int]:
         return _storages(self._parameters).keys()
 
@@ -141,6 +145,11 @@ class LayerShards:
     def trained(self) -> list[Trained]:
         with_weights = [unit for unit in self._units if unit.own_weights]
         return [one for index, unit in enumerate(with_weights) for one in unit.trained(self._optimizer, index)]
+
+    def summed(self, parameters: Sequence[Parameter]) -> list[Tensor]:
+        (unit,) = (unit for unit in self._units if unit.gradients.parameters)
+        assert list(parameters) == list(unit.gradients.parameters), "what stages share has a buffer of its own"
+        return unit.own_gradients
 
     def addresses(self) -> Set[int]:
         return {address for unit in self._units for address in _storages(unit.parameters)}

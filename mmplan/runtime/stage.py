@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.nn import Parameter
 
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
@@ -28,6 +29,7 @@ from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.recompute import recomputed
 from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.runtime.ties import Tie
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
 from mmplan.runtime.weighted_stage import WeightedStage
 from mmplan.scenario.scenario import Scenario
@@ -58,11 +60,14 @@ class Stage(Protocol):
     def reduce(self) -> None:
         """Sum the gradients over the replicas, the ranks with the same weights."""
 
+    def tie(self, number: int) -> None:
+        """Sum with other stages of the replica the gradient of what they hold too: the sum of that number."""
+
     def step(self) -> None:
         """Update the weights and forget the gradients."""
 
     def moved_bytes(self) -> int:
-        """Bytes of the buffers handed to collectives among the replicas so far."""
+        """Bytes of the buffers handed to collectives among the replicas, and to sums over stages, so far."""
 
     def losses(self) -> dict[str, float]:
         """Loss of the step so far by loss module: this stage's and replica's part of the global mean."""
@@ -97,6 +102,7 @@ class LayerStage(WeightedStage):
         ranks: who shares the layers with this rank; None: they are whole.
         scales: of losses, by modality; None: losses are not scaled.
         crossings: what happens to tensors from or to stages of unlike meshes, by these.
+        ties: matrices that several stages hold.
     """
 
     def __init__(
@@ -115,6 +121,7 @@ class LayerStage(WeightedStage):
         ranks: TensorRanks | None = None,
         scales: PartScales | None = None,
         crossings: Mapping[int, Crossing] | None = None,
+        ties: Sequence[Tie] = (),
     ) -> None:
         self.model, self._scales = model, scales
         self._ranks, self._crossings = ranks, crossings or {}
@@ -134,7 +141,9 @@ class LayerStage(WeightedStage):
         store = WeightStore()
         if split_backward:
             postpone_linears(model, store)
-        holders = Holders(layers=layers, modules=modules, replicas=replicas, ranks=ranks)
+        tied = {layer: tie for tie in ties for layer in tie.names if layer in modules}
+        holders = Holders(layers=layers, modules=modules, replicas=replicas, ranks=ranks, tied=tied)
+        self._holders = holders
         super().__init__(
             stage,
             holders.state(scenario.optimizer, layout.sharding, messages_of(layers, scenario.technique)),
@@ -152,6 +161,10 @@ class LayerStage(WeightedStage):
     @property
     def layer_ids(self) -> tuple[str, ...]:
         return tuple(layer.id for layer in self._layers)
+
+    def copies_of(self, tie: Tie) -> tuple[Parameter, ...]:
+        """Its matrix here."""
+        return tuple(self._holders.shared(layer) for layer in tie.names if layer in self._holders.tied)
 
     @property
     def raw_modules(self) -> frozenset[str]:

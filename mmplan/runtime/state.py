@@ -54,6 +54,10 @@ class StageState(Protocol):
     def trained(self) -> list[Trained]:
         """Whose gradients this rank has once they are summed."""
 
+    def summed(self, parameters: Sequence[Parameter]) -> list[Tensor]:
+        """What this rank has of the summed gradients of trained parameters that other stages hold too, live and flat;
+        where gradients or state are shared out these have a buffer of their own."""
+
     def addresses(self) -> Set[int]:
         """Of the storages of weights in memory now."""
 
@@ -124,6 +128,9 @@ class JointState:
     def trained(self) -> list[Trained]:
         return [trained for part in self._parts for trained in part.trained()]
 
+    def summed(self, parameters: Sequence[Parameter]) -> list[Tensor]:
+        return self._part_of[parameters[0]].summed(parameters)
+
     def addresses(self) -> Set[int]:
         return {address for part in self._parts for address in part.addresses()}
 
@@ -192,6 +199,9 @@ class WholeState:
             Trained(parameter=parameter, optimizer=self._optimizer, elements=(index, slice(None)))
             for index, parameter in enumerate(self._gradients.parameters)
         ]
+
+    def summed(self, parameters: Sequence[Parameter]) -> list[Tensor]:
+        return [self._gradients.view_of(parameter).view(-1) for parameter in parameters]
 
     def addresses(self) -> Set[int]:
         return self._weights.keys()

@@ -1,7 +1,7 @@
 """The recorded step as run.json keeps it: per rank one text of actions, and columns of seconds beside it.
 
-`0F3` is the forward of stage 0 on microbatch 3, `0REDUCE` and `0STEP` end the step. Some 30 bytes an action, where one
-object for each takes 200.
+`0F3` is the forward of stage 0 on microbatch 3, `0REDUCE`, `0TIE1` (number 1 of the sums over stages) and `0STEP` end
+the step. Some 30 bytes an action, where one object for each takes 200.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import cast
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import Action, ActionKind
 
-_ACTION = re.compile(r"(\d+)(?:([FBIW])(\d+)|(REDUCE|STEP))", re.ASCII)
+_ACTION = re.compile(r"(\d+)(?:([FBIW]|TIE)(\d+)|(REDUCE|STEP))", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

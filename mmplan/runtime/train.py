@@ -27,6 +27,7 @@ from mmplan.runtime.clock import Clock
 from mmplan.runtime.crossing import Crossing, crossing
 from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.finite import Unsound
+from mmplan.runtime.groups import GroupOf
 from mmplan.runtime.loss_scaling import run_scales
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.numerics.part_scales import PartScales
@@ -35,6 +36,7 @@ from mmplan.runtime.position import Position
 from mmplan.runtime.rehearse import SleepStage, collapse_shards
 from mmplan.runtime.stage import LayerStage, Stage
 from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.runtime.ties import join, plan_ties
 from mmplan.runtime.timeline import bare
 from mmplan.runtime.update_check import UpdateCheck
 from mmplan.runtime.wait_chain import EVERYBODY
@@ -156,6 +158,7 @@ def _build_stage(
         ranks=ranks,
         scales=scales,
         crossings=_crossings(plan, stage, ranks),
+        ties=plan_ties(plan, graph),
     )
 
 
@@ -164,6 +167,11 @@ def _crossings(plan: Plan, stage: int, ranks: TensorRanks | None) -> dict[int, C
     own, shard = plan.mesh(stage), 0 if ranks is None or ranks.width is None else ranks.width.index
     made = {other: crossing(own, plan.mesh(other), shard) for other in range(len(plan.stages))}
     return {other: one for other, one in made.items() if one is not None}
+
+
+def tie_stages(plan: Plan, graph: ComputationGraph, stages: Mapping[int, LayerStage], more: GroupOf) -> None:
+    """Let the stages of this rank sum what others hold too. Collective over all ranks."""
+    join(plan, plan_ties(plan, graph), stages, lambda stage, tie: stages[stage].copies_of(tie), more)
 
 
 # step -> this rank's program of that step and its stages by index, loaded
@@ -184,13 +192,19 @@ class Prepared:
 
 
 def prepare_training(
-    plan: Plan, rank: int, device: torch.device, ranks: TensorRanks | None, replicas: dist.ProcessGroup | None
+    plan: Plan,
+    rank: int,
+    device: torch.device,
+    ranks: TensorRanks | None,
+    replicas: dist.ProcessGroup | None,
+    more: GroupOf,
 ) -> Prepared:
-    """Real computes on synthetic data."""
+    """Real computes on synthetic data. Collective over all ranks."""
     graph = build_graph(plan.scenario)
     place = place_of(plan, rank)
     scales = run_scales(plan)
     stages = build_stages(plan, graph, place.row, device, ranks, replicas, scales)
+    tie_stages(plan, graph, stages, more)
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         data = step_data(plan, step)
@@ -202,13 +216,18 @@ def prepare_training(
     return Prepared(step=prepare, stages=tuple(stages.values()), scales=scales)
 
 
-def prepare_rehearsal(plan: Plan, rank: int, scale: float, replicas: dist.ProcessGroup | None) -> Prepared:
-    """Sleeps of the predicted durations times `scale`; one process stands for each tensor-parallel group."""
+def prepare_rehearsal(
+    plan: Plan, rank: int, scale: float, replicas: dist.ProcessGroup | None, more: GroupOf
+) -> Prepared:
+    """Sleeps of the predicted durations times `scale`; one process stands for each tensor-parallel group. Collective
+    over all of them."""
     graph = build_graph(plan.scenario)
     costs = AnalyticCostModel(plan.scenario)
     started = one_process_each(plan)
     row = place_of(started, rank).row
-    stages = {stage: SleepStage(stage, plan.sharding, replicas) for stage in plan.stages_of(row)}
+    trained = [tie for tie in plan_ties(plan, graph) if tie.trained]
+    ties = {number: more(tie.ranks(started)) for number, tie in enumerate(trained)}
+    stages = {stage: SleepStage(stage, plan.sharding, replicas, ties) for stage in plan.stages_of(row)}
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         loads = step_data(plan, step).loads

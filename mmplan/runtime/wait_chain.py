@@ -98,14 +98,21 @@ def _blockers(plan: Plan, world: int, own: Seen, seen: Mapping[int, Seen]) -> li
     words = own.waits.split(" ")
     if len(words) == 3 and words[0].isdigit():
         return [int(words[0])]
-    everybody = own.waits == EVERYBODY or own.step == NO_STEP  # before the first step groups of all are made
+    # before the first step groups of all are made; who shares what with whom a plan does not say
+    everybody = own.waits == EVERYBODY or own.step == NO_STEP or "TIE" in own.place
     group = range(world) if everybody else _partners(plan, own.rank, world)
     return [rank for rank in group if rank != own.rank and not _together(seen.get(rank), own)]
 
 
 def _together(one: Seen | None, other: Seen) -> bool:
     """Whether one has come to where the other waits, and waits too."""
-    return one is not None and (one.step, one.place) == (other.step, other.place) and _waiting(one)
+    return one is not None and (one.step, _met(one)) == (other.step, _met(other)) and _waiting(one)
+
+
+def _met(one: Seen) -> str:
+    """The place; of a sum over stages its number."""
+    stage, tie, number = one.place.partition("TIE")
+    return tie + number if tie else stage
 
 
 def _partners(plan: Plan, rank: int, world: int) -> range:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -53,6 +53,8 @@ class WeightedStage(ABC):
         self.parts = parts
         self.outputs = OutputSums()
         self.watch: WeightWatch | None = None
+        self.ties: dict[int, Callable[[], int]] = {}  # by number, sums over stages; they return bytes (`ties.py`)
+        self._tied_bytes = 0
         self._store, self._count_kept = store, count_kept
 
     @abstractmethod
@@ -83,6 +85,9 @@ class WeightedStage(ABC):
     def reduce(self) -> None:
         self.state.reduce()
 
+    def tie(self, number: int) -> None:
+        self._tied_bytes += self.ties[number]()
+
     def step(self) -> None:
         if self.watch is not None:
             self.watch.before_update(self.state)
@@ -104,7 +109,7 @@ class WeightedStage(ABC):
             optimizer.poison()
 
     def moved_bytes(self) -> int:
-        return self.state.moved_bytes
+        return self.state.moved_bytes + self._tied_bytes
 
     def memory_bytes(self) -> int:
         weights = self.state.addresses()

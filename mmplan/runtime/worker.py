@@ -125,13 +125,13 @@ def run_worker(
             _leave(watch)
             return None
         if options.rehearse:
-            prepared = prepare_rehearsal(plan, rank, scale, groups.replicas)
+            prepared = prepare_rehearsal(plan, rank, scale, groups.replicas, groups.more)
         elif options.job is not None:
             job = load_job(options.job, options.data)
             own = JobGroups(replicas=groups.replicas, tensor=groups.tensor, more=groups.more)
             prepared = prepare_job(plan, job, rank, device, own, note, options.weights, start.samples)
         else:
-            prepared = prepare_training(plan, rank, device, groups.tensor, groups.replicas)
+            prepared = prepare_training(plan, rank, device, groups.tensor, groups.replicas, groups.more)
         resumed = start.load(plan, prepared.stages, prepared.scales)
         checkpoints = None
         if options.checkpoints.folder is not None and not start.finished:

@@ -18,15 +18,17 @@ from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.layout import RecomputeLevel
 from mmplan.cost_models.planned_memory import planned_state_bytes
+from mmplan.cost_models.ties import table_of
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.reschedule import optimized, refuse_unusable, with_family
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
-from mmplan.runtime.model import MultimodalModel
+from mmplan.runtime.groups import group_maker
+from mmplan.runtime.model import MultimodalModel, module_path
 from mmplan.runtime.places import Place, mesh_of_row
 from mmplan.runtime.stage import LayerStage
-from mmplan.runtime.train import build_stages, step_data, step_microbatches
+from mmplan.runtime.train import build_stages, step_data, step_microbatches, tie_stages
 from mmplan.scenario.attention_forms import Mla
 from mmplan.scenario.scenario import (
     Distribution,
@@ -152,6 +154,24 @@ def cases() -> dict[str, Plan]:
         **_sharded(tiny),
         "recomputed behind a frozen stage": _recomputing(hand_plan(frozen_all, FOUR_STAGES), "three quarters"),
         **_scheduled(tiny, adapted, frozen_all),
+        **_over_stages(_tied(tiny)),
+    }
+
+
+def _over_stages(tied: Scenario) -> dict[str, Plan]:
+    """A head that reads the token table of another stage."""
+    chain = hand_plan(replace(tied, global_batch=8), CHAIN_STAGES)
+    graph, costs = build_graph(chain.scenario), AnalyticCostModel(chain.scenario)
+    frozen = _with_training(tied, {"llm": Training(mode="frozen")})
+    return {
+        "a table on two stages": hand_plan(tied, FOUR_STAGES),
+        "a table on two stages of one rank": refuse_unusable(with_family(chain, "zb-v", graph, costs)),
+        "a table on two stages, chunks": refuse_unusable(with_family(chain, "interleaved", graph, costs)),
+        "a frozen table on two stages": replace(hand_plan(frozen, TWO_STAGES, dp=2), sharding="parameters"),
+        **{
+            f"a table on two stages, sharding {sharding}": replace(hand_plan(tied, TWO_STAGES, dp=2), sharding=sharding)
+            for sharding in SHARDINGS
+        },
     }
 
 
@@ -216,10 +236,17 @@ def _scheduled(tiny: Scenario, adapted: Scenario, frozen: Scenario) -> dict[str,
     return found
 
 
+def table_name(model: MultimodalModel, name: str) -> str:
+    """The parameter's name in the whole model: of a copy of a token table that one's."""
+    heads = {module_path(layer.id): table for layer in model._order if (table := table_of(layer)) is not None}
+    path = name.removesuffix(".parts.head.weight")
+    return f"{module_path(heads[path])}.parts.table.weight" if path in heads else name
+
+
 def perturb(model: MultimodalModel) -> None:
     """Deterministic noise on every weight, so that LoRA's zero matrices do not hide gradients."""
     for name, parameter in model.named_parameters():
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        generator = torch.Generator().manual_seed(zlib.crc32(table_name(model, name).encode()))
         parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
 
 
@@ -265,7 +292,7 @@ class _Perturbed(MultimodalModel):
 
 def trained_weights(stage: LayerStage, layers: Sequence[str]) -> dict[str, Tensor]:
     """Trained weights by parameter name, whole on every replica."""
-    names = {parameter: name for name, parameter in stage.model.named_parameters() if parameter.requires_grad}
+    names = {p: table_name(stage.model, name) for name, p in stage.model.named_parameters() if p.requires_grad}
     found = {}
     for layer in layers:
         stage.state.enter(layer, backward=False)
@@ -283,6 +310,7 @@ def run_rank(plan: Plan, rank: int, replicas: dist.ProcessGroup | None, control:
     program = lower(plan, graph, data.loads).ranks[rank]
     with patch("mmplan.runtime.train.MultimodalModel", _Perturbed):
         stages = build_stages(plan, graph, plan.row(program.stage), CPU, replicas=replicas)
+    tie_stages(plan, graph, stages, group_maker(rank, "gloo", timedelta(seconds=30)))
     before: dict[str, Tensor] = {}
     for index, stage in stages.items():
         before |= trained_weights(stage, plan.stages[index].layers)

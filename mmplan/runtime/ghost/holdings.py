@@ -3,13 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch import nn
 from torch.nn import Parameter
 
 from mmplan.cost_models.graph import ComputationGraph
+from mmplan.planner.place import TiedSum
 from mmplan.planner.plan import Plan
 from mmplan.planner.shared_bytes import SharedBytes
 from mmplan.runtime.compression.sums import Messages, messages_of
@@ -19,8 +20,8 @@ from mmplan.runtime.ghost.traffic import Owners
 from mmplan.runtime.ghost.units import parameter_names
 from mmplan.runtime.held import Cut, Place, whole_place
 from mmplan.runtime.shards import each_once, owners_of
-from mmplan.runtime.state import StageState, stage_state
-from mmplan.runtime.ties import Tie, joined_state, tied_sharding, ties_of
+from mmplan.runtime.state import JointState, StageState, stage_state
+from mmplan.runtime.ties import Tie, copy_place, tied_sharding, ties_of
 from mmplan.scenario.scenario import DTYPE_BYTES
 
 
@@ -67,11 +68,7 @@ def holdings(
     trainable: Set[str],
     returning: Set[str],
 ) -> Holdings:
-    """Args: trainable, returning: pieces whose layers are trained, or have a backward.
-
-    Raises:
-        InputError: stages share parameters in a way that is not executed.
-    """
+    """Args: trainable, returning: pieces whose layers are trained, or have a backward."""
     layers_of = [frozenset(stage.layers) for stage in plan.stages]
     own = [tuple(p for p, layer in owners.layer_of.items() if layer in layers) for layers in layers_of]
     pieces = tuple(
@@ -86,21 +83,22 @@ def holdings(
                 stages_of.setdefault(names[id(model.get_parameter(name))], []).append(stage)
     by_layer = plan.sharding in ("gradients", "parameters") and plan.dp > 1
     read = {piece for mine in pieces for piece in mine} - owners.layer_of.keys()
+    trained = frozenset(
+        names[id(parameter)]
+        for piece in owners.used & trainable
+        for name in parameter_names(model, piece)
+        if (parameter := model.get_parameter(name)).requires_grad
+    )
     return Holdings(
         model=model,
         pieces=pieces,
         layers=owners.layer_of,
-        trained=frozenset(
-            name
-            for piece in owners.used & trainable
-            for name in parameter_names(model, piece)
-            if model.get_parameter(name).requires_grad
-        ),
+        trained=trained,
         slots=tuple(
             find_slots(model, mine, recordings, computed=owners.used | read, returning=returning)
             for mine in (pieces if by_layer else ())
         ),
-        ties=ties_of(plan, stages_of),
+        ties=ties_of(stages_of, trained),
         messages=messages_of(graph.layers(), plan.scenario.technique) if plan.sharding == "none" else None,
         cuts={},
     )
@@ -121,25 +119,23 @@ def _read_elsewhere(
     return tuple(sorted(name for name in read if id(model.get_parameter(name)) not in held))
 
 
-def state_of(
-    held: Holdings,
-    plan: Plan,
-    stage: int,
-    replicas: dist.ProcessGroup | None,
-    groups: Sequence[dist.ProcessGroup | None],
-) -> StageState:
-    """Args: groups: of each tie, the ranks that hold the same of it."""
+def state_of(held: Holdings, plan: Plan, stage: int, replicas: dist.ProcessGroup | None) -> StageState:
+    """Of a stage: of the parameters that it holds alone, and of those that it is the first on its rank to share."""
     alone, optimizer = held.alone(stage), plan.scenario.optimizer
-    tied = [
-        ([held.model.get_parameter(name) for name in tie.names], group)
-        for tie, group in zip(held.ties, groups, strict=True)
-        if stage in tie.leading(plan)
-    ]
     rest = stage_state(alone, optimizer, plan.sharding, replicas, held.messages)
-    return joined_state(rest, each_once(alone), tied, optimizer, plan.sharding)
+    parts = {rest: each_once(alone)}
+    for tie in held.ties:
+        if own := copies_of(held, plan, stage, tie):
+            parts[stage_state({"": own}, optimizer, tied_sharding(plan.sharding), replicas)] = tuple(own)
+    return rest if len(parts) == 1 else JointState(parts)
 
 
-def places_of(held: Holdings, plan: Plan, stage: int, replica: int, index: int) -> dict[Parameter, Place]:
+def copies_of(held: Holdings, plan: Plan, stage: int, tie: Tie) -> list[Parameter]:
+    """Parameters of the tie whose state the stage keeps."""
+    return [held.model.get_parameter(name) for name in tie.names] if stage in tie.leading(plan) else []
+
+
+def places_of(held: Holdings, plan: Plan, stage: int, index: int) -> dict[Parameter, Place]:
     """Of tied parameters the first name counts. Args: index: among the tp ranks."""
     names = {id(parameter): name for name, parameter in held.model.named_parameters()}
     places = {
@@ -149,12 +145,21 @@ def places_of(held: Holdings, plan: Plan, stage: int, replica: int, index: int) 
         for p in each_once(held.alone(stage))
     }
     for tie in held.ties:
-        if stage in tie.leading(plan):
-            for parameter in map(held.model.get_parameter, tie.names):
-                place = whole_place(names[id(parameter)], parameter)
-                writes = tie.writes(plan, stage, replica)
-                places[parameter] = replace(place, writes=writes, repeated=index > 0)
+        for parameter in copies_of(held, plan, stage, tie):
+            place = whole_place(names[id(parameter)], parameter)
+            places[parameter] = copy_place(place, tie, first=stage == tie.stages[0])
     return places
+
+
+def tie_sums(held: Holdings, plan: Plan) -> tuple[TiedSum, ...]:
+    """What ranks hand to the sums over stages."""
+    width, found = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype], []
+    for tie in held.ties:
+        count = sum(held.model.get_parameter(name).numel() for name in tie.names)
+        share = math.ceil(count / (1 if plan.sharding == "none" else plan.dp))
+        if tie.trained:
+            found.append(TiedSum(stages=tie.stages, bytes=width * share if len(tie.leading(plan)) > 1 else 0))
+    return tuple(found)
 
 
 def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
@@ -192,13 +197,7 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
         else:
             parts = [together(each_once(layers), plan.dp, whole=plan.sharding == "none")]
         parts += [
-            together(
-                [held.model.get_parameter(name) for name in tie.names],
-                tie.ranks(plan).shape[1],
-                whole=tied_sharding(plan.sharding) == "none",
-            )
-            for tie in held.ties
-            if stage in tie.leading(plan)
+            together(copies_of(held, plan, stage, tie), plan.dp, whole=plan.sharding == "none") for tie in held.ties
         ]
         found.append(SharedBytes(*map(sum, zip(*parts, strict=True))))
     return tuple(found)

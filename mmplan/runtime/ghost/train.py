@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -20,11 +21,12 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.runtime.ghost.alignment import align, used_pieces
-from mmplan.runtime.ghost.holdings import Holdings, held_bytes, holdings, places_of, state_of
+from mmplan.runtime.ghost.holdings import Holdings, copies_of, held_bytes, holdings, places_of, state_of, tie_sums
 from mmplan.runtime.ghost.job import Job
 from mmplan.runtime.ghost.model import Crossing, GhostModel, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
+from mmplan.runtime.ghost.refusals import refuse_plan
 from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
 from mmplan.runtime.ghost.split_bytes import SplitSums
 from mmplan.runtime.ghost.split_linears import Split, model_cuts, set_up
@@ -43,6 +45,7 @@ from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.places import Place, listed_places, place_of, program_of_shard
 from mmplan.runtime.stage import Stage
 from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.runtime.ties import join
 from mmplan.runtime.train import Prepared
 from mmplan.runtime.weight_store import WeightStore
 from mmplan.scenario.scenario import DTYPE_BYTES
@@ -92,7 +95,7 @@ def prepare_job(
     Raises:
         InputError: the model does not fit the plan's layers, or the plan asks of it what is not executed.
     """
-    _refuse(plan)
+    refuse_plan(plan)
     graph, at = build_graph(plan.scenario), place_of(plan, rank)
     stream = iter(job.batches(plan.microbatch_size))
     first = list(islice(stream, max(FIRST_BATCHES, plan.dp * plan.microbatches)))
@@ -199,6 +202,12 @@ def _shared_out(
     for text in found.whole:
         note(f"stays whole on each of the {plan.tp} tensor-parallel ranks: {text}")
     held = replace(laid.held, cuts=model_cuts(found.splits, laid.model, plan.tp))
+    cut = [name for tie in held.ties for name in tie.names if name in held.cuts]
+    if cut:
+        raise InputError(
+            f"'{cut[0]}' is shared by several stages and split over tp={plan.tp} ranks, and this release does one of "
+            "both: set `constraints.tp: [1]` in the scenario and optimize again"
+        )
     return replace(laid, held=held, splits=found.splits)
 
 
@@ -227,7 +236,6 @@ def _stages(
     if groups.tensor is not None:
         for name, splits in laid.splits.items():
             set_up(units[name], splits, groups.tensor)
-    tied = [groups.more(tie.ranks(plan)) for tie in laid.held.ties]
     stages = {}
     for index in indices:
         own = frozenset(laid.held.pieces[index]) & laid.owners.used & units.keys()
@@ -236,7 +244,7 @@ def _stages(
             for name in own:
                 if not laid.held.tied & {id(p) for p in units[name].parameters()}:  # another stage may have their state
                     model.postpone(name, store)
-        state = state_of(laid.held, plan, index, groups.replicas, tied)
+        state = state_of(laid.held, plan, index, groups.replicas)
         layout = plan.layout(index)
         recomputed = frozenset(
             name for name in own if layout.recomputed(graph.layer(laid.owners.layer_of[name])) == "full"
@@ -249,7 +257,7 @@ def _stages(
             owners=laid.owners,
             model=model,
             state=state,
-            places=places_of(laid.held, plan, index, at.replica, at.shard),
+            places=places_of(laid.held, plan, index, at.shard),
             buffers=[
                 Buffer(name=name, tensor=tensor, writes=at.replica == 0 and _owner(laid, name) == index)
                 for name, tensor in kept.items()
@@ -268,6 +276,7 @@ def _stages(
             parts={laid.model.get_parameter(name): part for name, part in parts.parameters.items()},
             scales=scales,
         )
+    join(plan, laid.held.ties, stages, partial(copies_of, laid.held, plan), groups.more)
     return stages
 
 
@@ -353,6 +362,7 @@ def _program(
         plan_pipeline(plan, graph),
         reduce_bytes=tuple(one.reduce for one in shared),
         shared_bytes=() if plan.sharding == "none" else shared,
+        ties=tie_sums(laid.held, plan),
     )
     shape = (plan.dp, plan.microbatches, len(cut.cuts))
     lowered = place(pipeline, np.broadcast_to(np.array(sizes, dtype=np.int64).reshape(shape[1:]), shape).copy())
@@ -366,35 +376,3 @@ def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
         key: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
         for key, value in batch.items()
     }
-
-
-def _refuse(plan: Plan) -> None:
-    """What a plan may not have for a model of the user's own."""
-    for name, found in (("cp", plan.cp), ("ep", plan.ep)):
-        if found > 1:
-            raise InputError(
-                f"the plan has {name}={found}, and a model of your own is executed with {name}=1: set "
-                f"`constraints.{name}: [1]` in the scenario and optimize again"
-            )
-    compression = plan.scenario.technique.compression
-    if plan.tp > 1 and compression != "none":
-        raise InputError(
-            f"the plan compresses gradients ({compression}) and has tp={plan.tp}, and of your own model ranks would "
-            "choose unlike parts of what all have whole: set `constraints.tp: [1]` or `constraints.compression: none`"
-        )
-    if plan.spread:
-        raise InputError(
-            f"the plan lets ranks take images of {' and '.join(plan.spread)} in turn, and a model of your own runs all "
-            "on each: set `constraints.spread: []` in the scenario and optimize again"
-        )
-    if plan.meshes:
-        raise InputError(
-            f"the plan has {' and '.join(plan.meshes[0].modules)} on ranks of their own, and a model of your own is "
-            "executed with one mesh for all: take `constraints.modules` out of the scenario and optimize again"
-        )
-    for module in plan.scenario.model.modules:
-        if module.training.mode == "lora":
-            raise InputError(
-                f"'{module.name}' is trained by LoRA, and adapters are the model's own affair: build them in `model()` "
-                "and describe them in the scenario's modules"
-            )

@@ -52,9 +52,11 @@ class GradientWatch:
         if not self._sampling:
             return
         self.total_square = 0.0
+        copies = {(one.optimizer, one.elements[0]): self._stage.places[one.parameter].copies for one in state.trained()}
         for optimizer in state.optimizers:
-            for weight, square in optimizer.gradient_squares():
-                self.total_square += square * self._share(weight) / self._summed_on
+            for index, (weight, square) in enumerate(optimizer.gradient_squares()):
+                held_by = self._summed_on * copies.get((optimizer, index), 1)
+                self.total_square += square * self._share(weight) / held_by
 
     def _taken(self, parameter: Parameter) -> Callable[[Tensor], None]:
         return lambda gradient: self.take(parameter, gradient)

@@ -1,0 +1,36 @@
+"""What a plan may not have for a model of the user's own."""
+
+from mmplan.errors import InputError
+from mmplan.planner.plan import Plan
+
+
+def refuse_plan(plan: Plan) -> None:
+    """InputError where it has some of it."""
+    for name, found in (("cp", plan.cp), ("ep", plan.ep)):
+        if found > 1:
+            raise InputError(
+                f"the plan has {name}={found}, and a model of your own is executed with {name}=1: set "
+                f"`constraints.{name}: [1]` in the scenario and optimize again"
+            )
+    compression = plan.scenario.technique.compression
+    if plan.tp > 1 and compression != "none":
+        raise InputError(
+            f"the plan compresses gradients ({compression}) and has tp={plan.tp}, and of your own model ranks would "
+            "choose unlike parts of what all have whole: set `constraints.tp: [1]` or `constraints.compression: none`"
+        )
+    if plan.spread:
+        raise InputError(
+            f"the plan lets ranks take images of {' and '.join(plan.spread)} in turn, and a model of your own runs all "
+            "on each: set `constraints.spread: []` in the scenario and optimize again"
+        )
+    if plan.meshes:
+        raise InputError(
+            f"the plan has {' and '.join(plan.meshes[0].modules)} on ranks of their own, and a model of your own is "
+            "executed with one mesh for all: take `constraints.modules` out of the scenario and optimize again"
+        )
+    for module in plan.scenario.model.modules:
+        if module.training.mode == "lora":
+            raise InputError(
+                f"'{module.name}' is trained by LoRA, and adapters are the model's own affair: build them in `model()` "
+                "and describe them in the scenario's modules"
+            )
