@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from gradient_cases import CPU, PROCESSES, cases, perturb, trained_weights
+from gradient_cases import CPU, PROCESSES, cases, perturb, table_name, trained_weights
 from meshed_plan_cases import meshed_cases
 from tiny_plans import AUDIO, TWO_STAGES, VISION, changed_module, hand_plan
 from torch import Tensor
@@ -24,12 +24,12 @@ from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
 from mmplan.planner.tensor_traffic import tensor_bytes
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
-from mmplan.runtime.groups import replica_group, tensor_ranks
+from mmplan.runtime.groups import group_maker, replica_group, tensor_ranks
 from mmplan.runtime.model import MultimodalModel
 from mmplan.runtime.places import listed_places, mesh_of_row, place_of, program_of_shard
 from mmplan.runtime.tensor_parallel import SplitLayer, name_in_whole, slice_of
 from mmplan.runtime.tensor_sums import TensorRanks
-from mmplan.runtime.train import build_stages, step_data, step_microbatches
+from mmplan.runtime.train import build_stages, step_data, step_microbatches, tie_stages
 from mmplan.scenario.scenario import Optimizer, Scenario
 
 TP = 2
@@ -65,6 +65,7 @@ def tensor_cases() -> dict[str, Plan]:
         "experts, latent attention and DeepStack": hand_plan(models["experts, latent attention and DeepStack"], DEEP),
         "talker": hand_plan(models["talker"], TALKER, microbatch_size=2),
         "recomputed blocks": replace(recomputed, stages=stages),
+        "a table on two stages": hand_plan(models["a table on two stages"], TWO_STAGES),
         "two stages on a rank, backwards in two parts": refuse_unusable(folded),
     }
     split = {name: replace(plan, tp=TP) for name, plan in plans.items()}
@@ -87,6 +88,9 @@ def _context_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
     layers = tuple(name for stage in DEEP for name in stage)
     return {
         "rows on two ranks": replace(two, cp=2),
+        "rows on two ranks that share weights, a table on two stages": replace(
+            hand_plan(models["a table on two stages"], TWO_STAGES), cp=2, sharding="parameters"
+        ),
         "rows on two ranks, recomputed, images dealt out": replace(recomputed, cp=2, spread=encoders),
         "rows and columns": replace(hand_plan(models["cross-attention in two stages"], ONE_STAGE), cp=2, tp=2),
         "rows of a talker": replace(hand_plan(models["talker"], TALKER, microbatch_size=2), cp=2),
@@ -211,6 +215,7 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
     program = program_of_shard(plan, whole_program.ranks[listed], place.shard)
     with patch("mmplan.runtime.train.MultimodalModel", PerturbedPart):
         stages = build_stages(plan, graph, place.row, CPU, ranks, replicas)
+    tie_stages(plan, graph, stages, group_maker(rank, "gloo", timeout))
     before: dict[str, Tensor] = {}
     for index, stage in stages.items():
         before |= trained_weights(stage, plan.stages[index].layers)
@@ -225,7 +230,9 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
     return TensorRankResult(
         index=place.shard % mesh_of_row(plan, place.row).tp,
         places={
-            name: place_in(stage.model, name) for stage in stages.values() for name, _ in stage.model.named_parameters()
+            table_name(stage.model, name): place_in(stage.model, name)
+            for stage in stages.values()
+            for name, _ in stage.model.named_parameters()
         },
         gradients={name: (weight - after[name]) / STEP_LENGTH for name, weight in before.items()},
         losses={module: loss for stage in stages.values() for module, loss in stage.losses().items()},

@@ -165,19 +165,6 @@ def test_a_plan_for_another_technique_is_refused_but_may_be_rehearsed() -> None:
     assert process_count(plan, rehearse=True) == 2
 
 
-def test_a_tied_vocabulary_may_not_be_split_over_stages() -> None:
-    scenario = tiny_scenario()
-    modules = tuple(
-        replace(m, vocabulary=replace(m.vocabulary, tied=True)) if m.vocabulary is not None else m
-        for m in scenario.model.modules
-    )
-    plan = hand_plan(replace(scenario, model=replace(scenario.model, modules=modules)), TWO_STAGES)
-    with pytest.raises(
-        InputError, match=r"'llm' shares one matrix between token table \(stage 0\) and head \(stage 1\)"
-    ):
-        execute(plan, steps=1, local=2)
-
-
 def test_a_run_has_at_least_one_step() -> None:
     with pytest.raises(InputError, match="at least 1 step, found 0"):
         execute(two_stage_plan(), steps=0, local=2)
