@@ -23,9 +23,9 @@ class Action:
     mesh the listed rank sends `copies`, one for each shard that takes its rows from it, of the part of the tensor that
     begins at byte `offset` (0 until a rank's own program is made) of `whole_bytes` (0: it is all of it). REDUCE sums
     the stage's gradients over its replicas; TIE then sums over stages the gradient of a matrix that each of them holds
-    (`ties.py`), whose number is in `microbatch`; STEP updates the weights. `bytes` of all but SEND and RECV are those of
-    the buffers handed to collectives meanwhile: among the replicas (`shared_bytes.py`), in a TIE among the ranks of a
-    replica that hold the matrix.
+    (`ties.py`), whose number is in `microbatch`; STEP updates the weights. `bytes` of all but SEND and RECV are those
+    of the buffers handed to collectives meanwhile: among the replicas (`shared_bytes.py`), in a TIE among the ranks of
+    a replica that hold the matrix.
     """
 
     kind: ActionKind
