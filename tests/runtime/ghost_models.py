@@ -1,6 +1,7 @@
 """Tiny random models of real classes of transformers, each with one batch whose lengths all differ."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -194,6 +195,14 @@ class Joined(nn.Module):
         for block in self.trunk:
             x = x + torch.tanh(block(x))
         return {"loss": (self.head(x).squeeze(-1) - target).square().mean()}
+
+
+def saved_config(model: nn.Module, folder: Path) -> Path:
+    """The file that the library writes beside the weights of a model. A dict of all values that a configuration object
+    has may say of older releases that a head is tied which is not."""
+    assert isinstance(model, hf.PreTrainedModel)
+    model.config.save_pretrained(folder)
+    return folder / "config.json"
 
 
 def joined() -> Case:

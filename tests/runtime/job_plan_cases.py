@@ -1,6 +1,5 @@
 """Plans of real models whose gradients are compared with one process, and the code that its four processes run."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from ghost_models import FAMILIES
+from ghost_models import FAMILIES, saved_config
 from llava_job import batches as llava_batches
 from tiny_plans import hand_plan, tiny_scenario
 from torch import Tensor, nn
@@ -74,10 +73,7 @@ def job_of(family: str) -> Job:
 
 def scenario_of(family: str, folder: Path) -> Scenario:
     """What a user writes for the config of the model."""
-    config = folder / f"{family}.json"
-    model = job_of(family).model()
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight  # older releases leave that out
-    config.write_text(json.dumps(model.config.to_dict() | {"tie_word_embeddings": tied}))
+    config = saved_config(job_of(family).model(), folder)
     optimizer = Optimizer(name="sgd", learning_rate=STEP_LENGTH)
     return replace(tiny_scenario(), model=read_hf_config(config), global_batch=4, optimizer=optimizer)
 

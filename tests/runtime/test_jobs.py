@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from ghost_models import llava
+from ghost_models import llava, saved_config
 from llava_job import batches
 from tiny_plans import hand_plan, tiny_scenario
 
@@ -33,8 +33,7 @@ STAGES = {
 @pytest.fixture(scope="module")
 def scenario(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
     """The scenario that a user writes for the config of the model."""
-    config = tmp_path_factory.mktemp("llava") / "config.json"
-    config.write_text(json.dumps(llava()[0]().config.to_dict()))
+    config = saved_config(llava()[0](), tmp_path_factory.mktemp("llava"))
     sgd = Optimizer(name="sgd", learning_rate=0.5)
     return replace(tiny_scenario(), model=read_hf_config(config), global_batch=8, optimizer=sgd)
 

@@ -1,6 +1,5 @@
 """Runs that go on from a checkpoint: to the bit under the same plan, to rounding under any other one."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from checkpoint_cases import (
     saved_plans,
     tiny,
 )
-from ghost_models import llava
+from ghost_models import llava, saved_config
 from safetensors.torch import load_file
 from tiny_plans import hand_plan
 from torch import Tensor
@@ -55,8 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def job_plans(folder: Path) -> list[Plan]:
     """Plans of the model that the jobs train: that of most runs, three under which one of them is gone on with, and the
     first one compressed."""
-    config = folder / "config.json"
-    config.write_text(json.dumps(llava()[0]().config.to_dict()))
+    config = saved_config(llava()[0](), folder)
     scenario = replace(tiny(), model=read_hf_config(config))
     shared = replace(hand_plan(scenario, LLAVA_TWO_STAGES, dp=2), sharding="parameters")
     one, split = hand_plan(scenario, LLAVA_ONE_STAGE, dp=2), replace(hand_plan(scenario, LLAVA_TWO_STAGES), tp=2)

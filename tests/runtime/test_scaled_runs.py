@@ -1,6 +1,5 @@
 """Runs in fp16: gradients under scales of their own are those of one process, and overflows cost steps, not runs."""
 
-import json
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +13,7 @@ pytest.importorskip("transformers")
 
 from case_processes import run_on_ranks
 from checkpoint_cases import LLAVA_TWO_STAGES, tiny
-from ghost_models import llava
+from ghost_models import llava, saved_config
 from job_plan_cases import cut, job_of, scenario_of
 from safetensors.torch import load_file
 from scaled_cases import (
@@ -58,8 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, Any]:
-    config = folder / "config.json"
-    config.write_text(json.dumps(llava()[0]().config.to_dict()))
+    config = saved_config(llava()[0](), folder)
     scenario = in_16_bits(replace(tiny(), model=read_hf_config(config)))
     jobs = {
         "replicas": hand_plan(scenario, LLAVA_TWO_STAGES, dp=2),

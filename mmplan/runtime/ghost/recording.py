@@ -24,6 +24,10 @@ from mmplan.runtime.ghost.half_meta import META, any_routing, as_input, half_met
 Batch = Mapping[str, Any]  # the keyword arguments of the model's forward
 _READS = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy"}
 _LOOKS = {"__get__", "size", "dim", "numel", "is_floating_point", "stride", "data_ptr"}  # at a tensor's form alone
+_LIKE_FIRST = {"zeros_like", "ones_like", "empty_like", "full_like"} | {  # of the first argument its form alone
+    f"new_{name}" for name in ("zeros", "ones", "empty", "full", "tensor")
+}
+_LIKE_SECOND = {"expand_as", "view_as", "reshape_as", "type_as"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -264,7 +268,8 @@ class _Flow(TorchFunctionMode):
             if func is F.linear and len(args) > 1 and id(args[1]) in self._parameters:
                 self.linears[self._parameters[id(args[1])]] = args[0].numel(), result.numel()
             return result
-        reads, parameters = self.sources((args, kwargs))
+        valued = args[1:] if name in _LIKE_FIRST else args[:1] if name in _LIKE_SECOND else args
+        reads, parameters = self.sources((valued, kwargs))
         if name not in _LOOKS:
             self.read |= parameters & {self._parameters.get(id(leaf)) for leaf in tree_leaves((args, kwargs))}
         if reads and name in _READS:

@@ -2,9 +2,11 @@
 
 The input of the layers split by columns passes a mark whose gradient is summed over the ranks, once for all that read
 it; the output of the layer split by rows is summed. What lies between is computed on each rank's heads or columns:
-whole numbers of heads that the block's code reads are divided, and the gradients of parameters met there are summed.
+whole numbers of heads that the block's code reads are divided, shapes that it takes from its input are narrowed, and
+the gradients of parameters met there are summed.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mmplan.runtime.ghost.linear_flow import Pair
 from mmplan.runtime.held import Cut
@@ -20,10 +23,12 @@ from mmplan.runtime.tensor_sums import TensorRanks, sum_gradients, sum_parts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """A pair that ranks share. `heads`: numbers that are divided, as (module within the block, attribute)."""
+    """A pair that ranks share. `heads`: numbers that are divided, as (module within the block, attribute); `narrowed`:
+    the module whose forward says the width of the whole where a rank has its part of it; empty: none does."""
 
     pair: Pair
     heads: tuple[tuple[str, str], ...] = ()
+    narrowed: str = ""
 
 
 def cuts_of(block: nn.Module, splits: Sequence[Split], degree: int) -> dict[str, Cut]:
@@ -51,6 +56,9 @@ def set_up(block: nn.Module, splits: Sequence[Split], ranks: TensorRanks) -> Non
         for path, attribute in split.heads:
             module = block.get_submodule(path)
             setattr(module, attribute, getattr(module, attribute) // ranks.degree)
+        if split.narrowed:
+            module = block.get_submodule(split.narrowed)
+            module.forward = _narrowed(module.forward, row.get_parameter("weight").shape[1], ranks.degree)
     owners: dict[str, list[str]] = {}
     for name in between:
         owner, _, own = name.rpartition(".")
@@ -89,6 +97,32 @@ def _summed(row: nn.Module, ranks: TensorRanks) -> Callable[[Tensor], Tensor]:
         return total if bias is None else total + bias
 
     return forward
+
+
+def _narrowed(forward: Callable[..., Any], width: int, degree: int) -> Callable[..., Any]:
+    """Args: width: of this rank's part of what the row reads."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with _NarrowShapes(width, degree):
+            return forward(*args, **kwargs)
+
+    return called
+
+
+class _NarrowShapes(TorchFunctionMode):
+    """Where code joins heads to the width of its input, which is that of all ranks' heads, it joins this rank's."""
+
+    def __init__(self, width: int, degree: int) -> None:
+        super().__init__()
+        self._width, self._degree = width, degree
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.reshape, Tensor.view, torch.reshape) and not kwargs:
+            shape = args[1] if isinstance(args[1], tuple | list) else args[1:]
+            own = (*shape[:-1], self._width)
+            if shape[-1] == self._width * self._degree and math.prod(own) == args[0].numel():
+                return func(args[0], own)
+        return func(*args, **(kwargs or {}))
 
 
 def _with_summed_gradients(module: nn.Module, names: Sequence[str], ranks: TensorRanks) -> Callable[..., Any]:

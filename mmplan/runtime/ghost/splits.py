@@ -99,15 +99,17 @@ class _Trial:
                 self.failed.append(f"{name}: {', '.join(pair.columns)} and {pair.row} ({reasons[0]})")
 
     def _ways(self, pair: Pair) -> list[Split]:
-        """As it is, and with the numbers of heads divided that the module around the first layers has."""
+        """As it is; with the numbers of heads divided that the module around the first layers has; and with the shapes
+        narrowed that its code takes from its input."""
         around = pair.columns[0].rpartition(".")[0]
         numbers = {
             key: value
             for key, value in vars(self._block.get_submodule(around)).items()
             if type(value) is int and "heads" in key and value > 1 and value % self._ranks.degree == 0
         }
-        ways = [Split(pair=pair)]
-        return [*ways, Split(pair=pair, heads=tuple((around, key) for key in numbers))] if numbers else ways
+        heads = tuple((around, key) for key in numbers)
+        divided = [Split(pair=pair, heads=heads), Split(pair=pair, heads=heads, narrowed=around)] if heads else []
+        return [Split(pair=pair), *divided]
 
     def _differs(self, whole: "_Results", splits: Sequence[Split]) -> str | None:
         """Why a block so split is another one; the same on all ranks."""
