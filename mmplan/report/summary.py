@@ -24,6 +24,7 @@ class PlanSummary:
     never communicates). `recompute` is that of each stage; `schedule_gap`: by what part of its makespan a searched
     schedule can be longer than the best of this cut; for `sharding`, `spread` and `patches` see `Layout`.
     `meshes` has a text for each where these are not all alike; `dp`, `tp` and `cp` are then those of the last.
+    `idle_ranks` of the run lie between those of meshes and have no work.
     """
 
     name: str
@@ -50,6 +51,7 @@ class PlanSummary:
     spread: tuple[str, ...]
     patches: tuple[str, ...]
     meshes: tuple[str, ...]
+    idle_ranks: int
     recompute: tuple[str, ...]
     microbatch_size: int
     microbatches: int
@@ -100,6 +102,7 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         spread=plan.spread,
         patches=plan.patches,
         meshes=mesh_texts(plan),
+        idle_ranks=plan.world - plan.rank_count,
         recompute=tuple(stage.recompute for stage in plan.stages),
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,

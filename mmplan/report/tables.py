@@ -90,7 +90,7 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("tokens/s per device", lambda s: f"{s.tokens_per_s_per_device:,.0f}"),
     ("bubble", lambda s: f"{s.bubble:.1%}"),
     ("pp x dp x cp x tp", lambda s: "" if s.meshes else f"{s.pp} x {s.dp} x {s.cp} x {s.tp} = {s.devices} devices"),
-    ("devices", lambda s: f"{s.devices} in {len(s.meshes)} meshes" if s.meshes else ""),
+    ("devices", lambda s: f"{s.devices} in {len(s.meshes)} meshes{_idle(s)}" if s.meshes else ""),
     ("... pp x dp x cp x tp of each", lambda s: "; ".join(s.meshes)),
     ("experts", lambda s: f"ep {s.ep}, etp {s.etp}" if s.ep > 1 else ""),
     ("split over replicas", lambda s: "" if s.dp * s.cp == 1 else _ZERO.get(s.sharding, "")),
@@ -109,6 +109,10 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("gradients reduced", lambda s: format_bytes(s.reduce_bytes)),
     ("communication overlapped", lambda s: f"{s.overlap_rate:.1%}"),
 )
+
+
+def _idle(summary: PlanSummary) -> str:
+    return f", and {counted(summary.idle_ranks, 'rank')} between them idle" if summary.idle_ranks else ""
 
 
 def _recompute_text(levels: Sequence[str]) -> str:

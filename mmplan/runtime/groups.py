@@ -11,7 +11,7 @@ from mmplan.cost_models.layout import Layout
 from mmplan.planner.mesh import messages
 from mmplan.planner.plan import Plan
 from mmplan.planner.stage_graph import build_stage_graph
-from mmplan.runtime.places import place_of
+from mmplan.runtime.places import listed_places, place_of
 from mmplan.runtime.tensor_sums import ExpertRanks, Peers, TensorRanks
 
 # Rows of ranks -> the group of the row that holds this rank, None where rows are single ranks. Collective over all.
@@ -54,9 +54,9 @@ def replica_group(plan: Plan, rank: int, backend: str, timeout: timedelta) -> di
 def tensor_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> TensorRanks | None:
     """The ranks that share the layers of a stage: all in one replica, experts over all of them. None where each has
     them whole. Collective."""
-    own = None
+    own, shard = None, place_of(plan, rank).shard if rank in listed_places(plan) else 0
     for ranks, layout in _blocks(plan):
-        made = _tensor_ranks(ranks, layout, rank, place_of(plan, rank).shard, backend, timeout)
+        made = _tensor_ranks(ranks, layout, rank, shard, backend, timeout)
         own = made if rank in ranks else own
     return own
 

@@ -16,7 +16,7 @@ from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.planner.plan_schedule import plan_schedule
 from mmplan.planner.stage_graph import build_stage_graph
-from mmplan.runtime.places import place_of
+from mmplan.runtime.places import idle_ranks, place_of
 
 Kind = Literal["kill", "raise", "stall", "stop", "nan"]
 
@@ -138,6 +138,8 @@ def check_injections(injections: Sequence[Injection], plan: Plan, steps: int, ra
             raise InputError(f"--inject: stage {stage}, and the plan has stages 0 to {len(plan.stages) - 1}")
         if microbatch and int(microbatch) >= plan.microbatches:
             raise InputError(f"--inject: {one.action}, and the plan has microbatches 0 to {plan.microbatches - 1}")
+        if one.rank in idle_ranks(plan):
+            raise InputError(f"--inject: {one.action}, and rank {one.rank} of the plan has no stage")
         if microbatch:
             stages = build_stage_graph([part.layers for part in plan.stages], build_graph(plan.scenario))
             own = plan_schedule(plan, stages)[place_of(plan, one.rank).row]

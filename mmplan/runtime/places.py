@@ -6,7 +6,6 @@ between two meshes a rank sends each part of a tensor to all shards that take it
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from mmplan.planner.mesh import Mesh, giver, takers
 from mmplan.planner.plan import Plan
@@ -41,21 +40,36 @@ def mesh_of_row(plan: Plan, row: int) -> Mesh:
     return plan.mesh(plan.stages_of(row)[0])
 
 
+def _groups(plan: Plan) -> list[tuple[int, int]]:
+    """First rank and number of those that share layers, of all such groups in the order of their ranks."""
+    rows = [(plan.first_rank(plan.stages_of(row)[0]), mesh_of_row(plan, row)) for row in range(plan.pp)]
+    return [(first + at * mesh.width, mesh.width) for first, mesh in sorted(rows) for at in range(mesh.dp)]
+
+
 def widths(plan: Plan) -> tuple[int, ...]:
     """How many ranks share layers, of all such groups in the order of their ranks."""
-    rows = [(plan.first_rank(plan.stages_of(row)[0]), mesh_of_row(plan, row)) for row in range(plan.pp)]
-    return tuple(mesh.width for _, mesh in sorted(rows) for _ in range(mesh.dp))
+    return tuple(width for _, width in _groups(plan))
 
 
 def listed_ranks(plan: Plan) -> tuple[int, ...]:
     """The ranks that a program lists: the first of those that share layers."""
-    return tuple(accumulate(widths(plan), initial=0))[:-1]
+    return tuple(first for first, _ in _groups(plan))
+
+
+def idle_ranks(plan: Plan) -> tuple[int, ...]:
+    """Ranks between those of stages that no stage has: they meet the others, and do nothing."""
+    busy = listed_places(plan)
+    return tuple(rank for rank in range(plan.world) if rank not in busy)
+
+
+def idle_program(rank: int) -> RankProgram:
+    """Of a rank without a stage: before an update all ranks may have to agree."""
+    return RankProgram(rank=rank, stage=0, replica=0, actions=(Action("STEP", 0),))
 
 
 def listed_places(plan: Plan) -> dict[int, int]:
-    """Of every rank the place, among all that a program lists, of the one that stands for it."""
-    listed = zip(listed_ranks(plan), widths(plan), strict=True)
-    return {first + shard: place for place, (first, width) in enumerate(listed) for shard in range(width)}
+    """Of every rank with a stage the place, among all that a program lists, of the one that stands for it."""
+    return {first + shard: place for place, (first, width) in enumerate(_groups(plan)) for shard in range(width)}
 
 
 def one_process_each(plan: Plan) -> Plan:

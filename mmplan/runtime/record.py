@@ -138,6 +138,8 @@ def _listed_runs(plan: Plan, runs: Sequence[RankRun], rehearsed: bool) -> list[R
         return list(runs)
     places, sets = listed_places(plan), list[list[RankRun]]()
     for rank, run in enumerate(runs):
+        if rank not in places:
+            continue
         if places[rank] == len(sets):
             sets.append([])
         sets[-1].append(run)

@@ -19,32 +19,22 @@ from mmplan.units import format_bytes
 
 
 def process_count(plan: Plan, *, rehearse: bool) -> int:
-    """Processes that a run of the plan takes; in a rehearsal one stands for each tensor-parallel group.
+    """Processes that a run of the plan takes, those without work between others included; in a rehearsal one stands for
+    each group that shares layers.
 
     Raises:
-        InputError: the plan is to be run for real, and splits heads, recomputes in a way or was
-            made for a technique that the runtime does not do; or it leaves ranks without work between others.
+        InputError: the plan is to be run for real, and splits heads, recomputes in a way or was made for a technique
+            that the runtime does not do.
     """
     if rehearse:
         return len(widths(plan))
-    _refuse_gaps(plan)
     require_executable(plan.scenario)
     _refuse_split_modules(plan)
     _refuse_split_rows(plan)
     _refuse_mixed_readers(plan)
     _refuse_recomputation(plan)
     _refuse_split_backwards(plan)
-    return plan.rank_count
-
-
-def _refuse_gaps(plan: Plan) -> None:
-    """Ranks that no stage has, before others that have one: every process of a run has work."""
-    idle = plan.world - plan.rank_count
-    if idle:
-        raise InputError(
-            f"the plan's stages have {plan.rank_count} of the ranks 0 to {plan.world - 1}, and this release gives "
-            f"every process a stage: {idle} ranks between them have none; allow other degrees in `constraints.modules`"
-        )
+    return plan.world
 
 
 def refuse_forms(scenario: Scenario) -> None:
@@ -175,4 +165,6 @@ def _product(plan: Plan, rehearse: bool) -> str:
         of = f"{' and '.join(mesh.modules)}: " if mesh.modules else ""
         shards = "" if rehearse else f" x tp={mesh.tp}" + (f" x cp={mesh.cp}" if mesh.cp > 1 else "")
         parts.append(f"{of}pp={count} x dp={mesh.dp}{shards}")
+    if not rehearse and plan.world > plan.rank_count:
+        parts.append(f"{plan.world - plan.rank_count} idle")
     return " + ".join(f"({part})" for part in parts) if len(parts) > 1 else parts[0]

@@ -31,7 +31,16 @@ from mmplan.runtime.groups import GroupOf
 from mmplan.runtime.loss_scaling import run_scales
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.numerics.part_scales import PartScales
-from mmplan.runtime.places import Place, listed_places, mesh_of_row, one_process_each, place_of, program_of_shard
+from mmplan.runtime.places import (
+    Place,
+    idle_program,
+    idle_ranks,
+    listed_places,
+    mesh_of_row,
+    one_process_each,
+    place_of,
+    program_of_shard,
+)
 from mmplan.runtime.position import Position
 from mmplan.runtime.rehearse import SleepStage, collapse_shards
 from mmplan.runtime.stage import LayerStage, Stage
@@ -200,9 +209,11 @@ def prepare_training(
     more: GroupOf,
 ) -> Prepared:
     """Real computes on synthetic data. Collective over all ranks."""
-    graph = build_graph(plan.scenario)
+    graph, scales = build_graph(plan.scenario), run_scales(plan)
+    if rank in idle_ranks(plan):
+        tie_stages(plan, graph, {}, more)
+        return Prepared(step=lambda step: (idle_program(rank), {}), scales=scales)
     place = place_of(plan, rank)
-    scales = run_scales(plan)
     stages = build_stages(plan, graph, place.row, device, ranks, replicas, scales)
     tie_stages(plan, graph, stages, more)
 

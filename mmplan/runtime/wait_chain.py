@@ -117,6 +117,6 @@ def _met(one: Seen) -> str:
 
 def _partners(plan: Plan, rank: int, world: int) -> range:
     """Ranks that share layers or weights with one."""
-    started = plan if world == plan.rank_count else one_process_each(plan)
+    started = plan if world == plan.world else one_process_each(plan)
     ranks = started.stage_ranks(started.stages_of(place_of(started, rank).row)[0])
     return range(ranks[0], ranks[-1] + 1)

@@ -41,7 +41,7 @@ from mmplan.runtime.limits import limits, time_scale
 from mmplan.runtime.loss_scaling import LossScaling
 from mmplan.runtime.measurement import Measurement, OnNote, OnStep, StepMeasurement, save_run
 from mmplan.runtime.network import connect
-from mmplan.runtime.places import listed_ranks, one_process_each, place_of
+from mmplan.runtime.places import idle_ranks, listed_ranks, one_process_each, place_of
 from mmplan.runtime.position import NO_STEP
 from mmplan.runtime.probe import probe_transfers
 from mmplan.runtime.record import (
@@ -62,6 +62,7 @@ from mmplan.runtime.train import Prepared, RankStep, prepare_rehearsal, prepare_
 from mmplan.runtime.update_check import UpdateCheck
 from mmplan.runtime.wait_chain import EVERYBODY
 from mmplan.runtime.watch import Watch, Watched, start_watch
+from mmplan.scenario.document import counted
 
 T = TypeVar("T")
 
@@ -120,6 +121,8 @@ def run_worker(
         backend = backend_of(device, share=options.share_devices)
         groups = _join(started, rank, device, backend, limit.wait_s)
         note = on_note if on_note is not None and rank == 0 else _nobody
+        if idle := () if options.rehearse else idle_ranks(plan):
+            note(f"idle, between the meshes: {counted(len(idle), 'rank')} of {world}, the first is {idle[0]}")
         start = find_start(plan, options, note)
         if start.finished and options.save_weights is None:
             _leave(watch)
@@ -222,7 +225,7 @@ def _run(
     taps, health = None, None
     if options.health is not None:
         settings = run_settings(plan, prepared.model, options.job, options.health_interval)
-        taps = rank_taps(plan, prepared, settings)
+        taps = None if rank in idle_ranks(plan) else rank_taps(plan, prepared, settings)
         if rank == 0:
             health = RunHealth(options.health, plan, modalities, settings, one_clock=one_host)
     kept, steps_done = StepKeeper(), list(before)

@@ -30,7 +30,7 @@ from mmplan.planner.step_loads import drawn_step_loads, mean_step_loads, split_s
 from mmplan.planner.step_times import step_times
 from mmplan.planner.switch_cost import switch_cost
 from mmplan.planner.waves import lowered_waves, price, waves_of
-from mmplan.runtime.places import listed_places, place_of, program_of_shard
+from mmplan.runtime.places import idle_ranks, listed_places, listed_ranks, place_of, program_of_shard
 from mmplan.runtime.requirements import process_count
 from mmplan.scenario.scenario import Sample
 
@@ -238,14 +238,16 @@ def test_what_reads_plans_knows_meshes() -> None:
     assert strategy_of(one, one.scenario.model.module("vision")) == "DP 8"
 
 
-def test_ranks_without_work_between_others_are_refused() -> None:
+def test_ranks_without_work_between_others_are_started_too() -> None:
     wide = made(WIDE)
     (mesh,) = wide.meshes
     assert process_count(wide, rehearse=False) == wide.rank_count == wide.world
     apart = replace(wide, meshes=(replace(mesh, first_rank=mesh.first_rank + 4),))
-    with pytest.raises(InputError, match=r"16 of the ranks 0 to 19, .*: 4 ranks between them have none"):
-        process_count(apart, rehearse=False)
+    assert process_count(apart, rehearse=False) == 20
+    assert idle_ranks(apart) == (8, 9, 10, 11)
     assert process_count(apart, rehearse=True) == process_count(wide, rehearse=True)
+    assert listed_ranks(apart) == (0, 2, 4, 6, *range(12, 20))
+    assert check_plan(apart) == ()
 
 
 def test_a_rank_of_another_mesh_sends_each_shard_its_part() -> None:

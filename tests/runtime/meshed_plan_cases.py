@@ -44,6 +44,9 @@ def meshed_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
             sharding="optimizer",
             meshes=(own(*SIGHT, tp=2, first=2),),
         ),
+        "a rank between two meshes idle": replace(
+            hand_plan(tiny, encoders), tp=2, meshes=(own(*SIGHT, *SOUND, first=3),)
+        ),
         **_sliced_cases(models),
         **_patch_cases(models),
     }

@@ -26,7 +26,7 @@ from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.groups import group_maker, replica_group, tensor_ranks
 from mmplan.runtime.model import MultimodalModel
-from mmplan.runtime.places import listed_places, mesh_of_row, place_of, program_of_shard
+from mmplan.runtime.places import idle_program, listed_places, mesh_of_row, place_of, program_of_shard
 from mmplan.runtime.tensor_parallel import SplitLayer, name_in_whole, slice_of
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.train import build_stages, step_data, step_microbatches, tie_stages
@@ -206,10 +206,13 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
     """One step of plain gradient descent."""
     optimizer = Optimizer(name="sgd", learning_rate=STEP_LENGTH)
     plan = replace(plan, scenario=replace(plan.scenario, optimizer=optimizer))
-    graph, data, place = build_graph(plan.scenario), step_data(plan, 0), place_of(plan, rank)
+    graph, data = build_graph(plan.scenario), step_data(plan, 0)
     timeout = timedelta(seconds=30)
     replicas = replica_group(plan, rank, "gloo", timeout)
     ranks = tensor_ranks(plan, rank, "gloo", timeout)
+    if rank not in listed_places(plan):
+        return _idle(rank, control)
+    place = place_of(plan, rank)
     whole_program = lower(plan, graph, data.loads)
     listed = listed_places(plan)[rank]
     program = program_of_shard(plan, whole_program.ranks[listed], place.shard)
@@ -240,6 +243,23 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
         planned_tensor_bytes=tensor_bytes(plan, graph, whole_program, data.loads)[listed],
         sent_bytes=record.activation_bytes + record.gradient_bytes,
         planned_sent_bytes=sum(a.bytes * a.copies for a in sends) if place.shard == 0 else None,
+    )
+
+
+def _idle(rank: int, control: dist.ProcessGroup) -> TensorRankResult:
+    """A step of a rank without a stage."""
+    clock = WallClock(control, one_host=True)
+    clock.start()
+    record = run_step(idle_program(rank), {}, device=CPU, clock=clock)
+    return TensorRankResult(
+        index=0,
+        gradients={},
+        places={},
+        losses={},
+        tensor_bytes=0,
+        planned_tensor_bytes=0,
+        sent_bytes=record.activation_bytes + record.gradient_bytes,
+        planned_sent_bytes=0,
     )
 
 

@@ -17,7 +17,7 @@ def title(plan: Plan, target: str) -> str:
 
 def processes_per_node(plan: Plan) -> tuple[tuple[int, int], ...]:
     """(neighbouring nodes, processes on each), in the order of ranks."""
-    counts, left = [], plan.rank_count
+    counts, left = [], plan.world
     for pool in plan.scenario.cluster.pools:
         for _ in range(pool.nodes):
             if left > 0:

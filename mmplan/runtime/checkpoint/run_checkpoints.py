@@ -58,7 +58,7 @@ class RunCheckpoints:
         self._timeout_s = timeout_s
         # Whoever waits for a slow disk waits longer than for a step.
         self._group = group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-        pieces = to_write(pieces_of(stages), plan, place_of(plan, rank))
+        pieces = to_write(pieces_of(stages), plan, place_of(plan, rank)) if stages else []
         attempt = [token_hex(4)]
         dist.broadcast_object_list(attempt, src=0, group=group)
         self._attempt = attempt[0]
