@@ -59,6 +59,11 @@ def error_line(error: BaseException) -> str:
     return _innermost(_frames_of(root(error).__traceback__))
 
 
+def calling_line() -> str:
+    """As `error_line`, of who called."""
+    return _innermost(_place_of(frame, line) for frame, line in reversed([*traceback.walk_stack(None)]))
+
+
 def thread_line(thread: int) -> tuple[str, bool]:
     """Where a thread of this process is now, as `error_line`, and whether that is in a transfer or a collective."""
     frame = sys._current_frames().get(thread)

@@ -184,14 +184,14 @@ class _Runs:
         return runs
 
     def moved_job(self, plans: list[Plan]) -> list[Measurement | None]:
-        """The fourth step of a job under its own plan and under three other ones, and its weights saved by each; by the
+        """The fourth step of a job under its own plan and under four other ones, and its weights saved by each; by the
         second once more, without a step."""
         runs = []
         if self._rank == 0:
             ready = self._folder / "job llava, unbroken"
-            for part in ("ZeRO-3", "split"):
+            for part in ("ZeRO-3", "split", "rows"):
                 shutil.copytree(ready, self._folder / f"job llava, {part}", dirs_exist_ok=True)  # others may be here
-        for part, plan in zip(("unbroken", "resumed", "ZeRO-3", "split"), plans, strict=True):
+        for part, plan in zip(("unbroken", "resumed", "ZeRO-3", "split", "rows"), plans, strict=True):
             folder = self._folder / f"job llava, {part}"
             going_on = Checkpoints(folder=folder, resume=folder)
             runs.append(self._run(plan, 4, going_on, JOBS["llava"], self._folder / f"{part} weights"))

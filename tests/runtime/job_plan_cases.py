@@ -97,6 +97,7 @@ def chunks(plan: Plan) -> Plan:
 def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
     """Name -> family and plan."""
     llava, gemma, deep, mllama = (scenario_of(name, folder) for name in ("llava", "gemma3", "qwen3_vl", "mllama"))
+    qwen = scenario_of("qwen2_5_vl", folder)
     frozen, zero_3 = with_training(llava, "vision", "frozen"), {"dp": 2, "sharding": "parameters"}
     return {
         "LLaVA, ZeRO-3": ("llava", cut(llava, dp=4, sharding="parameters")),
@@ -117,6 +118,13 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
             "mllama",
             cut(mllama, tp=2, recompute="full", **zero_3),
         ),
+        "LLaVA in two stages, rows, ZeRO-3": ("llava", cut(llava, "llm.0", cp=2, sharding="parameters")),
+        "frozen tower, rows on four ranks": ("llava", cut(frozen, cp=4)),
+        "Gemma 3, tied over stages, rows": ("gemma3", cut(gemma, "llm.0", cp=2)),
+        "a head in glue, rows, ZeRO-1": ("glue", cut(gemma, dp=2, cp=2, sharding="optimizer")),
+        "Qwen2.5-VL, rows, recomputed": ("qwen2_5_vl", cut(qwen, dp=2, cp=2, recompute="full")),
+        "DeepStack in two stages, rows": ("qwen3_vl", cut(deep, "llm.0", cp=2)),
+        "cross-attention, rows, ZeRO-3, recomputed": ("mllama", cut(mllama, cp=2, recompute="full", **zero_3)),
     }
 
 

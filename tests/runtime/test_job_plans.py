@@ -33,6 +33,13 @@ NAMES = (
     "Gemma 3, tied over stages, tensor parallel",
     "DeepStack, tensor parallel, ZeRO-3",
     "cross-attention, tensor parallel, ZeRO-3, recomputed",
+    "LLaVA in two stages, rows, ZeRO-3",
+    "frozen tower, rows on four ranks",
+    "Gemma 3, tied over stages, rows",
+    "a head in glue, rows, ZeRO-1",
+    "Qwen2.5-VL, rows, recomputed",
+    "DeepStack in two stages, rows",
+    "cross-attention, rows, ZeRO-3, recomputed",
 )
 
 

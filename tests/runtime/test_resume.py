@@ -52,13 +52,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job_plans(folder: Path) -> list[Plan]:
-    """Plans of the model that the jobs train: that of most runs, three under which one of them is gone on with, and the
+    """Plans of the model that the jobs train: that of most runs, four under which one of them is gone on with, and the
     first one compressed."""
     config = saved_config(llava()[0](), folder)
     scenario = replace(tiny(), model=read_hf_config(config))
     shared = replace(hand_plan(scenario, LLAVA_TWO_STAGES, dp=2), sharding="parameters")
-    one, split = hand_plan(scenario, LLAVA_ONE_STAGE, dp=2), replace(hand_plan(scenario, LLAVA_TWO_STAGES), tp=2)
-    return [one, hand_plan(scenario, LLAVA_TWO_STAGES), shared, split, compressed(one, "topk")]
+    one, two = hand_plan(scenario, LLAVA_ONE_STAGE, dp=2), hand_plan(scenario, LLAVA_TWO_STAGES)
+    rows = replace(two, cp=2, sharding="optimizer")
+    return [one, two, shared, replace(two, tp=2), rows, compressed(one, "topk")]
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +161,7 @@ def test_a_job_goes_on_under_another_plan_and_its_weights_are_read_by_its_librar
         "same weights": "resumed",
         "ZeRO-3 weights": "ZeRO-3",
         "split weights": "split",
+        "rows weights": "rows",
     }
     for written, run in kinds.items():
         saved = tensors_of(folder / f"job llava, {run}" / "step-00000004")

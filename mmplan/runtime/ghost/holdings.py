@@ -81,7 +81,7 @@ def holdings(
         for piece in mine:
             for name in parameter_names(model, piece):
                 stages_of.setdefault(names[id(model.get_parameter(name))], []).append(stage)
-    by_layer = plan.sharding in ("gradients", "parameters") and plan.dp > 1
+    by_layer = plan.sharding in ("gradients", "parameters") and plan.dp * plan.cp > 1
     read = {piece for mine in pieces for piece in mine} - owners.layer_of.keys()
     trained = frozenset(
         names[id(parameter)]
@@ -156,7 +156,7 @@ def tie_sums(held: Holdings, plan: Plan) -> tuple[TiedSum, ...]:
     width, found = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype], []
     for tie in held.ties:
         count = sum(held.model.get_parameter(name).numel() for name in tie.names)
-        share = math.ceil(count / (1 if plan.sharding == "none" else plan.dp))
+        share = math.ceil(count / (1 if plan.sharding == "none" else plan.dp * plan.cp))
         if tie.trained:
             found.append(TiedSum(stages=tie.stages, bytes=width * share if len(tie.leading(plan)) > 1 else 0))
     return tuple(found)
@@ -166,6 +166,7 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
     """What ranks hand to collectives by stage: gradients, and with ZeRO weights, in equal shares."""
     gradient, weight = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype], DTYPE_BYTES[plan.scenario.precision]
     to_train = {id(held.model.get_parameter(name)) for name in held.trained}
+    replicas = plan.dp * plan.cp
 
     def together(parameters: Sequence[Parameter], ranks: int, *, whole: bool) -> SharedBytes:
         count = sum(p.numel() for p in parameters if id(p) in to_train)
@@ -177,7 +178,7 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
     found = []
     for stage in range(len(plan.stages)):
         layers = held.alone(stage)
-        if held.messages is not None and plan.dp > 1:
+        if held.messages is not None and replicas > 1:
             counts = Counter[str]()
             for parameter, layer in owners_of(layers).items():
                 counts[layer] += parameter.numel() if id(parameter) in to_train else 0
@@ -189,15 +190,15 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
                     layers,
                     to_train,
                     plan.sharding,
-                    replicas=plan.dp,
+                    replicas=replicas,
                     weight_bytes=weight,
                     gradient_bytes=gradient,
                 )
             ]
         else:
-            parts = [together(each_once(layers), plan.dp, whole=plan.sharding == "none")]
+            parts = [together(each_once(layers), replicas, whole=plan.sharding == "none")]
         parts += [
-            together(copies_of(held, plan, stage, tie), plan.dp, whole=plan.sharding == "none") for tie in held.ties
+            together(copies_of(held, plan, stage, tie), replicas, whole=plan.sharding == "none") for tie in held.ties
         ]
         found.append(SharedBytes(*map(sum, zip(*parts, strict=True))))
     return tuple(found)

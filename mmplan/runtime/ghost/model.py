@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from mmplan.runtime.ghost.cut_rows import cut_rows
+from mmplan.runtime.ghost.own_rows import on_own_rows
 from mmplan.runtime.ghost.recording import Batch, Recording, Source, loss_of
+from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import parameter_names
 from mmplan.runtime.ghost.weightless import set_parameter
@@ -41,7 +44,8 @@ class Pass:
         sent: outputs of the stage's units that are wanted.
         computes_loss: the forward goes to its end.
         turns: of the stage's units.
-        split: units that tensor-parallel ranks share.
+        exchanging: units whose forward exchanges something with ranks that share them.
+        rows: how units run on the rows of a context-parallel rank.
 
     Attributes:
         outputs: those.
@@ -55,7 +59,8 @@ class Pass:
     sent: frozenset[Source]
     computes_loss: bool
     turns: Turns | None = None
-    split: Set[str] = frozenset()
+    exchanging: Set[str] = frozenset()
+    rows: RowWays | None = None
     outputs: dict[Source, Tensor] = field(default_factory=dict)
     loss: Tensor | None = None
 
@@ -139,15 +144,9 @@ class GhostModel:
             else:
                 self._inside = True
                 try:
-                    args, kwargs = self._passed(name, args, True), self._passed(name, kwargs, True)
-                    result = self._passed(name, self._work(work, name, args, kwargs), False)
+                    result = self._own(work, name, number, args, kwargs)
                 finally:
                     self._inside = False
-                for slot, leaf in enumerate(tree_leaves(result)):
-                    if self._on_output is not None and isinstance(leaf, Tensor):
-                        self._on_output(name, leaf)
-                    if Source(name, number, slot) in work.sent:
-                        work.outputs[Source(name, number, slot)] = leaf
             self._left -= 1  # calls until the stage has nothing more to do
             if self._left == 0 and not work.computes_loss:
                 raise _BehindTheLastUnit
@@ -155,15 +154,41 @@ class GhostModel:
 
         return call
 
-    def _work(self, work: Pass, name: str, args: Any, kwargs: Any) -> Any:
+    def _own(self, work: Pass, name: str, number: int, args: Any, kwargs: Any) -> Any:
+        """One of the stage's units, and what the glue behind it gets."""
+        call, forward, rows = work.recording.of.get((name, number)), self._forwards[name], work.rows
+        length = None if call is None or call.rows is None else call.rows[1]
+        if rows is not None and call is not None and length is not None:
+            forward, args, kwargs = on_own_rows(forward, args, kwargs, rows.of(call), length, rows.ranks)
+        args, kwargs = self._passed(name, args, True), self._passed(name, kwargs, True)
+        leaves, spec = tree_flatten(self._passed(name, self._work(work, name, forward, args, kwargs), False))
+        for slot, leaf in enumerate(leaves):
+            source = Source(name, number, slot)
+            if self._on_output is not None and isinstance(leaf, Tensor):
+                self._on_output(name, leaf)
+            if rows is not None and length is not None and source in work.recording.whole:
+                leaves[slot] = rows.ranks.whole(leaf, length)
+            if source in work.sent:
+                work.outputs[source] = leaves[slot]
+            leaves[slot] = self._apart(work, source, leaves[slot])
+        return tree_unflatten(leaves, spec)
+
+    def _apart(self, work: Pass, source: Source, tensor: Any) -> Any:
+        """An output as glue holds it: with the shape of all rows where this rank has some."""
+        call = work.recording.of.get((source.unit, source.call))
+        if work.rows is None or call is None or call.rows is None or source not in work.recording.apart:
+            return tensor
+        return cut_rows(tensor, None, work.rows.follow(call.rows[1]))
+
+    def _work(self, work: Pass, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The forward of one of the stage's units."""
         with nullcontext() if work.turns is None else work.turns.at_work(name):
             if name in work.recomputed:
-                # To the end, so that ranks that share the unit sum as much as is foreseen (`split_bytes.py`).
-                with set_checkpoint_early_stop(name not in work.split):
-                    result = checkpoint(self._forwards[name], *args, use_reentrant=False, **kwargs)
+                # To the end, so that ranks that share the unit exchange as much as is foreseen (`split_bytes.py`).
+                with set_checkpoint_early_stop(name not in work.exchanging):
+                    result = checkpoint(forward, *args, use_reentrant=False, **kwargs)
             else:
-                result = self._forwards[name](*args, **kwargs)
+                result = forward(*args, **kwargs)
         return result if work.turns is None else work.turns.marked(name, result, (args, kwargs))
 
     def _passed(self, name: str, tree: Any, inward: bool) -> Any:
@@ -175,8 +200,9 @@ class GhostModel:
         """What stands in for another stage's unit."""
 
         def tensor_of(slot: int, like: Tensor) -> Tensor:
-            received = work.received.get(Source(name, number, slot))
-            return nothing_like(like, self.device) if received is None else received
+            source = Source(name, number, slot)
+            received = work.received.get(source)
+            return nothing_like(like, self.device) if received is None else self._apart(work, source, received)
 
         return work.recording.outputs[name, number].rebuilt(tensor_of)
 

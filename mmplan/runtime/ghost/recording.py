@@ -3,6 +3,8 @@
 The forward runs without weights (`half_meta.py`), so a model of any size is recorded in its own Python's time. Results
 of torch functions between units inherit the sources of their arguments; a unit's outputs are sources anew. A block with
 parameters and arguments of shapes that were seen before is not run again: its outputs have the same shapes.
+
+Where context-parallel ranks have rows of a unit's outputs, the recording says which outputs glue needs whole.
 """
 
 import sys
@@ -16,12 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from mmplan.errors import InputError
+from mmplan.runtime.ghost.cut_rows import CutRows, Follow, cut_rows, plain_of
 from mmplan.runtime.ghost.half_meta import META, any_routing, as_input, half_meta
+from mmplan.runtime.ghost.trials import fresh
+from mmplan.runtime.ghost.unit_rows import as_shape, attended, has_rows, pattern_of, rows_of_call, shapes_of
 
 Batch = Mapping[str, Any]  # the keyword arguments of the model's forward
+MOST_KINDS = 32  # shapes of calls alike that are remembered: enough to tell lengths from widths
 _READS = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy"}
 _LOOKS = {"__get__", "size", "dim", "numel", "is_floating_point", "stride", "data_ptr"}  # at a tensor's form alone
 _LIKE_FIRST = {"zeros_like", "ones_like", "empty_like", "full_like"} | {  # of the first argument its form alone
@@ -56,7 +62,8 @@ class Output:
 class Call:
     """`reads`: outputs of other units that its arguments are made of; `parameters`: those read by glue on the way;
     `arguments`: both of each argument that it uses, by position; `linears`: elements that linear layers inside take and
-    give, by their names there."""
+    give, by their names there; `attentions`: bytes of a row of keys and values at each attention inside; `rows`: the
+    argument whose rows ranks may share, and how many it has; `pattern`: the kinds of its arguments."""
 
     unit: str
     number: int
@@ -65,19 +72,36 @@ class Call:
     output: Output
     arguments: Mapping[int, tuple[frozenset[Source], frozenset[str]]] = field(default_factory=dict)
     linears: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    attentions: tuple[int, ...] = ()
+    rows: tuple[int, int] | None = None
+    pattern: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
-    """All calls in their order, and what the loss is made of; `glue`: parameters that are read outside of units."""
+    """All calls in their order, and what the loss is made of; `glue`: parameters that are read outside of units.
+
+    `cut`: outputs of which ranks have rows; `whole`: those of them that glue needs whole; `summed_bytes`: of losses
+    that ranks compute of their rows.
+    """
 
     calls: tuple[Call, ...]
     loss: Call
     glue: frozenset[str]
+    cut: frozenset[Source] = frozenset()
+    whole: frozenset[Source] = frozenset()
+    summed_bytes: int = 0
+    of: Mapping[tuple[str, int], Call] = field(init=False)
     outputs: Mapping[tuple[str, int], Output] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "outputs", {(call.unit, call.number): call.output for call in self.calls})
+        object.__setattr__(self, "of", {(call.unit, call.number): call for call in self.calls})
+        object.__setattr__(self, "outputs", {key: call.output for key, call in self.of.items()})
+
+    @property
+    def apart(self) -> frozenset[Source]:
+        """Outputs of which each rank keeps its rows."""
+        return self.cut - self.whole
 
     def like(self, source: Source) -> Tensor:
         """A tensor of that shape and type, without storage."""
@@ -97,6 +121,8 @@ class Recorder:
         self._model, self._units = model, units
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.arguments: dict[Any, tuple[Any, Any]] = {}  # of the first call of each form
+        self.cut: frozenset[str] = frozenset()  # units whose rows ranks may share
+        self.kinds: dict[tuple[Any, tuple[Any, ...]], list[tuple[Any, Any]]] = {}  # of these, form and pattern
         self._known: dict[Any, _Ran] = {}
         self._forms = {name: _form(unit) for name, unit in units.items()}
 
@@ -115,6 +141,7 @@ class Recorder:
         """
         flow = _Flow(self._names)
         calls: list[Call] = []
+        cut, whole, summed = set[Source](), set[Source](), list[int]()
         numbers = dict.fromkeys(self._units, 0)
 
         def recorded(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,10 +150,24 @@ class Recorder:
                     return forward(*args, **kwargs)
                 number = numbers[name]
                 numbers[name] += 1
+                arguments = tree_leaves((args, kwargs))
+                rows = rows_of_call(arguments, flow.sources) if name in self.cut else None
+                for leaf in arguments:
+                    if isinstance(leaf, CutRows) and (rows is None or leaf.ids is not None):
+                        leaf.follow.whole()
+                args, kwargs = tree_map(plain_of, (args, kwargs))
+                if rows is not None:
+                    self._keep_kind(name, args, kwargs)
                 with flow.unit():
                     result, ran = self._run(name, forward, args, kwargs, flow)
-                arguments = tree_leaves((args, kwargs))
                 reads, parameters = flow.sources([arguments[position] for position in ran.used])
+                if rows is not None:
+                    leaves, spec = tree_flatten(result)
+                    for slot, leaf in enumerate(leaves):
+                        if has_rows(leaf, rows[1]):
+                            cut.add(source := Source(name, number, slot))
+                            leaves[slot] = cut_rows(leaf, None, follow(source, rows[1]))
+                    result = tree_unflatten(leaves, spec)
                 flow.begin(name, number, tree_leaves(result))
                 call = Call(
                     unit=name,
@@ -136,11 +177,21 @@ class Recorder:
                     output=ran.output,
                     arguments={position: flow.sources(arguments[position]) for position in ran.used},
                     linears=ran.linears,
+                    attentions=ran.attentions,
+                    rows=rows,
+                    pattern=() if rows is None else pattern_of((args, kwargs)),
                 )
                 calls.append(call)
                 return result
 
             return called
+
+        def follow(source: Source, rows: int) -> Follow:
+            def total(loss: Tensor) -> Tensor:
+                summed.append(loss.nbytes)
+                return loss
+
+            return Follow(place=torch.arange(rows), whole=lambda: whole.add(source), total=total)
 
         given = {key: as_input(value) for key, value in batch.items()}  # outside, where tensors on meta can be made
         with replaced_forwards(self._units, recorded), torch.no_grad(), half_meta(), flow:
@@ -151,7 +202,16 @@ class Recorder:
             calls=tuple(calls),
             loss=Call(unit="", number=0, reads=reads, parameters=parameters, output=leaf),
             glue=frozenset(flow.read),
+            cut=frozenset(cut),
+            whole=frozenset(whole),
+            summed_bytes=sum(summed),
         )
+
+    def _keep_kind(self, name: str, args: Any, kwargs: Any) -> None:
+        """The arguments of a call unlike others of its kind; masks of the first one alone."""
+        known = self.kinds.setdefault((self._forms[name], pattern_of((args, kwargs))), [])
+        if len(known) < MOST_KINDS and all(shapes_of((args, kwargs)) != shapes_of(other) for other in known):
+            known.append(tree_map(as_shape if known else fresh, (args, kwargs)))
 
     def _run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any, flow: "_Flow") -> tuple[Any, "_Ran"]:
         """What the unit returns, by its own forward or by that of one like it."""
@@ -159,7 +219,8 @@ class Recorder:
         if key in self._known:
             ran = self._known[key]
             return ran.output.rebuilt(lambda _, like: torch.empty_like(like)), ran
-        self.arguments.setdefault(self._forms[name], (args, kwargs))
+        if self._forms[name] not in self.arguments:
+            self.arguments[self._forms[name]] = tree_map(fresh, (args, kwargs))
         with any_routing():
             result = forward(*args, **kwargs)
         leaves, spec = tree_flatten(result)
@@ -167,7 +228,7 @@ class Recorder:
         touched = flow.touched | {id(leaf) for leaf in leaves}
         used = [position for position, leaf in enumerate(tree_leaves((args, kwargs))) if id(leaf) in touched]
         linears = {weight.removeprefix(f"{name}.").removesuffix(".weight"): n for weight, n in flow.linears.items()}
-        ran = _Ran(Output(leaves=likes, spec=spec), tuple(used), linears)
+        ran = _Ran(Output(leaves=likes, spec=spec), tuple(used), linears, tuple(flow.attentions))
         if all(not isinstance(leaf, Tensor) or leaf.device == META for leaf in leaves):
             self._known[key] = ran
         return result, ran
@@ -180,6 +241,7 @@ class _Ran:
     output: Output
     used: tuple[int, ...]
     linears: Mapping[str, tuple[int, int]]
+    attentions: tuple[int, ...]
 
 
 @contextmanager
@@ -227,6 +289,7 @@ class _Flow(TorchFunctionMode):
         self.inside = False
         self.touched: set[int] = set()  # by the unit that runs
         self.linears: dict[str, tuple[int, int]] = {}  # weight -> elements of input and output, in that unit
+        self.attentions: list[int] = []  # bytes of a row of keys and values, in that unit
         self.read: set[str] = set()  # parameters, by glue
         self._parameters = parameters
         self._of: dict[int, tuple[frozenset[Source], frozenset[str]]] = {}
@@ -234,7 +297,7 @@ class _Flow(TorchFunctionMode):
 
     @contextmanager
     def unit(self) -> Iterator[None]:
-        self.inside, self.touched, self.linears = True, set(), {}
+        self.inside, self.touched, self.linears, self.attentions = True, set(), {}, []
         try:
             yield
         finally:
@@ -267,6 +330,8 @@ class _Flow(TorchFunctionMode):
             result = func(*args, **kwargs)
             if func is F.linear and len(args) > 1 and id(args[1]) in self._parameters:
                 self.linears[self._parameters[id(args[1])]] = args[0].numel(), result.numel()
+            if func is F.scaled_dot_product_attention:
+                self.attentions.append(sum(x.nbytes // max(1, x.shape[-2]) for x in attended(args, kwargs)[1:]))
             return result
         valued = args[1:] if name in _LIKE_FIRST else args[:1] if name in _LIKE_SECOND else args
         reads, parameters = self.sources((valued, kwargs))

@@ -6,12 +6,16 @@ from mmplan.planner.plan import Plan
 
 def refuse_plan(plan: Plan) -> None:
     """InputError where it has some of it."""
-    for name, found in (("cp", plan.cp), ("ep", plan.ep)):
-        if found > 1:
-            raise InputError(
-                f"the plan has {name}={found}, and a model of your own is executed with {name}=1: set "
-                f"`constraints.{name}: [1]` in the scenario and optimize again"
-            )
+    if plan.ep > 1:
+        raise InputError(
+            f"the plan has ep={plan.ep}, and a model of your own is executed with ep=1: set `constraints.ep: [1]` in "
+            "the scenario and optimize again"
+        )
+    if plan.cp > 1 and plan.tp > 1:
+        raise InputError(
+            f"the plan has tp={plan.tp} and cp={plan.cp}, and a model of your own is executed with one of both: set "
+            "`constraints.tp: [1]` or `constraints.cp: [1]` in the scenario and optimize again"
+        )
     compression = plan.scenario.technique.compression
     if plan.tp > 1 and compression != "none":
         raise InputError(

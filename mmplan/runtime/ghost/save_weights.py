@@ -35,7 +35,7 @@ def save_weights(
         InputError: it cannot be written.
     """
     rank, partial = dist.get_rank(), folder.with_name(f".{folder.name}.partial")
-    writes = replica == 0 and (ranks is None or ranks.index == 0)
+    writes = replica == 0 and (ranks is None or ranks.width is None or ranks.width.index == 0)
     whole = _weights(model, stages, ranks, writes=writes)
     own = _converted(model, whole) if whole else {}
     held: list[dict[str, int]] = [{}] * dist.get_world_size()

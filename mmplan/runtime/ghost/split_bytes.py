@@ -7,8 +7,8 @@ from torch import nn
 
 from mmplan.runtime.ghost.linear_flow import Entry, Pair
 from mmplan.runtime.ghost.recording import Call, Recording
+from mmplan.runtime.ghost.returning import returning_calls, with_gradient
 from mmplan.runtime.ghost.split_linears import Split
-from mmplan.runtime.ghost.units import parameter_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -25,21 +25,22 @@ class SplitSums:
     trained: Set[str]
     element_bytes: int
 
+    @property
+    def exchanging(self) -> Set[str]:
+        """Units whose forward exchanges something."""
+        return self.splits.keys()
+
     def forward_bytes(self, recording: Recording) -> int:
         return self.element_bytes * sum(self._forward_elements(call) for call in recording.calls)
 
     def backward_bytes(self, recording: Recording) -> int:
         """What is summed in a backward, sums that are made once more included."""
-        returning = self._returning(recording)
+        returning = returning_calls(recording, self.model, self.trained)
         total = 0
         for call in recording.calls:
             if call.unit not in self.splits:
                 continue
-            given = {
-                position
-                for position, (reads, parameters) in call.arguments.items()
-                if parameters & self.trained or any((source.unit, source.call) in returning for source in reads)
-            }
+            given = with_gradient(call, returning, self.trained)
             total += sum(self._backward_elements(call, split.pair, given) for split in self.splits[call.unit])
             if call.unit in self.recomputed and (call.unit, call.number) in returning:
                 total += self._forward_elements(call)
@@ -57,12 +58,3 @@ class SplitSums:
         of_inputs = sum(call.linears[entry.readers[0]][0] for entry in pair.entries if has_gradient(entry))
         between = [f"{call.unit}.{name}" for name in pair.between]
         return of_inputs + sum(self.model.get_parameter(name).numel() for name in between if name in self.trained)
-
-    def _returning(self, recording: Recording) -> set[tuple[str, int]]:
-        """Calls whose outputs have a gradient."""
-        found = set[tuple[str, int]]()
-        for call in recording.calls:
-            own = {*parameter_names(self.model, call.unit), *call.parameters}
-            if own & self.trained or any((source.unit, source.call) in found for source in call.reads):
-                found.add((call.unit, call.number))
-        return found

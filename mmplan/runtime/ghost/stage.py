@@ -1,9 +1,10 @@
 """A pipeline stage of a real model: receives, runs the model's own forward as far as its units go, sends."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from torch.nn import Parameter
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.ghost.model import GhostModel, Pass
 from mmplan.runtime.ghost.recording import Batch, Recording, Source
-from mmplan.runtime.ghost.split_bytes import SplitSums
-from mmplan.runtime.ghost.traffic import Owners, payload
+from mmplan.runtime.ghost.row_trials import RowWays
+from mmplan.runtime.ghost.traffic import Owners, carried, payload
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.held import Buffer, Place
 from mmplan.runtime.norms import wide
@@ -44,6 +45,17 @@ class _Done:
     kept: dict[int, int]
 
 
+class StageSums(Protocol):
+    """What a stage exchanges with the ranks that share its layers. `exchanging`: units whose forward does."""
+
+    @property
+    def exchanging(self) -> Set[str]: ...
+
+    def forward_bytes(self, recording: Recording) -> int: ...
+
+    def backward_bytes(self, recording: Recording) -> int: ...
+
+
 class GhostStage(WeightedStage):
     """One stage of one replica (see `Stage`).
 
@@ -57,7 +69,8 @@ class GhostStage(WeightedStage):
         turns: when which units have whole weights.
         parts: whose loss scale gradients carry.
         scales: of losses; None: they are not scaled.
-        sums: what it sums over tensor-parallel `ranks`; without these nothing.
+        sums: what it exchanges with `ranks` that share its layers; without these nothing.
+        rows: how its units run on the rows of a context-parallel rank; None: they run whole.
     """
 
     def __init__(
@@ -74,7 +87,8 @@ class GhostStage(WeightedStage):
         buffers: Sequence[Buffer],
         store: WeightStore,
         turns: Turns,
-        sums: SplitSums,
+        sums: StageSums,
+        rows: RowWays | None,
         ranks: TensorRanks | None,
         count_kept: bool,
         parts: Mapping[Parameter, str],
@@ -82,6 +96,7 @@ class GhostStage(WeightedStage):
     ) -> None:
         super().__init__(stage, state, store, places, parts, count_kept=count_kept, buffers=buffers)
         self._turns, self._scales, self._sums, self._ranks = turns, scales, sums, ranks
+        self._rows, self._cp = rows, 1 if rows is None else rows.ranks.peers.degree
         self._layers = frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
         self._model = model
@@ -111,7 +126,8 @@ class GhostStage(WeightedStage):
             sent=frozenset(source for sources in sent.values() for source in sources),
             computes_loss=self._owners.loss_layer in self._layers,
             turns=self._turns,
-            split=self._sums.splits.keys(),
+            exchanging=self._sums.exchanging,
+            rows=self._rows,
         )
         kept: dict[int, int] = {}
         tensors = [value for value in example.batch.values() if isinstance(value, Tensor)]
@@ -122,7 +138,7 @@ class GhostStage(WeightedStage):
         ):
             self._model.run(work, example.batch, lambda unit, output: self.outputs.add(microbatch, unit, output))
         if work.loss is not None:
-            work.loss = work.loss * example.share
+            work.loss = work.loss * (example.share / self._cp)  # context-parallel ranks compute it alike
             self._loss += float(work.loss.detach())
         self._in_flight[microbatch] = _Done(work, leaves, kept)
         return {name: _packed([work.outputs[source] for source in sources]) for name, sources in sent.items()}
@@ -135,7 +151,7 @@ class GhostStage(WeightedStage):
         for cut, readers in self._outgoing:
             if cut.gradient in received:
                 sources = self._sent(recording, cut, readers)
-                parts = _unpacked(received[cut.gradient], recording, sources)
+                parts = _unpacked(received[cut.gradient], recording, sources, self._cp)
                 wanted = [source for source in sources if work.outputs[source].requires_grad]
                 roots += [work.outputs[source] for source in wanted]
                 gradients += [parts[source] for source in wanted]
@@ -165,13 +181,13 @@ class GhostStage(WeightedStage):
 
     @contextmanager
     def _summing(self, expected_bytes: int) -> Iterator[None]:
-        """A pass in which ranks that share blocks sum so much."""
+        """A pass in which ranks that share layers exchange so much."""
         before = 0 if self._ranks is None else self._ranks.total_bytes
         yield
         summed_bytes = 0 if self._ranks is None else self._ranks.total_bytes - before
         if summed_bytes != expected_bytes:
             raise ValueError(
-                f"{summed_bytes} bytes were summed over tensor-parallel ranks, {expected_bytes} were foreseen"
+                f"{summed_bytes} bytes were exchanged by ranks that share layers, {expected_bytes} were foreseen"
             )
 
     def _sent(self, recording: Recording, cut: CutTensor, readers: frozenset[str]) -> tuple[Source, ...]:
@@ -183,7 +199,7 @@ class GhostStage(WeightedStage):
         for cut in self._incoming:
             sources = self._sent(recording, cut, self._layers)
             if sources:
-                parts = _unpacked(received[cut.activation], recording, sources)
+                parts = _unpacked(received[cut.activation], recording, sources, self._cp)
                 for source, part in parts.items():
                     leaves[source] = part.requires_grad_(cut.carries_grad and part.is_floating_point())
         return leaves
@@ -200,12 +216,12 @@ def _packed(parts: Sequence[Tensor]) -> Tensor:
     return flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
 
 
-def _unpacked(flat: Tensor, recording: Recording, sources: Sequence[Source]) -> dict[Source, Tensor]:
+def _unpacked(flat: Tensor, recording: Recording, sources: Sequence[Source], cp: int) -> dict[Source, Tensor]:
     """The tensors in a row of bytes, in memory of their own."""
     parts: dict[Source, Tensor] = {}
     first = 0
     for source in sources:
-        like = recording.like(source)
+        like = carried(recording, source, cp)
         end = first + like.numel() * like.element_size()
         parts[source] = flat[first:end].clone().view(like.dtype).view(like.shape)
         first = end

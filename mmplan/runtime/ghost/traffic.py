@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmplan.cost_models.graph import ComputationGraph, Edge
+from mmplan.cost_models.values import rows_of_context_rank
 from mmplan.errors import InputError
 from mmplan.runtime.ghost.recording import Call, Recording, Source
 
@@ -77,9 +78,13 @@ def payload(recording: Recording, owners: Owners, producer: str, readers: frozen
     )
 
 
-def payload_bytes(recording: Recording, sources: Iterable[Source]) -> int:
-    return sum(_bytes(recording.like(source)) for source in sources)
+def payload_bytes(recording: Recording, sources: Iterable[Source], cp: int) -> int:
+    return sum(carried(recording, source, cp).nbytes for source in sources)
 
 
-def _bytes(like: Tensor) -> int:
-    return like.numel() * like.element_size()
+def carried(recording: Recording, source: Source, cp: int) -> Tensor:
+    """What stages send each other of an output, without storage: of cp ranks each its rows, where they keep them."""
+    like = recording.like(source)
+    if source not in recording.apart:
+        return like
+    return like.new_empty((*like.shape[:-2], rows_of_context_rank(like.shape[-2], cp), like.shape[-1]))

@@ -20,22 +20,21 @@ from mmplan.planner.place import place
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
-from mmplan.runtime.ghost.alignment import align, used_pieces
-from mmplan.runtime.ghost.holdings import Holdings, copies_of, held_bytes, holdings, places_of, state_of, tie_sums
+from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
 from mmplan.runtime.ghost.job import Job
+from mmplan.runtime.ghost.laying import Laid, cast_batch, cut_rows_of, lay, own_calls, share_out, sums_of
 from mmplan.runtime.ghost.model import Crossing, GhostModel, saved_buffers
+from mmplan.runtime.ghost.own_rows import RowRanks
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
 from mmplan.runtime.ghost.refusals import refuse_plan
 from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
-from mmplan.runtime.ghost.split_bytes import SplitSums
-from mmplan.runtime.ghost.split_linears import Split, model_cuts, set_up
-from mmplan.runtime.ghost.splits import find_splits
+from mmplan.runtime.ghost.split_linears import set_up
 from mmplan.runtime.ghost.stage import Example, GhostStage
-from mmplan.runtime.ghost.traffic import Owners, payload, payload_bytes, recorded_graph
+from mmplan.runtime.ghost.traffic import payload, payload_bytes, recorded_graph
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import find_units
-from mmplan.runtime.ghost.weightless import build_weightless, initial_value
+from mmplan.runtime.ghost.weightless import initial_value
 from mmplan.runtime.groups import GroupOf
 from mmplan.runtime.held import Buffer
 from mmplan.runtime.loss_scaling import run_scales
@@ -48,26 +47,14 @@ from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.ties import join
 from mmplan.runtime.train import Prepared
 from mmplan.runtime.weight_store import WeightStore
-from mmplan.scenario.scenario import DTYPE_BYTES
 
 # Looked at before a run: every module of the model has to be used in some of them.
 FIRST_BATCHES = 32
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Laid:
-    """A real model laid over a plan; `splits`: of its units on this rank, what tp ranks share."""
-
-    model: nn.Module
-    recorder: Recorder
-    owners: Owners
-    held: Holdings
-    splits: Mapping[str, Sequence[Split]]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobGroups:
-    """replicas: the ranks that hold the same weights; tensor: those that share blocks; None where there is one. more:
+    """replicas: the ranks that hold the same weights; tensor: those that share layers; None where there is one. more:
     makes others."""
 
     replicas: dist.ProcessGroup | None
@@ -104,9 +91,13 @@ def prepare_job(
     wrong = [type(batch).__name__ for batch in first if not isinstance(batch, Mapping)]
     if wrong:
         raise InputError(f"expected dicts of the forward's arguments, found {wrong[0]}", file=job.file, key="batches")
-    laid, recordings = _laid(plan, job, graph, first)
-    if groups.tensor is not None:
-        laid = _shared_out(plan, laid, at, groups.tensor, device, note)
+    laid, recordings = lay(plan, job, graph, first)
+    if groups.tensor is not None and plan.tp > 1:
+        laid = share_out(plan, laid, at, groups.tensor, device, note)
+    if groups.tensor is not None and groups.tensor.context is not None:
+        laid, recordings = cut_rows_of(
+            plan, laid, graph, at, RowRanks(groups.tensor, groups.tensor.context), device, first
+        )
     pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
     scales = run_scales(plan, [SHARED])
     parts = parts_of(plan, laid.held, laid.owners, recordings)
@@ -126,6 +117,8 @@ def prepare_job(
         examples = _examples(plan, job, stream, at.replica, laid.recorder)
         for example in examples:
             notice(example.recording)
+            if laid.rows is not None:
+                laid.rows.look(own_calls(plan, laid, at, example.recording))
         actual = recorded_graph(graph, list(seen.values()), laid.owners)
         cut = build_stage_graph([stage.layers for stage in plan.stages], actual)
         program = _program(plan, actual, cut, examples, laid, rank)
@@ -150,71 +143,10 @@ def _behind(stream: Iterator[Batch], job: Job, plan: Plan, samples: int) -> Iter
     return stream
 
 
-def _laid(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -> tuple[_Laid, tuple[Recording, ...]]:
-    """The model without weights, its units recorded and laid onto the plan's layers; and those recordings."""
-    model = build_weightless(job.model)
-    dtype = TORCH_DTYPES[plan.scenario.precision]
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    # Ranks that share blocks record on a model of their own, whose blocks are whole.
-    recorded = model if plan.tp == 1 else build_weightless(job.model)
-    for parameter in recorded.parameters():
-        parameter.data = parameter.data.to(dtype)
-    recorder = Recorder(recorded, find_units(recorded))
-    recordings = tuple(recorder.record(cast_batch(batch, dtype)) for batch in first)
-    layer_of = align(graph, model, recordings)
-    losses = [layer.id for layer in graph.layers() if layer.kind == "loss"]
-    owners = Owners(layer_of=layer_of, loss_layer=losses[-1], used=frozenset(used_pieces(recordings)) & layer_of.keys())
-    layers = {piece: graph.layer(layer) for piece, layer in layer_of.items()}
-    held = holdings(
-        plan,
-        graph,
-        model,
-        owners,
-        recordings,
-        trainable={piece for piece, layer in layers.items() if layer.trainable},
-        returning={piece for piece, layer in layers.items() if layer.has_backward},
-    )
-    return _Laid(model=model, recorder=recorder, owners=owners, held=held, splits={}), recordings
-
-
-def _shared_out(
-    plan: Plan,
-    laid: _Laid,
-    at: Place,
-    ranks: TensorRanks,
-    device: torch.device,
-    note: Callable[[str], None],
-) -> _Laid:
-    """With the splits of the rank's units. Collective over the ranks that share them.
-
-    Raises:
-        InputError: there are blocks among them, and none can be split.
-    """
-    here = {piece for stage in plan.stages_of(at.row) for piece in laid.held.pieces[stage]}
-    units = [name for name in find_units(laid.model) if name in here & laid.owners.used]
-    found = find_splits(laid.recorder, units, ranks, device)
-    if found.whole and not found.splits:
-        raise InputError(
-            f"the plan has tp={plan.tp}, and no block can be split over so many ranks: {found.whole[0]}: set "
-            "`constraints.tp: [1]` in the scenario and optimize again"
-        )
-    for text in found.whole:
-        note(f"stays whole on each of the {plan.tp} tensor-parallel ranks: {text}")
-    held = replace(laid.held, cuts=model_cuts(found.splits, laid.model, plan.tp))
-    cut = [name for tie in held.ties for name in tie.names if name in held.cuts]
-    if cut:
-        raise InputError(
-            f"'{cut[0]}' is shared by several stages and split over tp={plan.tp} ranks, and this release does one of "
-            "both: set `constraints.tp: [1]` in the scenario and optimize again"
-        )
-    return replace(laid, held=held, splits=found.splits)
-
-
 def _stages(
     plan: Plan,
     graph: ComputationGraph,
-    laid: _Laid,
+    laid: Laid,
     at: Place,
     device: torch.device,
     groups: JobGroups,
@@ -225,7 +157,7 @@ def _stages(
     resumed: bool,
 ) -> dict[int, GhostStage]:
     """Args: resumed: a checkpoint will give all weights."""
-    scenario, indices = plan.scenario, plan.stages_of(at.row)
+    indices = plan.stages_of(at.row)
     units, scaled = find_units(laid.model), None if scales is None else crossing(scales, parts)
     model = _filled(plan, laid, at, device, pretrained, units, scaled, resumed=resumed)
     kept = saved_buffers(laid.model)
@@ -257,19 +189,14 @@ def _stages(
             owners=laid.owners,
             model=model,
             state=state,
-            places=places_of(laid.held, plan, index, at.shard),
+            places=places_of(laid.held, plan, index, at.shard % plan.tp),
             buffers=[
-                Buffer(name=name, tensor=tensor, writes=at.replica == 0 and _owner(laid, name) == index)
+                Buffer(name=name, tensor=tensor, writes=at.replica == at.shard == 0 and _owner(laid, name) == index)
                 for name, tensor in kept.items()
             ],
             store=store,
-            sums=SplitSums(
-                model=laid.model,
-                splits={name: splits for name, splits in laid.splits.items() if name in own},
-                recomputed=recomputed,
-                trained=laid.held.trained,
-                element_bytes=DTYPE_BYTES[scenario.precision],
-            ),
+            sums=sums_of(plan, laid, index, own, recomputed),
+            rows=laid.rows,
             ranks=groups.tensor,
             turns=Turns(state, laid.held.slots[index] if laid.held.slots else None),
             count_kept=device.type == "cpu",
@@ -282,7 +209,7 @@ def _stages(
 
 def _filled(
     plan: Plan,
-    laid: _Laid,
+    laid: Laid,
     at: Place,
     device: torch.device,
     pretrained: Pretrained | None,
@@ -316,7 +243,7 @@ def _filled(
     )
 
 
-def _owner(laid: _Laid, buffer: str) -> int:
+def _owner(laid: Laid, buffer: str) -> int:
     """The stage that computes with a buffer; the first where that is glue between units, which all ranks run."""
     for stage, pieces in enumerate(laid.held.pieces):
         if any(buffer.startswith(f"{piece}.") for piece in pieces):
@@ -346,13 +273,13 @@ def _examples(plan: Plan, job: Job, stream: Iterator[Batch], replica: int, recor
 
 
 def _program(
-    plan: Plan, graph: ComputationGraph, cut: StageGraph, examples: Sequence[Example], laid: _Laid, rank: int
+    plan: Plan, graph: ComputationGraph, cut: StageGraph, examples: Sequence[Example], laid: Laid, rank: int
 ) -> RankProgram:
     """This rank's program. Sizes of other replicas do not enter it; they are set to this one's."""
     readers = [frozenset(stage.layers) for stage in plan.stages]
     sizes = [
         [
-            payload_bytes(e.recording, payload(e.recording, laid.owners, c.edge.producer, readers[c.target]))
+            payload_bytes(e.recording, payload(e.recording, laid.owners, c.edge.producer, readers[c.target]), plan.cp)
             for c in cut.cuts
         ]
         for e in examples
@@ -368,11 +295,3 @@ def _program(
     lowered = place(pipeline, np.broadcast_to(np.array(sizes, dtype=np.int64).reshape(shape[1:]), shape).copy())
     listed = rank_program(lowered.columns, listed_places(plan)[rank])
     return program_of_shard(plan, listed, place_of(plan, rank).shard)
-
-
-def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
-    """Floats in the model's own type."""
-    return {
-        key: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for key, value in batch.items()
-    }

@@ -22,10 +22,11 @@ from mmplan.cost_models.graph import ComputationGraph
 from mmplan.errors import InputError, MmplanError
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.job import Job
+from mmplan.runtime.ghost.laying import cast_batch
 from mmplan.runtime.ghost.model import saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, loss_of
-from mmplan.runtime.ghost.train import FIRST_BATCHES, cast_batch
+from mmplan.runtime.ghost.train import FIRST_BATCHES
 from mmplan.runtime.ghost.units import find_units, parameter_names
 from mmplan.runtime.ghost.weightless import build_weightless
 from mmplan.runtime.hessian.saved import is_checkpoint, saved_weights

@@ -1,0 +1,166 @@
+"""A user's own model laid over a plan: its pieces on the plan's layers, and what ranks share of its units."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.layout import splits_rows
+from mmplan.errors import InputError
+from mmplan.planner.plan import Plan
+from mmplan.runtime.ghost.alignment import align, used_pieces
+from mmplan.runtime.ghost.holdings import Holdings, holdings
+from mmplan.runtime.ghost.job import Job
+from mmplan.runtime.ghost.own_rows import RowRanks
+from mmplan.runtime.ghost.recording import Batch, Call, Recorder, Recording
+from mmplan.runtime.ghost.row_bytes import RowSums
+from mmplan.runtime.ghost.row_trials import RowWays
+from mmplan.runtime.ghost.split_bytes import SplitSums
+from mmplan.runtime.ghost.split_linears import Split, model_cuts
+from mmplan.runtime.ghost.splits import find_splits
+from mmplan.runtime.ghost.stage import StageSums
+from mmplan.runtime.ghost.traffic import Owners
+from mmplan.runtime.ghost.units import find_units
+from mmplan.runtime.ghost.weightless import build_weightless
+from mmplan.runtime.model import TORCH_DTYPES
+from mmplan.runtime.places import Place
+from mmplan.runtime.tensor_sums import TensorRanks
+from mmplan.scenario.scenario import DTYPE_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Laid:
+    """A real model laid over a plan; `splits`: of its units on this rank, what tp ranks share; `rows`: how they run on
+    the rows of a cp rank."""
+
+    model: nn.Module
+    recorder: Recorder
+    owners: Owners
+    held: Holdings
+    splits: Mapping[str, Sequence[Split]]
+    rows: RowWays | None = None
+
+
+def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -> tuple[Laid, tuple[Recording, ...]]:
+    """The model without weights, its units recorded and laid onto the plan's layers; and those recordings."""
+    model = build_weightless(job.model)
+    dtype = TORCH_DTYPES[plan.scenario.precision]
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    # Ranks that share blocks record on a model of their own, whose blocks are whole.
+    recorded = model if plan.width == 1 else build_weightless(job.model)
+    for parameter in recorded.parameters():
+        parameter.data = parameter.data.to(dtype)
+    recorder = Recorder(recorded, find_units(recorded))
+    recordings = tuple(recorder.record(cast_batch(batch, dtype)) for batch in first)
+    layer_of = align(graph, model, recordings)
+    losses = [layer.id for layer in graph.layers() if layer.kind == "loss"]
+    owners = Owners(layer_of=layer_of, loss_layer=losses[-1], used=frozenset(used_pieces(recordings)) & layer_of.keys())
+    layers = {piece: graph.layer(layer) for piece, layer in layer_of.items()}
+    held = holdings(
+        plan,
+        graph,
+        model,
+        owners,
+        recordings,
+        trainable={piece for piece, layer in layers.items() if layer.trainable},
+        returning={piece for piece, layer in layers.items() if layer.has_backward},
+    )
+    return Laid(model=model, recorder=recorder, owners=owners, held=held, splits={}), recordings
+
+
+def share_out(
+    plan: Plan,
+    laid: Laid,
+    at: Place,
+    ranks: TensorRanks,
+    device: torch.device,
+    note: Callable[[str], None],
+) -> Laid:
+    """With the splits of the rank's units. Collective over the ranks that share them.
+
+    Raises:
+        InputError: there are blocks among them, and none can be split.
+    """
+    here = {piece for stage in plan.stages_of(at.row) for piece in laid.held.pieces[stage]}
+    units = [name for name in find_units(laid.model) if name in here & laid.owners.used]
+    found = find_splits(laid.recorder, units, ranks, device)
+    if found.whole and not found.splits:
+        raise InputError(
+            f"the plan has tp={plan.tp}, and no block can be split over so many ranks: {found.whole[0]}: set "
+            "`constraints.tp: [1]` in the scenario and optimize again"
+        )
+    for text in found.whole:
+        note(f"stays whole on each of the {plan.tp} tensor-parallel ranks: {text}")
+    held = replace(laid.held, cuts=model_cuts(found.splits, laid.model, plan.tp))
+    cut = [name for tie in held.ties for name in tie.names if name in held.cuts]
+    if cut:
+        raise InputError(
+            f"'{cut[0]}' is shared by several stages and split over tp={plan.tp} ranks, and this release does one of "
+            "both: set `constraints.tp: [1]` in the scenario and optimize again"
+        )
+    return replace(laid, held=held, splits=found.splits)
+
+
+def cut_rows_of(
+    plan: Plan,
+    laid: Laid,
+    graph: ComputationGraph,
+    at: Place,
+    ranks: RowRanks,
+    device: torch.device,
+    first: Sequence[Batch],
+) -> tuple[Laid, tuple[Recording, ...]]:
+    """Units of layers that split their rows are run on these; the batches are recorded again so. Collective over the
+    ranks that have other rows.
+
+    Raises:
+        InputError: a unit mixes rows.
+    """
+    recorder, dtype = laid.recorder, TORCH_DTYPES[plan.scenario.precision]
+    layers = {
+        name: graph.layer(laid.owners.layer_of[name]) for name in find_units(laid.model) if name in laid.owners.used
+    }
+    recorder.cut = frozenset(name for name, layer in layers.items() if splits_rows(layer))
+    recordings = tuple(recorder.record(cast_batch(batch, dtype)) for batch in first)
+    laid = replace(laid, rows=RowWays(recorder, ranks, device))
+    assert laid.rows is not None
+    for recording in recordings:
+        laid.rows.look(own_calls(plan, laid, at, recording))
+    return laid, recordings
+
+
+def own_calls(plan: Plan, laid: Laid, at: Place, recording: Recording) -> list[Call]:
+    """Those of the rank's units."""
+    here = {piece for stage in plan.stages_of(at.row) for piece in laid.held.pieces[stage]} & laid.owners.used
+    return [call for call in recording.calls if call.unit in here]
+
+
+def sums_of(plan: Plan, laid: Laid, stage: int, own: frozenset[str], recomputed: frozenset[str]) -> StageSums:
+    """What a stage exchanges with the ranks that share its layers."""
+    if laid.rows is not None:
+        return RowSums(
+            model=laid.model,
+            ways=laid.rows,
+            units=own,
+            recomputed=recomputed,
+            trained=laid.held.trained,
+            computes_loss=laid.owners.loss_layer in plan.stages[stage].layers,
+        )
+    return SplitSums(
+        model=laid.model,
+        splits={name: splits for name, splits in laid.splits.items() if name in own},
+        recomputed=recomputed,
+        trained=laid.held.trained,
+        element_bytes=DTYPE_BYTES[plan.scenario.precision],
+    )
+
+
+def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
+    """Floats in the model's own type."""
+    return {
+        key: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for key, value in batch.items()
+    }
