@@ -220,7 +220,7 @@ class _PoolCosts:
     def _moves_states(self, layout: Layout) -> bool:
         """Whether weights or gradients of a rank are elsewhere between microbatches."""
         away = self._rules.technique.offload == "parameters" and layout.sharding == "parameters"
-        return away or (layout.sharding in ("gradients", "parameters") and layout.replicas > 1)
+        return away or (layout.sharding in ("gradients", "parameters") and layout.most_replicas > 1)
 
     def _held(self, kind: int, layer: Layer, layout: Layout) -> tuple[Trained, Trained]:
         """All parameters of a rank, and the trained ones."""

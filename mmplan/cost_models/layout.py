@@ -68,6 +68,11 @@ class Layout:
         """Ranks that hold the same experts."""
         return max(1, self.tp * self.replicas // self.expert_side)
 
+    @cached_property
+    def most_replicas(self) -> int:
+        """Ranks that hold the same weights of what most ranks hold: spread modules lie on those of tp too."""
+        return max(self.replicas * (self.tp if self.spread else 1), self.expert_replicas if self.ep > 1 else 1)
+
     def has_patches(self, layer: Layer) -> bool:
         """Whether a rank has some rows of the layer's images."""
         return layer.kind == "block" and layer.module in self.patches

@@ -96,9 +96,11 @@ def loss_working_bytes(layer: Layer, load: Load, scenario: Scenario, layout: Lay
 
 def gathered_bytes(layer: Layer, scenario: Scenario, layout: Layout) -> int:
     """Whole weights of a layer and of one like it, and a gradient, where these are otherwise sharded or on the host."""
-    if layout.sharding != "parameters" or (layout.replicas == 1 and scenario.technique.offload != "parameters"):
+    counts, replicas = layer_counts(layer, layout.shard(layer)), layout.state_replicas(layer)
+    experts = counts.expert + counts.expert_frozen
+    elsewhere = (replicas.dense > 1 and counts.total > experts) or (replicas.expert > 1 and experts > 0)
+    if layout.sharding != "parameters" or not (elsewhere or scenario.technique.offload == "parameters"):
         return 0
-    counts = layer_counts(layer, layout.shard(layer))
     return (2 * counts.total + counts.trained) * DTYPE_BYTES[scenario.precision]
 
 

@@ -322,7 +322,8 @@ def _sizes(
     vp, pp, size = vp[kept], pp[kept], size[kept]
     if not len(pp):
         return
-    # with one rank per weight there is nothing to shard: the first allowed way stands for all
-    for sharding in shardings if base.cp * dp > 1 else shardings[:1]:
+    # where each weight has one rank, in modules with ranks of their own too, the first allowed way stands for all
+    several = replace(base, dp=dp).most_replicas > 1 or rules.modules != ()
+    for sharding in shardings if several else shardings[:1]:
         full = np.full_like
         yield full(pp, index), full(pp, sharding), full(pp, dp), pp, size, share // size, vp

@@ -224,7 +224,8 @@ class Prices:
         every = zip(self.alike, self.kinds, strict=True)
         work = max(self._working_bytes(like, layer, loads[layer.module], layout) for like, layer in every)
         if layout.sharding == "parameters":
-            key = ("gathered", replace(layout, dp=1, recompute="none"), layout.replicas > 1)
+            several = layout.replicas > 1, layout.expert_replicas > 1
+            key = ("gathered", replace(layout, dp=1, recompute="none"), several)
             layers, scenario = self.kinds, self.scenario
             whole = _once(self._bytes, key, lambda: max(gathered_bytes(layer, scenario, layout) for layer in layers))
         return work + whole

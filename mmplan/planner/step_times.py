@@ -17,7 +17,7 @@ from mmplan.cost_models.layout import Trained
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import sample_loads
 from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
-from mmplan.planner.columns import RECV, SEND, W
+from mmplan.planner.columns import RECV, REDUCE, SEND, W
 from mmplan.planner.composition import SampleTimes, StepComposition, imbalance, step_composition
 from mmplan.planner.durations import made_whole_s, replicas_per_node
 from mmplan.planner.lower import plan_pipeline, stage_trained
@@ -258,11 +258,12 @@ class _StepClock:
         for row in range(len(columns.ranks)):
             span = slice(int(columns.first[row]), int(columns.first[row + 1]))
             stages = sorted({int(s) for s, k in zip(columns.stage[span], columns.kind[span], strict=True) if k <= W})
+            summed = set(columns.stage[span][columns.kind[span] == REDUCE].tolist())
             seconds, reduced = 0.0, False
             trained = [stage_trained(plan, self._graph, stage) for stage in stages]
             update_s = self._costs.update_s(sum(trained, Trained()), self._layouts[stages[0]])
             for stage, counts in zip(stages, trained, strict=True):
-                if plan.dp > 1 and counts.total > 0:
+                if stage in summed:
                     ranks = counts, self._layouts[stage], replicas_per_node(plan, stage)
                     gather_s = 0.0 if plan.sharding == "none" else self._costs.gather_s(*ranks)
                     seconds, update_s = seconds + self._costs.reduce_s(*ranks) - gather_s, update_s + gather_s

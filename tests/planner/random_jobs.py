@@ -5,7 +5,7 @@ from dataclasses import replace
 import networkx as nx
 import numpy as np
 from brute_force import chunk_cuts, chunk_value, numbered, partition_value
-from pipeline_toys import DEVICE, LINK, scenario
+from pipeline_toys import DEVICE, LINK, fixed, scenario
 
 from mmplan.cost_models.build import build_graph
 from mmplan.errors import InfeasibleError
@@ -13,13 +13,14 @@ from mmplan.planner.configuration import CHUNKS
 from mmplan.planner.configurations import list_configurations
 from mmplan.planner.cut_plan import cut_stages
 from mmplan.planner.cut_problem import CutProblem
-from mmplan.planner.pool_order import in_pool_orders
+from mmplan.planner.pool_order import in_pool_orders, with_techniques
 from mmplan.planner.priced_groups import priced_groups
 from mmplan.planner.problem import build_problem
 from mmplan.planner.quantise import seconds
 from mmplan.planner.space import stage_layers
 from mmplan.scenario.cluster import Cluster, Pool
 from mmplan.scenario.scenario import Constraints, Moe, Scenario
+from mmplan.scenario.technique import COMPRESSIONS, OFFLOADS
 
 MOST_GROUPS = 9  # 7,770 partitions into four stages
 
@@ -63,6 +64,45 @@ def with_tied_table(job: Scenario) -> Scenario:
     return replace(job, model=replace(job.model, modules=modules))
 
 
+def wider_job(seed: int) -> Scenario:
+    """A random job with axes that are searched where asked: host memory, compressed gradients, cp (with longer texts),
+    score matrices with their recomputation, GPipe, tp with split rows."""
+    random, job = np.random.default_rng((seed, 2)), random_job(seed)
+    places = [place for place in OFFLOADS if place == "none" or random.random() < 0.4]
+    if long := bool(random.random() < 0.4):
+        job = replace(job, data=replace(job.data, text_tokens=fixed(float(random.choice([520, 1100])))))
+    host_bytes_per_s = float(10 ** random.uniform(8, 11))
+    pools = tuple(
+        replace(
+            pool,
+            device=replace(
+                pool.device,
+                memory_bytes=pool.device.memory_bytes * (40 if long else 1),
+                host_bytes_per_s=host_bytes_per_s,
+            ),
+        )
+        for pool in job.cluster.pools
+    )
+    rules = replace(
+        job.constraints,
+        offload=tuple(places),
+        sharding=(*job.constraints.sharding, "parameters"),
+        compression=("none", *random.choice(COMPRESSIONS[1:], 1).tolist()) if random.random() < 0.3 else ("none",),
+        schedule=("gpipe",) if random.random() < 0.15 else (),
+        recompute=job.constraints.recompute and ("none", "selective", "full"),
+    )
+    technique = replace(
+        job.technique,
+        attention="math" if random.random() < 0.2 else "flash2",
+        sequence_parallel=bool(random.random() < 0.3),
+        context_parallel="all-to-all" if random.random() < 0.2 and seed % 4 != 1 else "ring",
+    )
+    network = replace(job.cluster.network_link, bytes_per_s=float(10 ** random.uniform(5, 9.3)))
+    pools = tuple(replace(pool, node_link=network if random.random() < 0.5 else pool.node_link) for pool in pools)
+    cluster = replace(job.cluster, pools=pools, network_link=network)
+    return replace(job, constraints=rules, technique=technique, cluster=cluster)
+
+
 def with_experts(job: Scenario) -> Scenario:
     """Four experts in every block of the language model: ep of 1, 2 or 4, each expert on one rank or on tp."""
     modules = tuple(
@@ -101,13 +141,14 @@ def groups_of(job: Scenario) -> int:
 
 
 def best_by_trying(job: Scenario) -> tuple[float | None, int]:
-    """Least closed form over all pool orders, configurations and cuts, None where nothing fits; how many were tried.
+    """Least closed form over all pool orders, techniques, configurations and cuts, None where nothing fits; how many
+    were tried.
 
     A cut is scored in real seconds where its whole nanoseconds, which are never more, could beat the best.
     """
     best: float | None = None
     tried = 0
-    for ordered in in_pool_orders(job):
+    for ordered in with_techniques(in_pool_orders(job)):
         priced = priced_groups(ordered)
         try:
             configurations = list_configurations(ordered, len(priced.groups.groups))

@@ -10,6 +10,7 @@ from mmplan.planner.configuration import MOST_FORWARDS, Configuration, divisors,
 from mmplan.planner.configurations import list_configurations
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.technique import SHARDINGS
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,18 @@ def test_constraints_that_leave_nothing_are_named(
     with pytest.raises(InfeasibleError) as error:
         list_configurations(scenario, groups=20)
     assert str(error.value) == sentence
+
+
+def test_states_are_sharded_wherever_some_weights_have_several_ranks(tiny: Scenario) -> None:
+    """One replica on two ranks of tp: only what is spread lies on both."""
+    rules = replace(tiny.constraints, tp=(2,), dp=(1,), pp=(1,), microbatch=(1,), schedule=("1f1b",))
+    found = list_configurations(replace(tiny, constraints=rules), groups=20)
+    assert Counter((bool(one.spread), one.sharding) for one in found) == {
+        (False, "none"): 1,
+        **{(True, sharding): 1 for sharding in SHARDINGS},
+    }
+    apart = replace(tiny, constraints=replace(rules, modules=None))  # their meshes may have replicas
+    assert Counter(one.sharding for one in list_configurations(apart, groups=20)) == dict.fromkeys(SHARDINGS, 2)
 
 
 def test_divisors_of_a_large_prime_take_no_time() -> None:

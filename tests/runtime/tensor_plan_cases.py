@@ -108,6 +108,9 @@ def _dealt_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
         "dealt out, two replicas that share weights": replace(
             hand_plan(tiny, ONE_STAGE, dp=2, microbatch_size=3), sharding="parameters"
         ),
+        # with one replica only what is dealt out has several holders
+        "dealt out, one replica whose ranks share states": replace(hand_plan(tiny, HALVES), sharding="optimizer"),
+        "dealt out, one replica whose ranks share weights": replace(hand_plan(tiny, TWO_STAGES), sharding="parameters"),
     }
     dealt = {name: replace(plan, tp=TP, spread=encoders) for name, plan in plans.items()}
     return {**dealt, "a projector dealt out": replace(hand_plan(tiny, TWO_STAGES), tp=TP, spread=("projector",))}
