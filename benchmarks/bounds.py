@@ -4,11 +4,11 @@
     python benchmarks/bounds.py --kind patches [--checks 300]   # one kind of variation, only printed
 
 A variation freezes or trains modules, slows or hastens links and devices, leaves less memory, puts unlike pools beside
-each other, forces recomputation, sharding, chunks, host memory, compression, cp, images cut along patches, or three of
-these. Of each some configurations are bounded, at first sight and closely, and cut exactly; a bound is wrong if it is
-above the closed form of that cut by more than 1e-7 of it, which is what rounding to nanoseconds can do. Of every fourth
-variation a whole search is made: its plan has to pass `mmplan check`, and no configuration cut here may be quicker than
-its proven bound. One row per kind of variation.
+each other, forces recomputation, sharding, chunks, host memory, compression, cp, images cut along patches, encoders
+that run several microbatches at once, or three of these. Of each some configurations are bounded, at first sight and
+closely, and cut exactly; a bound is wrong if it is above the closed form of that cut by more than 1e-7 of it, which is
+what rounding to nanoseconds can do. Of every fourth variation a whole search is made: its plan has to pass `mmplan
+check`, and no configuration cut here may be quicker than its proven bound. One row per kind of variation.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SCENARIOS = ("tiny", "llava-1.5-7b-sft", "llama-3.2-11b-vision", "llava-1.5-7b-p
 SCENARIOS += ("qwen2-audio-7b", "whisper-llama3-8b", "qwen3-vl-30b-a3b", "vitl16-llama3-8b", "pixtral-12b")
 SCENARIOS += ("qwen2.5-omni-7b", "llava-ov-7b")
 KINDS = ("any", "recompute", "sharding", "chunks", "unlike pools", "host memory", "compression", "patches", "cp")
-KINDS += ("mixed",)
+KINDS += ("together", "mixed")
 MOST_STAGES, EACH = 8, 20
 SEARCH_S = 20.0
 ROUNDING = 1e-7
@@ -87,6 +87,7 @@ def varied(draw: random.Random, kind: str) -> Scenario:
         schedule=() if "chunks" in axes else ("1f1b",),
         pp=tuple(range(1, MOST_STAGES + 1)),
         patches=None if "patches" in axes else (),
+        encode_together=None if "together" in axes else (),
         cp=draw.choice([(2,), (2, 4), (4, 8)]) if "cp" in axes else (),
         **dict.fromkeys(("tp", "dp", "microbatch", "modules"), ()),
     )

@@ -1,7 +1,7 @@
 """How the ranks of a stage share a layer: its weights, its rows, its state, and what of it is computed twice."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
@@ -38,6 +38,7 @@ class Layout:
             `--encoder-tensor-model-parallel-size 1`; InternVL3.5, arXiv 2508.18265, section 2.4).
         patches: those of them whose blocks cut the rows of all images over the ranks instead (patch groups), with keys
             and values gathered for attention; their first layer runs whole on each rank.
+        together: modules in front of language models that run once for `batch_factor` microbatches in a row.
         recompute: what the blocks of this stage drop in their forward.
         pools: of the cluster, those that hold ranks of this stage.
     """
@@ -50,6 +51,8 @@ class Layout:
     sharding: Sharding = "none"
     spread: tuple[str, ...] = ()
     patches: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
+    batch_factor: int = 1
     recompute: RecomputeLevel = "none"
     pools: tuple[int, ...] = (0,)
 
@@ -72,6 +75,22 @@ class Layout:
     def most_replicas(self) -> int:
         """Ranks that hold the same weights of what most ranks hold: spread modules lie on those of tp too."""
         return max(self.replicas * (self.tp if self.spread else 1), self.expert_replicas if self.ep > 1 else 1)
+
+    def microbatches_of(self, module: str) -> int:
+        """How many microbatches a module runs at once."""
+        return self.batch_factor if module in self.together else 1
+
+    def at_once(self, loads_of: Callable[[int], Loads], samples: int) -> Loads:
+        """Loads of what each module runs at once, of those of so many samples; `samples` make one microbatch."""
+        if self.batch_factor == 1:
+            return loads_of(samples)
+        one, several = loads_of(samples), loads_of(samples * self.batch_factor)
+        return {module: several[module] if module in self.together else load for module, load in one.items()}
+
+    def sends_together(self, edge: Edge) -> bool:
+        """Whether a tensor goes from stage to stage once for all microbatches that both its ends run at once."""
+        ends = (edge.producer, edge.consumer)
+        return self.batch_factor > 1 and all(layer.rpartition(".")[0] in self.together for layer in ends)
 
     def has_patches(self, layer: Layer) -> bool:
         """Whether a rank has some rows of the layer's images."""
@@ -170,6 +189,11 @@ def base_of(level: RecomputeLevel) -> Recompute:
 def as_layout(degrees: "int | Layout") -> Layout:
     """A plain tensor-parallel degree as a layout."""
     return degrees if isinstance(degrees, Layout) else Layout(tp=degrees)
+
+
+def together_text(together: Sequence[str], batch_factor: int) -> str:
+    """`, vision and projector on 4 microbatches at once`; empty where all run each microbatch alone."""
+    return f", {' and '.join(together)} on {batch_factor} microbatches at once" if together else ""
 
 
 def spread_text(spread: Sequence[str], patches: Sequence[str]) -> str:

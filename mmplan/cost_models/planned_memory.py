@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mmplan.cost_models.compressed_bytes import FORMATS, FP32_BYTES
+from mmplan.cost_models.counts import edge_bytes
+from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout, as_layout, trained_on_rank
 from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.memory_activations import Setting, kept, kept_recomputed, logits_bytes, working_bytes
 from mmplan.cost_models.memory_states import layer_counts, state_parts
-from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
+from mmplan.scenario.scenario import DTYPE_BYTES, Dtype, Scenario
 from mmplan.scenario.technique import Technique, recomputing
 
 
@@ -49,6 +51,16 @@ def planned_kept_bytes(layer: Layer, load: Load, scenario: Scenario, layout: int
     if setting.technique.recompute == "full":
         return math.ceil(kept_recomputed(layer, share, setting).total)
     return math.ceil(kept(layer, share, setting).total)
+
+
+def handed_out_bytes(layer: Layer, loads: Loads, graph: ComputationGraph, layout: Layout, precision: Dtype) -> int:
+    """Bytes on each rank of a microbatch's output of a layer that runs several at once, where others read it one by
+    one: it waits for them, and its gradient for those of all that ran with it."""
+    if layout.microbatches_of(layer.module) == 1:
+        return 0
+    edges = [graph.edge(layer.id, reader) for reader in graph.successors(layer.id)]
+    sizes = (edge_bytes(e, loads, precision) * (1 + e.carries_grad) for e in edges if not layout.sends_together(e))
+    return max(sizes, default=0)
 
 
 def planned_excess_bytes(layer: Layer, mean: Load, peak: Load, scenario: Scenario, layout: Layout) -> int:

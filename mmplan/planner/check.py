@@ -17,6 +17,7 @@ from mmplan.planner.check_meshes import check_meshes
 from mmplan.planner.check_numbers import check_numbers
 from mmplan.planner.check_program import check_program
 from mmplan.planner.check_schedule import check_orders, check_placement, check_schedule_certificate
+from mmplan.planner.check_together import check_together, sent_with
 from mmplan.planner.finding import Finding
 from mmplan.planner.lower import lower
 from mmplan.planner.mesh import partners
@@ -59,7 +60,7 @@ def check_structure(plan: Plan) -> tuple[Finding, ...]:
     for rule in (check_placement, check_meshes):
         if placed := tuple(rule(plan, graph)):
             return placed
-    rules = (_layers, _degrees, _tensor_parallel, _experts, _batch, _allowed, check_orders)
+    rules = (_layers, _degrees, _tensor_parallel, _experts, _batch, check_together, _allowed, check_orders)
     findings = [finding for rule in rules for finding in rule(plan, graph)]
     if not any(finding.rule == "layers" for finding in findings):
         findings += [finding for rule in (_stage_order, _zones) for finding in rule(plan, graph)]
@@ -191,6 +192,13 @@ def _allowed(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         ("sharding", plan.sharding, constraints.sharding),
         *(("recompute", base_of(stage.recompute), constraints.recompute) for stage in plan.stages),
     )
+    wanted = constraints.encode_together
+    for name, factors in wanted or ():
+        factor = plan.batch_factor if name in plan.together else 1
+        if factors and factor not in factors:
+            names = ", ".join(map(str, factors))
+            message = f"{name} runs {factor} microbatches at once, constraints.encode_together allows {names}"
+            yield Finding(rule="constraints", message=message)
     for name, value, allowed in limits:
         if allowed and value not in allowed:
             names = ", ".join(str(item) for item in allowed)
@@ -278,7 +286,7 @@ def check_tensors(plan: Plan, graph: ComputationGraph, program: Program) -> tupl
             for source, target, layer in needs
             if plan.row(target) == plan.row(rank.stage) != plan.row(source)
             for partner in partners(rank.replica, plan.mesh(target), plan.mesh(source))
-            for microbatch in range(program.microbatches)
+            for microbatch in sent_with(plan, graph, layer, mark, reader=target if mark == ">" else source)
         )
         received = [action for action in rank.actions if action.kind == "RECV"]
         got = sorted((*_named(a.tensor, stage_of), a.microbatch, a.stage, a.peer) for a in received)

@@ -75,7 +75,7 @@ def _shortened(plan: Plan) -> Plan:
     repeats."""
     repeats = plan.schedule in ("1f1b", "gpipe")
     dp = plan.dp if plan.meshes else min(plan.dp, 2)
-    m = min(plan.microbatches, 2 * plan.pp + 2) if repeats else plan.microbatches
+    m = min(plan.microbatches, (2 * plan.pp + 2) * plan.batch_factor) if repeats else plan.microbatches
     scenario = replace(plan.scenario, global_batch=dp * m * plan.microbatch_size)
     return replace(plan, scenario=scenario, dp=dp, microbatches=m)
 

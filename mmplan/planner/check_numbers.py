@@ -6,21 +6,26 @@ gradient, where one flows back) is on its way:
     tail_s = T_s + max over cut edges s -> r of (lag + tail_r)
     objective = (m - 1) * max T_s + max tail_s + max finish_s
 
-and with v stages on each of p pipeline ranks, laid round them in order, for interleaved 1F1B
+Layers that run k microbatches at once count in T_s with a k-th part of their seconds for these, and in tail_s, where
+there is more than one stage, with all of them; so does the lag of a tensor between two of them.
+
+And with v stages on each of p pipeline ranks, laid round them in order, for interleaved 1F1B
 
     objective = (v m + p - 1) * max T_s + sum over stages s of max lag from s or before to behind s + max finish_rank
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph, Edge
+from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout, Trained
-from mmplan.cost_models.load import Loads
+from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.peak_loads import peak_loads
 from mmplan.cost_models.planned_memory import (
+    handed_out_bytes,
     loss_working_bytes,
     planned_excess_bytes,
     planned_kept_bytes,
@@ -31,7 +36,7 @@ from mmplan.cost_models.ties import tied_share, trained_ties, trained_together
 from mmplan.planner.check_schedule import held_microbatches
 from mmplan.planner.finding import Finding
 from mmplan.planner.mesh import Mesh, message_bytes, messages
-from mmplan.planner.plan import Plan
+from mmplan.planner.plan import Plan, module_of
 from mmplan.scenario.scenario import DTYPE_BYTES
 from mmplan.units import format_bytes, format_seconds
 
@@ -65,6 +70,8 @@ def _stage_depths(plan: Plan, graph: ComputationGraph) -> list[int]:
     depths = [1] * plan.pp
     for stage in reversed(range(plan.pp)):
         depths[stage] = max((depths[later] + 1 for later in follows[stage]), default=1)
+        if follows[stage] and any(module_of(layer) in plan.together for layer in plan.stages[stage].layers):
+            depths[stage] += plan.batch_factor  # it works a whole group ahead
     return depths
 
 
@@ -74,13 +81,37 @@ def _stage_times(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: S
     for index, stage in enumerate(plan.stages):
         layers, layout = [graph.layer(layer) for layer in stage.layers], plan.layout(index)
         for name, recorded_s, computed_s in (
-            ("forward", stage.forward_s, sum(costs.forward_s(x, loads[index][x.module], layout) for x in layers)),
-            ("backward", stage.backward_s, sum(costs.backward_s(x, loads[index][x.module], layout) for x in layers)),
+            ("forward", stage.forward_s, sum(_each_s(costs.forward_s, x, loads[index], layout) for x in layers)),
+            ("backward", stage.backward_s, sum(_each_s(costs.backward_s, x, loads[index], layout) for x in layers)),
             ("finish", stage.finish_s, finish_s[index]),
         ):
             if _differs(recorded_s, computed_s):
                 message = f"stage {index} records {name} {format_seconds(recorded_s)}, its layers take "
                 yield Finding(rule="stage times", message=message + format_seconds(computed_s))
+
+
+def _at_once(layer: Layer, loads: Loads, layout: Layout) -> tuple[Load, int]:
+    """Mean load of the microbatches that a layer runs at once, and their number."""
+    count = layout.batch_factor if layer.module in layout.together else 1
+    return loads[layer.module].scaled(count), count
+
+
+def _each_s(price: Callable[[Layer, Load, Layout], float], layer: Layer, loads: Loads, layout: Layout) -> float:
+    """Seconds of a layer for each microbatch."""
+    load, count = _at_once(layer, loads, layout)
+    return price(layer, load, layout) / count
+
+
+def _held_bytes(plan: Plan, graph: ComputationGraph, stage: int, loads: Loads, alive: int) -> int:
+    """What a stage with so many microbatches in flight keeps. Of layers that run k at once those count with which one
+    of the `alive` runs: the last one is the first of its k, the one `alive` - 1 before it any."""
+    layout, scenario, total = plan.layout(stage), plan.scenario, 0
+    for layer in map(graph.layer, plan.stages[stage].layers):
+        load, count = _at_once(layer, loads, layout)
+        runs = min(plan.microbatches // count, len({place // count for place in range(-alive + 1, 1)}))
+        total += runs * planned_kept_bytes(layer, load, scenario, layout)
+        total += runs * count * handed_out_bytes(layer, loads, graph, layout, scenario.precision)
+    return total
 
 
 def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Sequence[Loads]) -> Iterator[Finding]:
@@ -100,12 +131,13 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Sequence[Loads]) -
         usable_bytes, reserved_bytes = _room(plan, index)
         reserved_bytes += _at_work_bytes(plan, graph, loads, (index,), known)
         held_bytes = sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
-        each_bytes = sum(planned_kept_bytes(layer, loads[index][layer.module], scenario, layout) for layer in layers)
-        needed_bytes = reserved_bytes + held_bytes + alive * each_bytes
+        kept_bytes = _held_bytes(plan, graph, index, loads[index], alive)
+        needed_bytes = reserved_bytes + held_bytes + kept_bytes
         yield from _recorded_memory(plan, index, usable_bytes, needed_bytes, "its layers need")
         if needed_bytes > usable_bytes:
             parts = f"{format_bytes(reserved_bytes)} reserve + {format_bytes(held_bytes)} state"
-            sum_of = f"{parts} + {alive} x {format_bytes(each_bytes)} kept = {format_bytes(needed_bytes)}"
+            kept = f"{format_bytes(kept_bytes)} kept of {alive} microbatches"
+            sum_of = f"{parts} + {kept} = {format_bytes(needed_bytes)}"
             message = f"stage {index} needs {sum_of}, a device has {format_bytes(usable_bytes)}"
             yield Finding(rule="memory", message=message)
 
@@ -168,6 +200,8 @@ def _at_work_bytes(
     total = [0]
     for stage in stages:
         layout, loads = plan.layout(stage), peak_loads(plan.scenario, plan.samples(stage))
+        several = peak_loads(plan.scenario, plan.samples(stage) * layout.batch_factor)
+        loads = {name: several[name] if name in layout.together else load for name, load in loads.items()}
         key = (plan.mesh(stage), layout)
         if key not in known:
             beside = [layer for layer in graph.layers() if layer.module in plan.beside(stage)]
@@ -177,7 +211,8 @@ def _at_work_bytes(
         layers = [graph.layer(name) for name in plan.stages[stage].layers]
         total += [loss_working_bytes(x, loads[x.module], plan.scenario, layout, most) for x in layers]
         total += [
-            planned_excess_bytes(x, mean[stage][x.module], loads[x.module], plan.scenario, layout) for x in layers
+            planned_excess_bytes(x, _at_once(x, mean[stage], layout)[0], loads[x.module], plan.scenario, layout)
+            for x in layers
         ]
     return sum(total)
 
@@ -219,17 +254,21 @@ def _objective_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: S
     stage_of = plan.stage_of_layer()
     near = plan.world <= min(pool.devices_per_node for pool in plan.scenario.cluster.pools)
     busy_s, known = [0.0] * plan.pp, dict[tuple[Mesh, Mesh], int]()
+    path_s = [0.0] * plan.pp
     for layer in graph.layers():
         stage = stage_of[layer.id]
-        load, layout = loads[stage][layer.module], plan.layout(stage)
-        busy_s[stage] += costs.forward_s(layer, load, layout) + costs.backward_s(layer, load, layout)
-    tail_s = list(busy_s)
+        layout = plan.layout(stage)
+        load, count = _at_once(layer, loads[stage], layout)
+        once_s = costs.forward_s(layer, load, layout) + costs.backward_s(layer, load, layout)
+        busy_s[stage] += once_s / count
+        path_s[stage] += once_s if plan.pp > 1 else once_s / count
+    tail_s = list(path_s)
     for source in reversed(range(plan.pp)):
         for edge in graph.edges():
             target = stage_of[edge.consumer]
             if stage_of[edge.producer] == source and target != source:
                 lag_s = _lag_s(plan, graph, costs, edge, (source, target), loads, near, known)
-                tail_s[source] = max(tail_s[source], busy_s[source] + lag_s + tail_s[target])
+                tail_s[source] = max(tail_s[source], path_s[source] + lag_s + tail_s[target])
     return (plan.microbatches - 1) * max(busy_s) + max(tail_s) + max(_finish_s(plan, graph, costs))
 
 
@@ -249,6 +288,8 @@ def _lag_s(
     part, ways = loads[ends[0] if source.dp >= target.dp else ends[1]], 1 + edge.carries_grad
     if source == target:
         layout = plan.layout(ends[0])
+        if {module_of(edge.producer), module_of(edge.consumer)} <= set(layout.together):
+            part = {name: load.scaled(layout.batch_factor) for name, load in part.items()}
         size = layout.sent_bytes(edge, graph, part, plan.scenario.precision)
         made_s = costs.make_whole_s(size, layout) if layout.makes_whole(edge, graph) else (0.0, 0.0)
         return costs.transfer_s(size, near) * ways + sum(made_s[:ways])

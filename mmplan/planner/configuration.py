@@ -6,7 +6,7 @@ from math import isqrt
 
 import numpy as np
 
-from mmplan.cost_models.layout import Layout, spread_text
+from mmplan.cost_models.layout import Layout, spread_text, together_text
 from mmplan.planner.mesh import Mesh
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Scenario
@@ -42,6 +42,8 @@ class Configuration:
     sharding: Sharding = "none"
     spread: tuple[str, ...] = ()
     patches: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
+    batch_factor: int = 1
     meshes: tuple[Mesh, ...] = ()
     mesh_stages: tuple[int, ...] = ()
     first_rank: int = 0
@@ -110,6 +112,8 @@ class Configuration:
             sharding=self.sharding,
             spread=self.spread,
             patches=self.patches,
+            together=self.together,
+            batch_factor=self.batch_factor,
         )
 
     def layout_of(self, row: int, cluster: Cluster) -> Layout:
@@ -124,7 +128,7 @@ class Configuration:
         cp = f" x cp={self.cp}" if self.cp > 1 else ""
         experts = f", ep={self.ep} (etp={self.etp})" if self.ep > 1 else ""
         sharding = f", {self.sharding} sharded" if self.sharding != "none" else ""
-        spread = spread_text(self.spread, self.patches)
+        spread = spread_text(self.spread, self.patches) + together_text(self.together, self.batch_factor)
         for mesh, stages in zip(self.meshes, self.mesh_stages, strict=True):
             spread += f", {' and '.join(mesh.modules)} on pp={stages} x {mesh}"
         chunks = f" x {self.vp} chunks" if self.vp > 1 else ""
@@ -152,6 +156,9 @@ def why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
             f"constraints.microbatch allows {_names(rules.microbatch)} samples, and with dp={_names(dp)} none divides "
             f"the batch of a replica: {', '.join(f'{batch} / {d} = {batch // d}' for d in dp[:4])}"
         )
+    asked = dict(rules.encode_together or ())
+    if why := _why_none_together(scenario, [of for of in asked.values() if of and 1 not in of], dp):
+        return why
     pp = [value for value in rules.pp or (1,) if value <= groups]
     if not pp:
         why = "; constraints.no_split joins layers" if rules.no_split else ""
@@ -178,6 +185,27 @@ def why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
         )
     least = f"tp={min(shards)} x dp={min(dp)} x pp={min(pp)} = {needed}"
     return f"the smallest allowed layout needs {least} devices, cluster {scenario.cluster.name} has {devices}"
+
+
+def _why_none_together(scenario: Scenario, asked: list[tuple[int, ...]], dp: list[int]) -> str:
+    """Where no number of microbatches is a multiple of one that some encoder has to run at once."""
+    rules, batch = scenario.constraints, scenario.global_batch
+    if not asked:
+        return ""
+    counts = {
+        (d, size): batch // d // size
+        for d in dp
+        for size in divisors(batch // d)
+        if size in rules.microbatch or not rules.microbatch
+    }
+    if any(count % factor == 0 for count in counts.values() for of in asked for factor in of):
+        return ""
+    (d, size), count = min(counts.items())
+    factors = _names(sorted({factor for of in asked for factor in of}))
+    divided = f"{batch:,} / dp={d} / {size} = {count:,} microbatches"
+    return (
+        f"constraints.encode_together allows {factors} microbatches at once, and none divides their number: {divided}"
+    )
 
 
 def _names(values: tuple[int, ...] | list[int]) -> str:

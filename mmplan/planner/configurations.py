@@ -13,6 +13,7 @@ from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.patches import patch_modules, row_changing
 from mmplan.errors import InfeasibleError, InputError
+from mmplan.planner.batch_factors import batch_factors
 from mmplan.planner.configuration import CHUNKS, MOST_FORWARDS, Configuration, divisors, why_empty
 from mmplan.scenario.scenario import Scenario, Transformer
 from mmplan.scenario.schedule_names import ScheduleName
@@ -27,8 +28,8 @@ Column = NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Configurations(Sequence[Configuration]):
-    """Configurations by index; `base` is an index into `bases` (tp, cp, ep, etp, spread, patches), `sharding` into
-    SHARDINGS.
+    """Configurations by index; `base` is an index into `bases` (tp, cp, ep, etp, spread, patches, together,
+    batch_factor), `sharding` into SHARDINGS.
 
     `schedule` is that of one chunk per rank; several run as interleaved 1F1B.
     """
@@ -63,6 +64,8 @@ class Configurations(Sequence[Configuration]):
             etp=base.etp,
             spread=base.spread,
             patches=base.patches,
+            together=base.together,
+            batch_factor=base.batch_factor,
             sharding=SHARDINGS[self.sharding[index]],
             dp=int(self.dp[index]),
             pp=int(self.pp[index]),
@@ -171,12 +174,15 @@ def _bases(scenario: Scenario) -> Iterator[Layout]:
             f"constraints.tp allows {wanted}, but only {offered} divide the heads, widths and nodes of this scenario"
         )
     found, rows = False, _mean_rows(scenario)
+    batched = batch_factors(scenario)
     for tp in shards:
         for cp in context_degrees(scenario, tp, rows):
             for ep, etp in expert_degrees(scenario, tp):
                 for spread, patches in _spreads(scenario, tp, cp):
                     found = True
-                    yield Layout(tp=tp, cp=cp, ep=ep, etp=etp, spread=spread, patches=patches)
+                    base = Layout(tp=tp, cp=cp, ep=ep, etp=etp, spread=spread, patches=patches)
+                    for together, factor in batched:
+                        yield replace(base, together=together, batch_factor=factor)
     if not found:
         raise InfeasibleError(_why_no_base(scenario, shards))
 
@@ -317,7 +323,8 @@ def _sizes(
     chunks = np.array(allowed_chunks(scenario), dtype=np.int32)
     vp, pp, size = (values.ravel() for values in np.meshgrid(chunks, stages, sizes, indexing="ij"))
     count = share // size
-    whole = (vp == 1) | ((pp > 1) & (pp * vp <= groups) & (count % pp == 0))
+    whole = (vp == 1) | ((pp > 1) & (pp * vp <= groups) & (count % pp == 0) & (base.batch_factor == 1))
+    whole &= count % base.batch_factor == 0
     kept = whole & (pp.astype(np.int64) * vp * count <= MOST_FORWARDS)
     vp, pp, size = vp[kept], pp[kept], size[kept]
     if not len(pp):

@@ -8,10 +8,10 @@ from mmplan.cost_models.layout import Layout, RecomputeLevel, Trained
 from mmplan.cost_models.ties import trained_together
 from mmplan.planner.chunk_cut import most_held
 from mmplan.planner.configuration import Configuration
-from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, scenario_hash
+from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, module_of, scenario_hash
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import allowed_levels, finish_s, lag_s, machine_of, one_node, stage_finish_s
-from mmplan.planner.schedules.in_flight import held_by_chunks, in_flight
+from mmplan.planner.schedules.in_flight import encoded_in_flight, held_by_chunks, in_flight, stage_depth
 from mmplan.planner.schedules.looped import interleaved
 from mmplan.planner.schedules.plan_problem import plan_problem, whole_backwards
 from mmplan.planner.schedules.problem import NotApplicable
@@ -50,7 +50,8 @@ def cut_stages(
     cut = _cut_edges(prices, stages)
     depths = [1] * len(stages)
     for source, target, _ in cut:
-        depths[source] = max(depths[source], 1 + depths[target])
+        factor = configuration.batch_factor if _encodes(configuration, stages[source]) else 1
+        depths[source] = max(depths[source], stage_depth(depths[target], factor))
     sides = sides_of(prices, configuration)
     which = [side_index(sides, ids) for ids in stages]
     wanted: Sequence[RecomputeLevel | None] = [None] * len(stages) if levels is None else levels
@@ -59,16 +60,29 @@ def cut_stages(
         for index, (side, ids, depth, level) in enumerate(zip(which, stages, depths, wanted, strict=True))
     )
     work_s = [stage.forward_s + stage.backward_s for stage in built]
-    tails_s = list(work_s)
+    paths_s = work_s
+    if configuration.batch_factor > 1 and len(stages) > 1:
+        paths_s = [work + more for work, more in zip(work_s, _at_once_s(prices, configuration, built), strict=True)]
+    tails_s = list(paths_s)
     for source, target, edge in cut:
         way_s = lag_s(prices, configuration, edge, sides[which[source]].mesh, sides[which[target]].mesh)
-        tails_s[source] = max(tails_s[source], work_s[source] + way_s + tails_s[target])
+        tails_s[source] = max(tails_s[source], paths_s[source] + way_s + tails_s[target])
     time = StepTime(
         repeat_s=(configuration.microbatches - 1) * max(work_s),
         critical_path_s=max(tails_s),
         finish_s=max(stage.finish_s for stage in built),
     )
     return built, time
+
+
+def _at_once_s(prices: Prices, configuration: Configuration, built: Sequence[StagePlan]) -> list[float]:
+    """By how much longer than their part of one microbatch those layers of each stage work that run several at once."""
+    found = []
+    for index, stage in enumerate(built):
+        layout = configuration.layout_of(index, prices.scenario.cluster).at(stage.recompute)
+        priced = prices.layers(layout, configuration.microbatch_size)
+        found.append(sum((priced[layer].together - 1) * priced[layer].work_s for layer in stage.layers))
+    return found
 
 
 def _chunk_stages(
@@ -109,7 +123,7 @@ def _chunks_at(
     """All chunks at one level of recomputation."""
     p, size, cluster = configuration.pp, configuration.microbatch_size, prices.scenario.cluster
     layouts = [configuration.layout_of(rank, cluster).at(level) for rank in range(p)]
-    built = [_at_level(prices, configuration, layouts[c % p], tuple(ids), 0) for c, ids in enumerate(chunks)]
+    built = [_at_level(prices, configuration, layouts[c % p], tuple(ids), (0, 0)) for c, ids in enumerate(chunks)]
     for rank, layout in enumerate(layouts):
         moments = held_by_chunks(p, configuration.vp, configuration.microbatches, rank)
         priced = prices.layers(layout, size)
@@ -136,13 +150,20 @@ def _boundary_lags_s(prices: Prices, configuration: Configuration, chunks: Seque
     return lags_s
 
 
+def _encodes(configuration: Configuration, ids: Sequence[str]) -> bool:
+    """Whether layers run several microbatches at once."""
+    return any(module_of(layer) in configuration.together for layer in ids)
+
+
 def _stage(side: Side, index: int, ids: tuple[str, ...], depth: int, level: RecomputeLevel | None) -> StagePlan:
     """At the given level, else at that with the least work of those that fit; the leanest where none does."""
     prices, configuration = side.prices, side.configuration
-    alive = in_flight(configuration.schedule, configuration.microbatches, depth)
+    schedule, microbatches = configuration.schedule, configuration.microbatches
+    alive = in_flight(schedule, microbatches, depth)
+    held = alive, int(encoded_in_flight(microbatches, alive, configuration.batch_factor))
     ranks = configuration.layout_of(index, prices.scenario.cluster)
     levels = allowed_levels(prices.scenario) if level is None else (level,)
-    options = [_at_level(prices, configuration, ranks.at(one), ids, alive) for one in levels]
+    options = [_at_level(prices, configuration, ranks.at(one), ids, held) for one in levels]
     fitting = [stage for stage in options if stage.memory_bytes <= stage.capacity_bytes]
     if not fitting:
         return min(options, key=lambda stage: stage.memory_bytes)
@@ -150,19 +171,21 @@ def _stage(side: Side, index: int, ids: tuple[str, ...], depth: int, level: Reco
 
 
 def _at_level(
-    prices: Prices, configuration: Configuration, layout: Layout, ids: tuple[str, ...], alive: int
+    prices: Prices, configuration: Configuration, layout: Layout, ids: tuple[str, ...], held: tuple[int, int]
 ) -> StagePlan:
+    """`held`: microbatches in flight, and those of layers that run several at once."""
     size, machine = configuration.microbatch_size, machine_of(prices.scenario, layout.pools)
     priced = [prices.layers(layout, size)[layer] for layer in ids]
-    state_bytes, kept_bytes = sum(one.state_bytes for one in priced), sum(one.kept_bytes for one in priced)
+    state_bytes = sum(one.state_bytes for one in priced)
+    kept_bytes = sum(held[one.together > 1] * one.kept_bytes for one in priced)
     at_work_bytes = machine.reserved_bytes + prices.working_bytes(layout, size)
     return StagePlan(
         layers=ids,
         forward_s=sum(one.forward_s for one in priced),
         backward_s=sum(one.backward_s for one in priced),
         finish_s=stage_finish_s(prices, configuration, ids, layout),
-        in_flight=alive,
-        memory_bytes=at_work_bytes + state_bytes + alive * kept_bytes,
+        in_flight=held[0],
+        memory_bytes=at_work_bytes + state_bytes + kept_bytes,
         capacity_bytes=machine.capacity_bytes,
         recompute=layout.recompute,
     )
@@ -205,6 +228,8 @@ def plan_from_cut(
         sharding=configuration.sharding,
         spread=configuration.spread,
         patches=configuration.patches,
+        together=configuration.together,
+        batch_factor=configuration.batch_factor,
         microbatch_size=configuration.microbatch_size,
         microbatches=configuration.microbatches,
         schedule=configuration.schedule,

@@ -8,15 +8,26 @@ whose quotient is acyclic, within memory, so that the closed-form step time is l
     memory_s = sum of state + in_flight_s * sum of kept + at work, in_flight_s = min(m, depth_s) for 1F1B, m for GPipe
     J        = (m - 1) * max_s T_s + max_s tail_s + max_s finish_s
 
+Of layers that run k microbatches at once T_s has a k-th part of their work and tail_s, where stages follow them, all of
+it: the stages behind wait for the first of these runs and the last one waits for them. Where the busiest stage has such
+layers itself it may be up to (1 - 1/k) of their work sooner. A stage with such layers that feeds others is k deeper
+(`stage_depth`), and of such layers it holds whole groups of k (`encoded_in_flight`).
+
 Work, kept and at work are those of one level of recomputation per stage: of those that fit, the one with the least
 work. A lighter stage never makes another one heavier, so that choosing for each stage alone is best.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from mmplan.cost_models.layout import RecomputeLevel
-from mmplan.planner.schedules.in_flight import IntArray, in_flight, in_flight_counts
+from mmplan.planner.schedules.in_flight import (
+    IntArray,
+    encoded_in_flight,
+    in_flight,
+    in_flight_counts,
+    stage_depth,
+)
 from mmplan.scenario.schedule_names import ScheduleName
 
 
@@ -43,13 +54,16 @@ class CutTie:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Level:
     """One way of recomputing: work and kept activations of each group, and what a stage needs at work beside them;
-    `state_bytes` in place of the problem's."""
+    `state_bytes` in place of the problem's. Where layers run several microbatches at once, `path_ns`: work of each
+    group with all of these, and `encoded_bytes`: what of `kept_bytes` such layers keep (empty: nothing)."""
 
     name: RecomputeLevel = "none"
     work_ns: tuple[int, ...]
     kept_bytes: tuple[int, ...]
     working_bytes: int = 0
     state_bytes: tuple[int, ...] = ()
+    path_ns: tuple[int, ...] = ()
+    encoded_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +94,8 @@ class CutProblem:
     levels of its kind; stages of lower meshes come first.
 
     `ties`: what stages pay that hold copies of one matrix, on top of `finish_ns`.
+
+    `encoded`: of each group, whether it has layers that run `batch_factor` microbatches at once; empty: none has.
     """
 
     work_ns: tuple[int, ...]
@@ -98,6 +114,8 @@ class CutProblem:
     kind_of: tuple[int, ...] = ()
     mesh_of: tuple[int, ...] = ()
     ties: tuple[CutTie, ...] = ()
+    encoded: tuple[bool, ...] = ()
+    batch_factor: int = 1
 
     def __post_init__(self) -> None:
         if any(edge.producer >= edge.consumer for edge in self.edges):
@@ -138,6 +156,17 @@ class CutProblem:
         """Microbatches that stages at these depths hold at once."""
         return in_flight_counts(self.schedule, self.microbatches, depths)
 
+    def held(self, depth: int, encoding: bool) -> tuple[int, int]:
+        """Microbatches that a stage holds at once of its layers, and of those that run several at once."""
+        alive = in_flight(self.schedule, self.microbatches, depth)
+        return alive, int(encoded_in_flight(self.microbatches, alive, self.batch_factor)) if encoding else 0
+
+    @property
+    def deepest(self) -> int:
+        """Most depth that a stage can have."""
+        ahead = self.batch_factor if any(self.encoded) and self.batch_factor > 1 else 0
+        return self.stages + (self.stages - 1) * ahead
+
     @property
     def least_in_flight(self) -> int:
         """Of a stage at the end of the pipeline."""
@@ -146,7 +175,7 @@ class CutProblem:
     @property
     def most_in_flight(self) -> int:
         """Of the first of all stages in a row."""
-        return in_flight(self.schedule, self.microbatches, self.stages)
+        return in_flight(self.schedule, self.microbatches, self.deepest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,46 +212,75 @@ def evaluate_cut(problem: CutProblem, stage_of: Sequence[int]) -> CutValue:
             finish_ns[stage_of[tie.head]] += tie.sum_ns + tie.copy_ns
     cut = [edge for edge in problem.edges if stage_of[edge.producer] != stage_of[edge.consumer]]
     cut.sort(key=lambda edge: -stage_of[edge.producer])
+    encoding = {stage for stage, encoded in zip(stage_of, problem.encoded, strict=False) if encoded}
     depth = [1] * problem.stages
     for edge in cut:
         sender, receiver = stage_of[edge.producer], stage_of[edge.consumer]
-        depth[sender] = max(depth[sender], 1 + depth[receiver])
-    chosen = _levels(problem, stage_of, depth)
-    work_ns = [work for _, work, _, _ in chosen]
-    tail_ns = list(work_ns)
+        factor = problem.batch_factor if sender in encoding else 1
+        depth[sender] = max(depth[sender], stage_depth(depth[receiver], factor))
+    chosen = _levels(problem, stage_of, depth, encoding)
+    work_ns = [one.work_ns for one in chosen]
+    tail_ns = [one.path_ns for one in chosen]
     for edge in cut:
         sender, receiver = stage_of[edge.producer], stage_of[edge.consumer]
-        tail_ns[sender] = max(tail_ns[sender], work_ns[sender] + edge.lag_ns + tail_ns[receiver])
+        tail_ns[sender] = max(tail_ns[sender], chosen[sender].path_ns + edge.lag_ns + tail_ns[receiver])
     return CutValue(
         objective_ns=(problem.microbatches - 1) * max(work_ns) + max(tail_ns) + max(finish_ns),
-        stage_memory_bytes=tuple(memory for memory, _, _, _ in chosen),
-        stage_levels=tuple(name for _, _, name, _ in chosen),
-        fits=all(fits for _, _, _, fits in chosen),
+        stage_memory_bytes=tuple(one.memory_bytes for one in chosen),
+        stage_levels=tuple(one.level for one in chosen),
+        fits=all(one.fits for one in chosen),
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chosen:
+    """A stage at its level."""
+
+    memory_bytes: int
+    work_ns: int
+    path_ns: int
+    level: RecomputeLevel
+    fits: bool
+
+
 def _levels(
-    problem: CutProblem, stage_of: Sequence[int], depth: Sequence[int]
-) -> list[tuple[int, int, RecomputeLevel, bool]]:
-    """(memory, work, level, fits) of each stage: the least work that fits, and where nothing does the least memory."""
+    problem: CutProblem, stage_of: Sequence[int], depth: Sequence[int], encoding: Collection[int]
+) -> list[_Chosen]:
+    """Each stage at the level with the least work that fits, and where nothing does with the least memory."""
+    none = (0,) * problem.groups
     ways = [
-        (
-            level,
-            _sums(problem, stage_of, level.work_ns),
-            _sums(problem, stage_of, level.kept_bytes),
-            _sums(problem, stage_of, level.state_bytes or problem.state_bytes),
+        tuple(
+            _sums(problem, stage_of, values)
+            for values in (
+                level.work_ns,
+                level.path_ns or level.work_ns,
+                level.kept_bytes,
+                level.encoded_bytes or none,
+                level.state_bytes or problem.state_bytes,
+            )
         )
         for level in problem.choices
     ]
     chosen = []
     for stage in range(problem.stages):
-        alive, kind = in_flight(problem.schedule, problem.microbatches, depth[stage]), problem.kind(stage)
+        kind, (alive, together) = problem.kind(stage), problem.held(depth[stage], stage in encoding)
         options = []
-        for level, work, kept, state in (ways[index] for index in kind.levels):
-            memory = state[stage] + alive * kept[stage] + level.working_bytes
-            options.append((memory, work[stage], level.name, memory <= kind.capacity_bytes))
-        fitting = [one for one in options if one[3]]
-        chosen.append(min(fitting, key=lambda one: one[1]) if fitting else min(options, key=lambda one: one[0]))
+        for index in kind.levels:
+            work_ns, path_ns, kept_bytes, encoded_bytes, state_bytes = (values[stage] for values in ways[index])
+            memory_bytes = state_bytes + alive * (kept_bytes - encoded_bytes) + together * encoded_bytes
+            memory_bytes += problem.choices[index].working_bytes
+            options.append(
+                _Chosen(
+                    memory_bytes=memory_bytes,
+                    work_ns=work_ns,
+                    path_ns=path_ns,
+                    level=problem.choices[index].name,
+                    fits=memory_bytes <= kind.capacity_bytes,
+                )
+            )
+        fitting = [one for one in options if one.fits]
+        leanest = min(options, key=lambda one: one.memory_bytes)
+        chosen.append(min(fitting, key=lambda one: one.work_ns, default=leanest))
     return chosen
 
 

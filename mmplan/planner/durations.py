@@ -34,7 +34,10 @@ def predicted_durations(
             price = {"F": (costs.forward_s,), "B": (costs.dgrad_s, costs.wgrad_s), "I": (costs.dgrad_s,)}
             parts = price.get(kind, (costs.wgrad_s,))
             priced[key] = sum(
-                part(layer, load[layer.module], layouts[stage]) for layer in layers[stage] for part in parts
+                part(layer, load[layer.module], layouts[stage])
+                for layer in layers[stage]
+                if layer.module in load
+                for part in parts
             )
         return priced[key]
 
@@ -69,7 +72,8 @@ def predicted_durations(
             return update_s + sum(gather_s(stage) for stage in held)
         if action.kind == "RECV":
             return 0.0
-        return compute_s(action.stage, action.kind, seen.of_stage(action.stage)[rank.replica][action.microbatch])
+        load = seen.of_compute(action.stage, rank.replica, action.kind, action.microbatch)
+        return compute_s(action.stage, action.kind, load)
 
     return tuple(tuple(action_s(rank, action) for action in rank.actions) for rank in program.ranks)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout, trained_on_rank
+from mmplan.cost_models.load import Load
 from mmplan.cost_models.memory_states import layer_counts
 from mmplan.cost_models.planned_memory import planned_kept_bytes
 from mmplan.planner.configurations import Column, Configurations
@@ -55,8 +56,9 @@ class _Model:
     recomputation and `unrecomputed_bytes` at the quickest, `saving_s_per_byte` at least for the difference. [base,
     size, stages - 1]: `busiest_s`. [base, size, pool] `pace`: by how much longer than the quickest pool each one works
     at least. [level, base, size] `levels_s`, `levels_bytes`: work and kept bytes at least where all layers recompute at
-    one level. [base, 12] `counts`: trained parameters of a rank, these with tied ones, frozen ones, and all in layers
-    that have a backward, each dense, spread and of experts."""
+    one level. [base, 27] `counts`: trained parameters of a rank, these with tied ones, frozen ones; then all,
+    those in layers that have a backward, and the trained ones, first of layers that run each microbatch alone, then of
+    those that run several at once: each dense, spread and of experts."""
 
     sizes: IntArray
     path_s: Floats
@@ -127,21 +129,26 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     kinds, member = prices.kinds, prices.members(groups).astype(np.float64)
     levels = allowed_levels(prices.scenario)
     alike = prices.alike_at(levels[0], levels[-1])
-    costs, loads = prices.costs, [prices.loads(int(size)) for size in sizes]
+    costs, scenario = prices.costs, prices.scenario
 
     pools = range(len(prices.scenario.cluster.pools))
 
+    def at_once(layer: Layer, layout: Layout, size: int) -> tuple[Load, int]:
+        """Of how many microbatches, and the load of these."""
+        count = layout.microbatches_of(layer.module)
+        return prices.loads(int(sizes[size]) * count)[layer.module], count
+
     def work_s(layer: Layer, layout: Layout, size: int) -> list[float]:
         """By pool; then of the forward, in the quickest."""
-        ways, load = in_pools(prices, replace(layout, recompute=levels[0])), loads[size][layer.module]
-        forward_s = [costs.forward_s(layer, load, at) for at in ways]
-        both_s = [one_s + costs.backward_s(layer, load, at) for one_s, at in zip(forward_s, ways, strict=True)]
+        ways, (load, count) = in_pools(prices, replace(layout, recompute=levels[0])), at_once(layer, layout, size)
+        forward_s = [costs.forward_s(layer, load, at) / count for at in ways]
+        both_s = [one_s + costs.backward_s(layer, load, at) / count for one_s, at in zip(forward_s, ways, strict=True)]
         return [*both_s, min(forward_s)]
 
     def kept_bytes(layer: Layer, layout: Layout, size: int) -> list[float]:
         """At the quickest and the leanest level."""
-        load = loads[size][layer.module]
-        return [planned_kept_bytes(layer, load, prices.scenario, layout.at(levels[end])) for end in (0, -1)]
+        load, count = at_once(layer, layout, size)
+        return [planned_kept_bytes(layer, load, scenario, layout.at(levels[end])) / count for end in (0, -1)]
 
     def counts(layer: Layer, layout: Layout, _: int) -> list[float]:
         trained, held = trained_on_rank(layer, layout), layer_counts(layer, layout.shard(layer))
@@ -149,14 +156,17 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
         dense = (0, held.dense) if spread else (held.dense, 0)
         frozen = (0, held.dense_frozen) if spread else (held.dense_frozen, 0)
         reduced = (trained.dense, trained.spread, trained.experts)
-        back = (dense[0] + frozen[0], dense[1] + frozen[1], held.expert + held.expert_frozen)
+        every = (dense[0] + frozen[0], dense[1] + frozen[1], held.expert + held.expert_frozen)
+        own = (*every, *(every if layer.has_backward else (0, 0, 0)), *reduced)
+        none = (0,) * len(own)
         return [
             *reduced,
             *dense,
             held.expert,
             *frozen,
             held.expert_frozen,
-            *(back if layer.has_backward else (0, 0, 0)),
+            *(own if layer.module not in layout.together else none),
+            *(own if layer.module in layout.together else none),
         ]
 
     bases = configurations.bases
@@ -175,7 +185,7 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     selective = "selective" in levels
     further = drops[:1] & False if selective else drops & ~drops[0]
     rates = np.where(saved > 0, forward_s / np.where(saved > 0, saved, 1.0), np.inf).min(axis=2)
-    held = tabulated(kinds, prices.alike, bases, used[:, :1] | True, 12, counts)[:, 0] @ member.sum(axis=0)
+    held = tabulated(kinds, prices.alike, bases, used[:, :1] | True, 27, counts)[:, 0] @ member.sum(axis=0)
     return _Model(
         sizes=sizes,
         path_s=_paths(groups, group_s),
@@ -211,7 +221,7 @@ def tabulated(
             continue
         known: dict[Hashable, list[float]] = {}
         for index, base in enumerate(bases):
-            ranks = (base.shard(layer), base.sharing(layer))
+            ranks = (base.shard(layer), base.sharing(layer), base.microbatches_of(layer.module))
             for size in sizes_of[index]:
                 key = (ranks, size)
                 if key not in known:

@@ -23,7 +23,7 @@ def whole_ends(prices: Prices, configurations: Configurations, counts: Floats) -
     scatters of gradients; and which row is whose.
 
     Args:
-        counts: [base, 12] as in `first_bounds`.
+        counts: [base, 27] as in `first_bounds`.
     """
     replicas = np.array(divisors(prices.scenario.global_batch))
     codes = configurations.base.astype(np.int64) * len(SHARDINGS) + configurations.sharding
@@ -38,16 +38,23 @@ def whole_ends(prices: Prices, configurations: Configurations, counts: Floats) -
         index, sharding = divmod(rest, len(SHARDINGS))
         layout = replace(configurations.bases[index], dp=int(replicas[divisor]), sharding=SHARDINGS[sharding])
         own = counts[index].tolist()
-        held = Trained(*(int(trained + frozen) for trained, frozen in zip(own[3:6], own[6:9], strict=True)))
-        trained, again = Trained(*map(int, own[:3])), Trained(*map(int, own[9:]))
-        costs, ways = prices.costs, in_pools(prices, layout)
-        forward_s = min(costs.sharding_s(held, Trained(), way)[0] for way in ways)
+        alone_s, together_s = (_moved_s(prices, layout, own[first : first + 9]) for first in (9, 18))
         table[row] = (
             _finish_s(prices, layout, own[:3], known),
             _state_bytes(prices, layout, own[3:9]),
-            forward_s + min(sum(costs.sharding_s(again, trained, way)) for way in ways),
+            alone_s + together_s / layout.batch_factor,
         )
     return table, which
+
+
+def _moved_s(prices: Prices, layout: Layout, counts: list[float]) -> float:
+    """Gathers and scatters of one run of layers with so many parameters: all, with a backward, trained."""
+    held, again, trained = (Trained(*map(int, counts[first : first + 3])) for first in (0, 3, 6))
+    if held.total == 0:
+        return 0.0
+    costs, ways = prices.costs, in_pools(prices, layout)
+    forward_s = min(costs.sharding_s(held, Trained(), way)[0] for way in ways)
+    return forward_s + min(sum(costs.sharding_s(again, trained, way)) for way in ways)
 
 
 def in_pools(prices: Prices, layout: Layout) -> list[Layout]:

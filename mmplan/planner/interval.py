@@ -116,6 +116,8 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
         sharding=plan.sharding,
         spread=plan.spread,
         patches=plan.patches,
+        together=plan.together,
+        batch_factor=plan.batch_factor,
         dp=plan.dp,
         pp=plan.pp,
         vp=plan.vp if laid_round else 1,

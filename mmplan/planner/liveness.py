@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import Layout
+from mmplan.cost_models.load import Loads
+from mmplan.cost_models.planned_memory import handed_out_bytes, planned_kept_bytes, planned_state_bytes
+from mmplan.planner.batch_factors import runs_with
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import Program
@@ -16,11 +20,13 @@ from mmplan.planner.working import working_bytes
 class Footprint:
     """Memory of each listed rank: always there, and kept from the forward to the last compute of each microbatch.
 
-    `kept_bytes[rank][stage, microbatch]`.
+    `kept_bytes[rank][stage, microbatch]`: what comes with its forward; `freed_bytes`: what goes with its last compute,
+    which is the same unless layers run several microbatches at once: these keep from the first to the last of them.
     """
 
     static_bytes: tuple[int, ...]
     kept_bytes: tuple[Mapping[tuple[int, int], int], ...]
+    freed_bytes: tuple[Mapping[tuple[int, int], int], ...]
 
 
 def footprint(plan: Plan, graph: ComputationGraph, program: Program, loads: StepLoads) -> Footprint:
@@ -29,25 +35,52 @@ def footprint(plan: Plan, graph: ComputationGraph, program: Program, loads: Step
     layouts, at_work = [plan.layout(stage) for stage in range(len(plan.stages))], working_bytes(plan, graph)
     static: list[int] = []
     kept: list[dict[tuple[int, int], int]] = []
+    freed: list[dict[tuple[int, int], int]] = []
     for rank in program.ranks:
         static.append(scenario.cluster.pool_of(rank.rank).device.reserved_bytes)
         kept.append({})
+        freed.append({})
         static[-1] += at_work[plan.row(rank.stage)]
         for stage in plan.stages_of(plan.row(rank.stage)):
             layers, layout = [graph.layer(layer) for layer in plan.stages[stage].layers], layouts[stage]
             static[-1] += sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
+            handed = _handed_out(plan, graph, layers, layout, seen.of_stage(stage)[rank.replica])
             known: dict[int, int] = {}
-            for microbatch, load in enumerate(seen.of_stage(stage)[rank.replica]):
-                if id(load) not in known:
-                    known[id(load)] = sum(
-                        planned_kept_bytes(layer, load[layer.module], scenario, layout) for layer in layers
+            for microbatch in range(plan.microbatches):
+                for kind, sizes in (("F", kept[-1]), ("B", freed[-1])):
+                    load = seen.of_compute(stage, rank.replica, kind, microbatch)
+                    if id(load) not in known:
+                        known[id(load)] = sum(
+                            planned_kept_bytes(layer, load[layer.module], scenario, layout)
+                            for layer in layers
+                            if layer.module in load
+                        )
+                    sizes[stage, microbatch] = known[id(load)] + handed[microbatch] * runs_with(
+                        kind, microbatch, layout.batch_factor
                     )
-                kept[-1][stage, microbatch] = known[id(load)]
-    return Footprint(static_bytes=tuple(static), kept_bytes=tuple(kept))
+    return Footprint(static_bytes=tuple(static), kept_bytes=tuple(kept), freed_bytes=tuple(freed))
+
+
+def _handed_out(
+    plan: Plan, graph: ComputationGraph, layers: Sequence[Layer], layout: Layout, row: Sequence[Loads]
+) -> list[int]:
+    """[microbatch] bytes of outputs that are handed out of those that run with it."""
+    factor, precision = layout.batch_factor, plan.scenario.precision
+    if factor == 1:
+        return [0] * len(row)
+    known: dict[int, int] = {}
+    for load in row:
+        if id(load) not in known:
+            known[id(load)] = sum(handed_out_bytes(layer, load, graph, layout, precision) for layer in layers)
+    sizes = [known[id(load)] for load in row]
+    return [sum(sizes[m // factor * factor : m // factor * factor + factor]) for m in range(len(row))]
 
 
 def memory_steps(
-    timed: Sequence[TimedAction], static_bytes: int, kept_bytes: Mapping[tuple[int, int], int]
+    timed: Sequence[TimedAction],
+    static_bytes: int,
+    kept_bytes: Mapping[tuple[int, int], int],
+    freed_bytes: Mapping[tuple[int, int], int],
 ) -> tuple[tuple[float, int], ...]:
     """(time, bytes from then on) of one rank: a stage's activations of a microbatch live from its forward's start to
     the end of its last compute."""
@@ -58,7 +91,7 @@ def memory_steps(
             start_s, _ = alive.get(key, (item.start_s, 0.0))
             alive[key] = (start_s, item.end_s)
     changes = [(start_s, kept_bytes[key]) for key, (start_s, _) in alive.items()]
-    changes += [(end_s, -kept_bytes[key]) for key, (_, end_s) in alive.items()]
+    changes += [(end_s, -freed_bytes[key]) for key, (_, end_s) in alive.items()]
     return _accumulate(changes, static_bytes)
 
 

@@ -6,6 +6,7 @@ when a send waits for its receive, and all transfers between two ranks stand in 
 before the first compute that ends later than its producer, so that its buffer is posted before the tensor arrives.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from mmplan.planner.dry_run import schedule_columns
 from mmplan.planner.mesh import message_bytes
 from mmplan.planner.place import Lowered, Pipeline, TiedSum, Transfer, place
 from mmplan.planner.place_meshed import place_meshed
-from mmplan.planner.plan import Plan
+from mmplan.planner.plan import Plan, module_of
 from mmplan.planner.plan_schedule import plan_schedule
 from mmplan.planner.program import Program
 from mmplan.planner.schedule import Schedule
@@ -78,6 +79,7 @@ def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedul
                 target=cut.target,
                 activation=cut.activation,
                 gradient=cut.gradient if cut.carries_grad else "",
+                together=plan.layout(cut.source).sends_together(cut.edge),
             )
             for cut in stages.cuts
         ),
@@ -89,6 +91,8 @@ def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedul
         ties=tuple(
             TiedSum(stages=tied.stages, bytes=tie_bytes(plan, graph, tied)) for tied in tied_tables(plan, graph)
         ),
+        batch_factor=plan.batch_factor,
+        alone_bytes=_shared_bytes(plan, graph, apart=plan.together) if plan.batch_factor > 1 else (),
     )
 
 
@@ -121,7 +125,8 @@ def reduced_bytes(plan: Plan, graph: ComputationGraph, stage: int) -> int:
     return shared * DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype] + sent_bytes
 
 
-def _shared_bytes(plan: Plan, graph: ComputationGraph) -> tuple[SharedBytes, ...]:
+def _shared_bytes(plan: Plan, graph: ComputationGraph, apart: Sequence[str] = ()) -> tuple[SharedBytes, ...]:
+    """Of each stage; of layers of other modules than those `apart`."""
     if plan.sharding == "none":
         return ()
     counts = {
@@ -129,10 +134,8 @@ def _shared_bytes(plan: Plan, graph: ComputationGraph) -> tuple[SharedBytes, ...
         for tied in tied_tables(plan, graph)
         for layer in (tied.table, tied.head)
     }
-    return tuple(
-        shared_bytes([graph.layer(layer) for layer in stage.layers], plan.layout(index), plan.scenario, counts)
-        for index, stage in enumerate(plan.stages)
-    )
+    layers = [[graph.layer(layer) for layer in stage.layers if module_of(layer) not in apart] for stage in plan.stages]
+    return tuple(shared_bytes(held, plan.layout(index), plan.scenario, counts) for index, held in enumerate(layers))
 
 
 def _tensor_bytes(plan: Plan, graph: ComputationGraph, stages: StageGraph, seen: StageLoads) -> NDArray[np.int64]:

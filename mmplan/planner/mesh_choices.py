@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-import networkx as nx
-
 from mmplan.cost_models.degrees import divides
 from mmplan.cost_models.patches import patch_modules
+from mmplan.planner.branches import branches
 from mmplan.planner.configuration import divisors
 from mmplan.planner.configurations import MOST_CP
 from mmplan.planner.mesh import Mesh
@@ -47,19 +46,6 @@ def mesh_choices(scenario: Scenario) -> tuple[tuple[Apart, ...], ...]:
         dealt += [every, (tuple(name for branch in every for name in branch),)]
     found = (tuple(_free(scenario, modules) for modules in meshes) for meshes in dealt)
     return tuple(meshes for meshes in found if all(mesh.widths for mesh in meshes))
-
-
-def branches(scenario: Scenario) -> tuple[tuple[str, ...], ...]:
-    """Modules that hang together without language models and are fed by none of them, in the order of the model."""
-    model = scenario.model
-    languages = {module.name for module in model.modules if module.kind == "language_model"}
-    graph: nx.Graph[str] = nx.Graph()
-    graph.add_nodes_from(module.name for module in model.modules if module.name not in languages)
-    graph.add_edges_from((e.producer, e.consumer) for e in model.edges if not {e.producer, e.consumer} & languages)
-    fed = {edge.consumer for edge in model.edges if edge.producer in languages}
-    order = [module.name for module in model.modules]
-    found = [tuple(sorted(names, key=order.index)) for names in nx.connected_components(graph) if not names & fed]
-    return tuple(sorted(found, key=lambda names: order.index(names[0]))) if languages else ()
 
 
 def _free(scenario: Scenario, modules: tuple[str, ...], pin: OwnRanks | None = None) -> Apart:

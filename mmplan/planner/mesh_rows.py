@@ -22,7 +22,8 @@ def without(configurations: Configurations, names: set[str]) -> Configurations:
         for base in configurations.bases
     )
     last = {base: index for index, base in enumerate(bases)}  # the most spread, whose microbatches are the largest
-    kept = np.isin(configurations.base, list(last.values())) & (configurations.vp == 1)
+    apart = [index for base, index in last.items() if base.batch_factor == 1]  # meshes run each microbatch alone
+    kept = np.isin(configurations.base, apart) & (configurations.vp == 1)
     return replace(taken(configurations, np.flatnonzero(kept)), bases=bases)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from mmplan.cost_models.degrees import sharded_widths
 from mmplan.cost_models.layout import base_of
 from mmplan.errors import InputError
+from mmplan.planner.branches import branches
 from mmplan.planner.plan import Plan
 from mmplan.scenario.document import did_you_mean, listed, shown
 from mmplan.scenario.layer_ids import module_layer_ids
@@ -26,7 +27,7 @@ WORDS: dict[str, Collection[str]] = {
     "compression": COMPRESSIONS,
     "fp8": FP8S,
 }
-KEYS = (*COUNTS, *WORDS, "spread", "modules")
+KEYS = (*COUNTS, *WORDS, "spread", "modules", "encode_together")
 OWN_DEGREES = ("tp", "cp", "ep", "dp", "pp")
 
 
@@ -62,7 +63,7 @@ def questions(scenario: Scenario, texts: Sequence[str], zone_prices: bool, *, by
 def parse_pins(text: str, scenario: Scenario) -> Pins:
     """`tp=4 pp=2,4 spread=vision` (`spread=none`: no module; `spread=vision:patches`: cut along patches);
     `vision.tp=1 vision.dp=8`: on ranks of its own, as `modules=vision` says without degrees, and `modules=none` that no
-    module has any.
+    module has any; `encode_together=4`: all encoders on 4 microbatches at once, `encode_together=vision:4` this one.
 
     Raises:
         InputError: an unknown key or value, a key given twice, or nothing.
@@ -87,6 +88,9 @@ def parse_pins(text: str, scenario: Scenario) -> Pins:
         if key in values:
             raise _error(text, f"{key} is given twice; several values are written {key}=1,2")
         words = value.split(",")
+        if key == "encode_together":
+            values[key] = _together(text, words, scenario)
+            continue
         if key == "spread":
             cut = [word.removesuffix(":patches") for word in words if word.endswith(":patches")]
             words = [word.removesuffix(":patches") for word in words]
@@ -129,8 +133,19 @@ def has_pins(plan: Plan, pins: Pins) -> bool:
     }
     same_spread = "spread" not in pins.values or set(plan.spread) == set(pins.of("spread"))
     same_spread = same_spread and ("spread" not in pins.values or set(plan.patches) == set(pins.of("patches")))
-    counted = [key for key in pins.values if key not in ("spread", "patches", "modules")]
-    return same_spread and _has_own_ranks(plan, pins) and all(found[key] <= set(pins.of(key)) for key in counted)
+    counted = [key for key in pins.values if key not in ("spread", "patches", "modules", "encode_together")]
+    together = {name: factor for name, (factor,) in pins.of("encode_together")}
+    same_factors = "encode_together" not in pins.values or _factors(plan, plan.together, plan.batch_factor) == _factors(
+        plan, tuple(name for name, factor in together.items() if factor > 1), max([1, *together.values()])
+    )
+    alike = same_spread and same_factors and _has_own_ranks(plan, pins)
+    return alike and all(found[key] <= set(pins.of(key)) for key in counted)
+
+
+def _factors(plan: Plan, names: Sequence[str], factor: int) -> tuple[frozenset[str], int]:
+    """The modules of all branches with one of these, and what they run at once."""
+    held = [branch for branch in branches(plan.scenario) if set(branch) & set(names)]
+    return frozenset(name for branch in held for name in branch), factor
 
 
 def _has_own_ranks(plan: Plan, pins: Pins) -> bool:
@@ -161,6 +176,11 @@ def overruled(scenario: Scenario, pins: Pins) -> str:
         elif key == "patches":
             if allowed is not None and not set(wanted) <= set(allowed):
                 clauses.append(f"constraints.spread cuts {', '.join(allowed) or 'nothing'} along patches")
+        elif key == "encode_together":
+            for name, (factor,) in wanted:
+                factors = dict(allowed or ()).get(name, ())
+                if factors and factor not in factors:
+                    clauses.append(f"constraints.encode_together allows {name} {', '.join(map(str, factors))}")
         elif key == "modules":
             if allowed and {pin.module for pin in allowed} != {pin.module for pin in wanted}:
                 clauses.append(f"constraints.modules says {', '.join(pin.module for pin in allowed)}")
@@ -181,6 +201,9 @@ def broken_rule(scenario: Scenario, pins: Pins) -> str:
     dividing = [dp for dp in pins.of("dp") if batch % dp == 0]
     if pins.of("dp") and not dividing:
         return _division(f"the global batch {batch:,}", batch, "dp", pins.of("dp")[0])
+    for name, (factor,) in pins.of("encode_together"):
+        if batch % factor:  # microbatches divide it, and the factor divides them
+            return _division(f"the global batch {batch:,}", batch, f"{name}'s batch factor", factor)
     replicas = dividing or [1]
     sizes = pins.of("microbatch")
     if sizes and not any(batch // dp % size == 0 for dp in replicas for size in sizes):
@@ -241,6 +264,21 @@ def _own_ranks(
         degrees: dict[str, Any] = {degree: _values(text, degree, words, scenario)}
         found[module] = replace(found[module], **degrees)
     return tuple(found.values())
+
+
+def _together(text: str, words: Sequence[str], scenario: Scenario) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """What `encode_together=4` or `encode_together=vision:4,audio:1` says: the factor of each named module."""
+    every = [branch[0] for branch in branches(scenario)]
+    known = [module.name for module in scenario.model.modules if module.kind != "language_model"]
+    found: dict[str, tuple[int, ...]] = {}
+    for word in words:
+        name, colon, number = word.rpartition(":")
+        if colon and name not in known:
+            hint = did_you_mean(name, known) or f"; known: {listed(known)}"
+            raise _error(text, f"encode_together: unknown {shown(name)}{hint}")
+        (factor,) = _values(text, "microbatch", [number], scenario)
+        found |= dict.fromkeys([name] if colon else every, (factor,))
+    return tuple(found.items())
 
 
 def _values(text: str, key: str, words: Sequence[str], scenario: Scenario) -> tuple[Any, ...]:

@@ -18,12 +18,14 @@ _SHORT_KEYS = 1 << 16  # numpy sorts 16-bit integers by radix, in linear time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
-    """A tensor of every microbatch from stage to stage; `gradient` is empty where none comes back."""
+    """A tensor of every microbatch from stage to stage; `gradient` is empty where none comes back. `together`: of as
+    many microbatches as both ends run at once."""
 
     source: int
     target: int
     activation: str
     gradient: str
+    together: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +44,8 @@ class Pipeline:
     ranks: `[replica][pipeline rank]` -> rank. meshes: of each pipeline rank, where these are not all alike; `ranks` is
     then that of replica 0 alone. seconds: `[stage][F, B, I, W]` of the dry run. reduce_bytes: gradient
     buffer of each stage, 0 where no other rank holds the same weights. shared_bytes: what each stage hands to
-    collectives; empty: the gradient buffer in REDUCE. ties: sums over stages, in the order of all ranks.
+    collectives; empty: the gradient buffer in REDUCE. ties: sums over stages, in the order of all ranks. alone_bytes:
+    the same as shared_bytes of a stage's other layers where some run `batch_factor` microbatches at once.
     """
 
     schedule: ScheduleColumns
@@ -53,6 +56,8 @@ class Pipeline:
     shared_bytes: tuple[SharedBytes, ...] = ()
     meshes: tuple[Mesh, ...] = ()
     ties: tuple[TiedSum, ...] = ()
+    batch_factor: int = 1
+    alone_bytes: tuple[SharedBytes, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -211,15 +216,44 @@ def _of_replica(
     """The replica's actions and their bytes, empty transfers left out."""
     sizes = np.zeros(len(rows.row), dtype=np.int64)
     (transfers,) = np.nonzero(rows.tensor >= 0)
-    sizes[transfers] = tensor_bytes[rows.microbatch[transfers], rows.tensor[transfers] // 2]
+    by_tensor = _joined_bytes(pipeline, tensor_bytes)
+    sizes[transfers] = by_tensor[rows.microbatch[transfers], rows.tensor[transfers]]
     others = rows.tensor < 0
     sizes[others] = shared_sizes(pipeline, rows)[others]
+    if pipeline.alone_bytes:
+        (alone,) = np.nonzero(
+            (rows.kind <= I) & (rows.microbatch % pipeline.batch_factor != _turn(pipeline)[rows.kind])
+        )
+        sizes[alone] = np.array(pipeline.alone_bytes)[rows.stage[alone], np.minimum(rows.kind[alone], B)]
     kept = others | (sizes > 0)
     if kept.all():
         return replica, rows, sizes
     fields = [field[kept] for field in columns_of_rows(rows)]
     fields[-1] = (np.cumsum(kept) - 1)[fields[-1]]
     return replica, Rows(*fields), sizes[kept]
+
+
+def _turn(pipeline: Pipeline) -> Integers:
+    """[kind] in which of the microbatches that they run at once layers work: see `runs_with`."""
+    last = pipeline.batch_factor - 1
+    return np.array([0 if kind == "F" else last for kind in KINDS], dtype=np.int64)
+
+
+def _joined_bytes(pipeline: Pipeline, tensor_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`[microbatch, tensor]`: tensors of several microbatches go with the first of them, their gradients with the last.
+
+    Args:
+        tensor_bytes: `[microbatch, transfer]`.
+    """
+    sizes = np.repeat(tensor_bytes, 2, axis=1)
+    together = np.array([transfer.together for transfer in pipeline.transfers], dtype=bool)
+    if together.any():
+        factor = pipeline.batch_factor
+        sums = tensor_bytes.reshape(-1, factor, tensor_bytes.shape[1]).sum(axis=1)[:, together]
+        joined = np.zeros((len(sums), factor, sums.shape[1], 2), dtype=np.int64)
+        joined[:, 0, :, 0] = joined[:, -1, :, 1] = sums
+        sizes[:, np.repeat(together, 2)] = joined.reshape(len(tensor_bytes), -1)
+    return sizes
 
 
 def shared_sizes(pipeline: Pipeline, rows: Rows) -> NDArray[np.int64]:

@@ -85,7 +85,7 @@ class Plan:
     """A complete plan.
 
     Attributes:
-        cp, ep, etp, sharding, spread, patches: see `Layout`.
+        cp, ep, etp, sharding, spread, patches, together, batch_factor: see `Layout`.
         placement: pipeline rank of each stage where ranks hold several; empty: stage `s` on pipeline rank `s`.
         orders: one line per pipeline rank of actions such as `3F0`. Empty for 1F1B and GPipe, which follow from the
             stages alone; every other schedule is kept as it is.
@@ -102,6 +102,8 @@ class Plan:
     sharding: Sharding = "none"
     spread: tuple[str, ...] = ()
     patches: tuple[str, ...] = ()
+    together: tuple[str, ...] = ()
+    batch_factor: int = 1
     microbatch_size: int  # samples per microbatch and replica
     microbatches: int  # per replica and step
     schedule: ScheduleName
@@ -197,6 +199,8 @@ class Plan:
             sharding=self.sharding,
             spread=mesh.spread if own else self.spread,
             patches=mesh.patches if own else self.patches,
+            together=() if own else self.together,
+            batch_factor=1 if own else self.batch_factor,
             recompute=self.stages[stage].recompute,
         )
 
@@ -251,6 +255,7 @@ def scenario_hash(scenario: Scenario) -> str:
         if module.form is None and (module.audio is None or module.audio.stride == 2)
     }
     unsaid |= {"patches": True} if scenario.constraints.patches == () else {}
+    unsaid |= {"encode_together": True} if scenario.constraints.encode_together == () else {}
     unsaid |= {"compression": True} if scenario.constraints.compression == ("none",) else {}
     unsaid |= {"fp8": True} if scenario.constraints.fp8 == ("none",) else {}
     technique = {"compression"} if scenario.technique.compression == "none" else set()

@@ -1,10 +1,10 @@
 """The schedule of a plan: kept as text, or built from its stages alone for 1F1B and GPipe."""
 
 from mmplan.errors import CheckError
-from mmplan.planner.plan import Plan
+from mmplan.planner.plan import Plan, module_of
 from mmplan.planner.schedule import Schedule
 from mmplan.planner.schedules.fused import stage_order
-from mmplan.planner.schedules.in_flight import in_flight
+from mmplan.planner.schedules.in_flight import in_flight, stage_depth
 from mmplan.planner.schedules.text import parse_schedule
 from mmplan.planner.stage_graph import StageGraph
 
@@ -19,14 +19,14 @@ def plan_schedule(plan: Plan, stages: StageGraph) -> Schedule:
         return _kept_orders(plan)
     if plan.schedule not in ("1f1b", "gpipe") or plan.placement:
         raise CheckError(f"a plan with schedule {plan.schedule} and {plan.pp} pipeline ranks needs `orders`")
+    depths, m = [0] * len(plan.stages), plan.microbatches
+    for stage in reversed(stages.order):
+        behind = max((depths[target] for target in stages.successors[stage]), default=0)
+        together = any(module_of(layer) in plan.together for layer in plan.stages[stage].layers)
+        depths[stage] = stage_depth(behind, plan.batch_factor if together else 1)
     return tuple(
-        stage_order(
-            stage,
-            plan.microbatches,
-            in_flight(plan.schedule, plan.microbatches, stages.depths[stage]),
-            stages.has_backward[stage],
-        )
-        for stage in range(len(plan.stages))
+        stage_order(stage, m, in_flight(plan.schedule, m, depth), stages.has_backward[stage])
+        for stage, depth in enumerate(depths)
     )
 
 

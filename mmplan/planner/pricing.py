@@ -19,6 +19,7 @@ from mmplan.cost_models.memory_activations import BLOCKS
 from mmplan.cost_models.peak_loads import peak_loads
 from mmplan.cost_models.planned_memory import (
     gathered_bytes,
+    handed_out_bytes,
     layer_working_bytes,
     loss_working_bytes,
     planned_kept_bytes,
@@ -35,14 +36,16 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LayerPrice:
-    """One layer on one rank, per mean microbatch. In `state_bytes` is also what one microbatch at the 99th percentile
-    keeps beyond a mean one, and what a loss needs at work beyond other layers."""
+    """One layer on one rank, per mean microbatch; of several that run `together` an equal part. In `state_bytes` is
+    also what one of these runs at the 99th percentile keeps beyond a mean one, and what a loss needs at work beyond
+    other layers."""
 
     forward_s: float
     backward_s: float
     state_bytes: int
     kept_bytes: int
     trained: Trained
+    together: int = 1
 
     @property
     def work_s(self) -> float:
@@ -111,11 +114,15 @@ class Prices:
         """Seconds that the tensor of each edge, and its gradient where one flows back, is on its way when it is cut."""
         loads, precision = self.loads(microbatch_size), self.scenario.precision
         dealt = (layout.tp, layout.spread, layout.patches) if layout.spread else ()
+        several = self.loads(microbatch_size * layout.batch_factor)
 
         def ask() -> tuple[float, ...]:
-            return tuple(way_s(self.costs, edge, self.graph, loads, precision, layout, near) for edge in edges)
+            seen = [several if layout.sends_together(edge) else loads for edge in edges]
+            pairs = zip(edges, seen, strict=True)
+            return tuple(way_s(self.costs, edge, self.graph, one, precision, layout, near) for edge, one in pairs)
 
-        return _once(self._lags, (edges, dealt, layout.cp, microbatch_size, near), ask)
+        key = (edges, dealt, layout.together, layout.batch_factor, layout.cp, microbatch_size, near)
+        return _once(self._lags, key, ask)
 
     def among(self, modules: frozenset[str]) -> "Prices":
         """The same of a part of the model: kinds of layers of other modules, and what these need at work, left out."""
@@ -170,11 +177,15 @@ class Prices:
     def _priced_once(self, kind: int, layer: Layer, layout: Layout, microbatch_size: int) -> LayerPrice:
         key = (kind, layout, microbatch_size)
         if key not in self._losses:
-            load, peak = (of[layer.module] for of in (self.loads(microbatch_size), self._peaks(microbatch_size)))
+            load, peak = (self._loads_at(layout, microbatch_size)[at][layer.module] for at in range(2))
             self._losses[key] = self._price(
                 kind, layer, load, peak, layout, self.working_bytes(layout, microbatch_size)
             )
         return self._losses[key]
+
+    def _loads_at(self, layout: Layout, microbatch_size: int) -> tuple[Loads, Loads]:
+        """(mean, peak) loads of what each module runs at once."""
+        return layout.at_once(self.loads, microbatch_size), layout.at_once(self._peaks, microbatch_size)
 
     def _peaks(self, microbatch_size: int) -> dict[str, Load]:
         return peak_loads(self.scenario, microbatch_size)
@@ -192,12 +203,17 @@ class Prices:
         layout = self.without_alike_replicas(layout)
         key = (layout, microbatch_size)
         if key not in self._priced:
-            loads = self.loads(microbatch_size)
             found: dict[int, LayerPrice] = {}
-            beside, peaks = self.working_bytes(layout, microbatch_size), self._peaks(microbatch_size)
+            (loads, peaks), beside = (
+                self._loads_at(layout, microbatch_size),
+                self.working_bytes(layout, microbatch_size),
+            )
             for like, layer in zip(self.alike, self.kinds, strict=True):
                 if like not in found:
-                    found[like] = self._price(like, layer, loads[layer.module], peaks[layer.module], layout, beside)
+                    seen, precision = self.loads(microbatch_size), self.scenario.precision
+                    handed_bytes = handed_out_bytes(layer, seen, self.graph, layout, precision)
+                    load, peak = loads[layer.module], peaks[layer.module]
+                    found[like] = self._price(like, layer, load, peak, layout, beside, handed_bytes)
             self._priced[key] = tuple(found[like] for like in self.alike)
         return self._priced[key]
 
@@ -220,7 +236,7 @@ class Prices:
 
     def working_bytes(self, layout: Layout, microbatch_size: int) -> int:
         """What any stage needs at work beside states and activations."""
-        whole, loads = 0, self._peaks(microbatch_size)
+        whole, (_, loads) = 0, self._loads_at(layout, microbatch_size)
         every = zip(self.alike, self.kinds, strict=True)
         work = max(self._working_bytes(like, layer, loads[layer.module], layout) for like, layer in every)
         if layout.sharding == "parameters":
@@ -239,13 +255,16 @@ class Prices:
         for like, place in self._first.items():
             yield like, self.kinds[place]
 
-    def _price(self, kind: int, layer: Layer, load: Load, peak: Load, layout: Layout, beside: int) -> LayerPrice:
+    def _price(
+        self, kind: int, layer: Layer, load: Load, peak: Load, layout: Layout, beside: int, handed_bytes: int = 0
+    ) -> LayerPrice:
         scenario, costs = self.scenario, self.costs
         shard, sharing = layout.shard(layer), layout.sharing(layer)
         sharded: tuple[Hashable, ...] = (layout.replicas > 1,) if scenario.technique.compression != "none" else ()
         if layout.sharding != "none":
             sharded = layout.sharding, layout.replicas, layout.expert_replicas
-        again = layout.recomputed(layer)
+        again, together = layout.recomputed(layer), layout.microbatches_of(layer.module)
+        kept_bytes, most_bytes = (self._kept_bytes(kind, layer, one, layout) for one in (load, peak))
         gathered = sharded if layout.sharding in ("gradients", "parameters") else ()
         forward_s, backward_s = _once(
             self._times,
@@ -253,13 +272,14 @@ class Prices:
             lambda: (costs.forward_s(layer, load, layout), costs.backward_s(layer, load, layout)),
         )
         return LayerPrice(
-            forward_s,
-            backward_s,
+            forward_s / together,
+            backward_s / together,
             _once(self._bytes, (kind, shard, sharing, sharded), lambda: planned_state_bytes(layer, scenario, layout))
             + loss_working_bytes(layer, peak, scenario, layout, beside)
-            + max(0, self._kept_bytes(kind, layer, peak, layout) - self._kept_bytes(kind, layer, load, layout)),
-            self._kept_bytes(kind, layer, load, layout),
+            + max(0, most_bytes - kept_bytes),
+            math.ceil(kept_bytes / together) + handed_bytes,
             _once(self._trained, (kind, shard, sharing), lambda: trained_on_rank(layer, layout)),
+            together,
         )
 
 

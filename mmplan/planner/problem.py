@@ -172,16 +172,7 @@ def build_problem(
         names = allowed_levels(prices.scenario)
         for name in names:
             layout = replace(configuration.layout, recompute=name, pools=pools)
-            priced = prices.of_kinds(layout, size)
-            levels.append(
-                Level(
-                    name=name,
-                    work_ns=_floors_ns(member, [price.work_s for price in priced]),
-                    kept_bytes=_sums(member, [price.kept_bytes for price in priced]),
-                    working_bytes=prices.working_bytes(layout, size),
-                    state_bytes=_sums(member, [price.state_bytes for price in priced]),
-                )
-            )
+            levels.append(_level(prices, member, layout, size, alone=configuration.pp == 1))
         machine = machine_of(prices.scenario, pools)
         ends = finish_parts(prices, groups, configuration, pools)
         copies_ns.append(ends.copies_ns)
@@ -208,9 +199,34 @@ def build_problem(
         microbatches=configuration.microbatches,
         schedule=configuration.schedule if configuration.vp == 1 else "1f1b",
         ties=cut_ties(prices, groups, configuration, least_of(copies_ns), one_node(configuration, cluster)),
+        encoded=_encoded(prices, member, configuration),
+        batch_factor=configuration.batch_factor,
     )
     _refuse_uncountable(problem, configuration.vp, prices.scenario)
     return problem
+
+
+def _encoded(prices: Prices, member: Counts, configuration: Configuration) -> tuple[bool, ...]:
+    """[group] whether it has layers that run several microbatches at once."""
+    together = [layer.module in configuration.together for layer in prices.kinds]
+    return tuple((member[:, together].sum(axis=1) > 0).tolist()) if any(together) else ()
+
+
+def _level(prices: Prices, member: Counts, layout: Layout, size: int, *, alone: bool) -> Level:
+    """`alone`: no stage waits for layers that run several microbatches at once."""
+    priced = prices.of_kinds(layout, size)
+    level = Level(
+        name=layout.recompute,
+        work_ns=_floors_ns(member, [price.work_s for price in priced]),
+        kept_bytes=_sums(member, [price.kept_bytes for price in priced]),
+        working_bytes=prices.working_bytes(layout, size),
+        state_bytes=_sums(member, [price.state_bytes for price in priced]),
+    )
+    if layout.batch_factor == 1:
+        return level
+    path_s = [price.work_s * (1 if alone else price.together) for price in priced]
+    encoded = [price.kept_bytes if price.together > 1 else 0 for price in priced]
+    return replace(level, path_ns=_floors_ns(member, path_s), encoded_bytes=_sums(member, encoded))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,14 +288,15 @@ def least_of(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def _refuse_uncountable(problem: CutProblem, chunks: int, scenario: Scenario) -> None:
     """Sums over all groups, edges and microbatches must stay whole numbers that arrays can hold."""
-    slowest_ns = chunks * problem.microbatches * max(sum(level.work_ns) for level in problem.choices)
+    slowest_ns = chunks * problem.microbatches * max(sum(level.path_ns or level.work_ns) for level in problem.choices)
     slowest_ns += sum(edge.lag_ns for edge in problem.edges) + problem.finish_fixed_ns + sum(problem.finish_ns)
     slowest_ns += sum(tie.sum_ns + tie.copy_ns for tie in problem.ties)
     if slowest_ns > LARGEST:
         message = f"a step of {scenario.name} could take {seconds(slowest_ns) / SECONDS_PER_YEAR:,.0f} years: "
         raise InputError(message + "check the sizes of the data and the rates and latencies of the cluster")
     kept_bytes = max(sum(level.kept_bytes) for level in problem.choices)
-    fullest_bytes = sum(problem.state_bytes) + problem.most_in_flight * kept_bytes
+    most = max(problem.most_in_flight, *problem.held(problem.deepest, any(problem.encoded)))
+    fullest_bytes = sum(problem.state_bytes) + most * kept_bytes
     if fullest_bytes > LARGEST:
         message = f"{scenario.name} could keep {format_bytes(fullest_bytes)} in one stage: "
         raise InputError(message + "check the sizes of the data and of the model")
@@ -297,6 +314,7 @@ def lag_s(prices: Prices, configuration: Configuration, edge: Edge, source: Mesh
     part = configuration.microbatch_size * configuration.dp // max(source.dp, target.dp)
     if source == target:
         layout = (configuration.side(source) if source.modules else configuration).layout
+        part *= layout.batch_factor if layout.sends_together(edge) else 1
         return way_s(prices.costs, edge, prices.graph, prices.loads(part), scenario.precision, layout, near)
     sent_bytes = message_bytes(edge, prices.loads(part), scenario.precision, source, target)
     count = most_messages(source, target) + (most_messages(target, source) if edge.carries_grad else 0)

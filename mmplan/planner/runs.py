@@ -59,12 +59,24 @@ def find_runs(problem: CutProblem) -> tuple[tuple[Run, ...], tuple[RunEdge, ...]
     return found, between
 
 
-def at_levels(problem: CutProblem, group: int) -> tuple[tuple[int, int], ...]:
-    """(work, kept) of a group at each level of recomputation."""
-    return tuple((level.work_ns[group], level.kept_bytes[group]) for level in problem.choices)
+Costs = tuple[int, int, int, int]  # work, kept, path, encoded: see `cut_problem.Level`
 
 
-def options_of(problem: CutProblem, group: int) -> tuple[tuple[int, int], ...]:
+def at_levels(problem: CutProblem, group: int) -> tuple[Costs, ...]:
+    """Of a group at each level of recomputation."""
+    none = (0,) * problem.groups
+    return tuple(
+        (
+            level.work_ns[group],
+            level.kept_bytes[group],
+            (level.path_ns or level.work_ns)[group],
+            (level.encoded_bytes or none)[group],
+        )
+        for level in problem.choices
+    )
+
+
+def options_of(problem: CutProblem, group: int) -> tuple[Costs, ...]:
     """The same, each once."""
     return tuple(sorted(set(at_levels(problem, group))))
 
@@ -77,4 +89,5 @@ def _costs(problem: CutProblem, group: int) -> tuple[object, ...]:
         tuple(kind.finish_ns[group] for kind in problem.kinds),
         problem.trainable[group],
         group if any(group in (tie.table, tie.head) for tie in problem.ties) else -1,
+        problem.encoded[group : group + 1],
     )

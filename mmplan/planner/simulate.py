@@ -49,8 +49,10 @@ def replay(program: Program, durations: Sequence[Sequence[float]], memory: Footp
     computes = [item for row in timed for item in row if item.action.kind in "FBIW"]
     pipeline_s = max(item.end_s for item in computes) - min(item.start_s for item in computes)
     ranks = tuple(
-        _rank_prediction(rank, row, static, kept, pipeline_s)
-        for rank, row, static, kept in zip(program.ranks, timed, memory.static_bytes, memory.kept_bytes, strict=True)
+        _rank_prediction(rank, row, static, (kept, freed), pipeline_s)
+        for rank, row, static, kept, freed in zip(
+            program.ranks, timed, memory.static_bytes, memory.kept_bytes, memory.freed_bytes, strict=True
+        )
     )
     return Prediction(
         step_time_s=max(item.end_s for row in timed for item in row),
@@ -69,7 +71,7 @@ def _rank_prediction(
     rank: RankProgram,
     timed: Sequence[TimedAction],
     static_bytes: int,
-    kept_bytes: Mapping[tuple[int, int], int],
+    kept_and_freed: tuple[Mapping[tuple[int, int], int], Mapping[tuple[int, int], int]],
     pipeline_s: float,
 ) -> RankPrediction:
     def total_s(kinds: tuple[str, ...]) -> float:
@@ -79,7 +81,7 @@ def _rank_prediction(
         return sum(item.action.bytes * item.action.copies for item in timed if item.action.kind == kind)
 
     busy_s = total_s(("F", "B", "I", "W"))
-    steps = memory_steps(timed, static_bytes, kept_bytes)
+    steps = memory_steps(timed, static_bytes, *kept_and_freed)
     return RankPrediction(
         rank=rank.rank,
         stage=rank.stage,

@@ -18,7 +18,8 @@ from mmplan.planner.cut_problem import CutProblem, evaluate_cut
 from mmplan.planner.cut_result import CutResult
 from mmplan.planner.floors import bottleneck_floor, busiest_ceiling, finish_floor, heaviest_paths, least_objective
 from mmplan.planner.quantise import floor_ns_of_bound
-from mmplan.planner.runs import Run, RunEdge, at_levels, find_runs, options_of
+from mmplan.planner.runs import Costs, Run, RunEdge, at_levels, find_runs, options_of
+from mmplan.planner.schedules.in_flight import stage_depth
 
 Variable: TypeAlias = cp_model.IntVar
 Expression: TypeAlias = cp_model.LinearExpr
@@ -31,7 +32,7 @@ class _Data:
     problem: CutProblem
     runs: tuple[Run, ...]
     edges: tuple[RunEdge, ...]
-    options: tuple[tuple[tuple[int, int], ...], ...]  # of each run: (work, kept) of one group at each level
+    options: tuple[tuple[Costs, ...], ...]  # of each run: those of one group at each level
     levelled: bool  # options are the levels, and each stage has one
     cutoff_ns: int
     cap_ns: int  # no stage of a cut below the cutoff works longer
@@ -50,7 +51,7 @@ class _Data:
 class _Variables:
     """Keyed by (run, stage) unless said otherwise.
 
-    count: groups of the run in the stage; way[run, option, stage]: those of them at one (work, kept) of the run; on:
+    count: groups of the run in the stage; way[run, option, stage]: those of them at one option of the run; on:
     there is one; begun, done: the first, the last group lies in this stage or before; tail_from, depth_from: largest
     tail and depth of the stages from this one on that hold a part of the run.
     at[level, stage]: the stage recomputes so. tail, depth by stage; deep[stage, d]: its depth is d or more.
@@ -158,9 +159,9 @@ def _variables(model: cp_model.CpModel, data: _Data) -> _Variables:
         begun=flags("begun"),
         done=flags("done"),
         tail_from={key: model.new_int_var(0, data.cutoff_ns, f"tail_from{key}") for key in keys},
-        depth_from={key: model.new_int_var(0, problem.stages, f"depth_from{key}") for key in keys},
+        depth_from={key: model.new_int_var(0, problem.deepest, f"depth_from{key}") for key in keys},
         tail={stage: model.new_int_var(0, data.cutoff_ns, f"tail{stage}") for stage in stages},
-        depth={stage: model.new_int_var(1, problem.stages - stage, f"depth{stage}") for stage in stages},
+        depth={stage: model.new_int_var(1, problem.deepest - stage, f"depth{stage}") for stage in stages},
         deep={(s, d): model.new_bool_var(f"deep{s, d}") for s in stages for d in data.depths},
         bottleneck=model.new_int_var(bottleneck_floor(problem), data.cap_ns, "bottleneck"),
         path=model.new_int_var(max(heaviest_paths(problem).tolist()), data.cutoff_ns, "path"),
@@ -191,8 +192,8 @@ def _ways(
     return ways
 
 
-def _of_kind(data: _Data, run: int, stage: int) -> set[tuple[int, int]]:
-    """(work, kept) that a group of the run can have in the stage."""
+def _of_kind(data: _Data, run: int, stage: int) -> set[Costs]:
+    """Costs that a group of the run can have in the stage."""
     at_each = at_levels(data.problem, data.runs[run].groups[0])
     return {at_each[level] for level in data.problem.kind(stage).levels}
 
@@ -230,7 +231,7 @@ def _sum(data: _Data, variables: _Variables, stage: int, of_group: Sequence[int]
 
 
 def _chosen(data: _Data, variables: _Variables, stage: int, which: int) -> Expression:
-    """Work (`which` = 0) or kept bytes (1) of a stage."""
+    """Work (`which` = 0), kept bytes (1), work on a path (2) or encoded bytes (3) of a stage, see `Costs`."""
     keys = [(run, option) for run, options in enumerate(data.options) for option in range(len(options))]
     terms = [variables.way[run, option, stage] for run, option in keys]
     return Expression.weighted_sum(terms, [data.options[run][option][which] for run, option in keys])
@@ -243,9 +244,9 @@ def _stage_loads(model: cp_model.CpModel, data: _Data, variables: _Variables) ->
 
 
 def _critical_path(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
-    """tail_s >= T_s + lag + largest tail where the cut tensor is read next; path >= tail_s."""
+    """tail_s >= path_s + lag + largest tail where the cut tensor is read next; path >= tail_s."""
     for stage in data.stages:
-        work_ns = _chosen(data, variables, stage, 0)
+        work_ns = _chosen(data, variables, stage, 2)
         model.add(variables.tail[stage] >= work_ns)
         model.add(variables.path >= variables.tail[stage])
         for run in range(len(data.runs)):
@@ -259,7 +260,8 @@ def _critical_path(model: cp_model.CpModel, data: _Data, variables: _Variables) 
 
 
 def _depths(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:
-    """depth_s >= 1 + largest depth where a cut tensor is read next; deep[s, d] = (depth_s >= d)."""
+    """depth_s >= 1 + largest depth where a cut tensor is read next, and more where layers run several microbatches at
+    once; deep[s, d] = (depth_s >= d)."""
     if not data.depths:
         return
     for stage in data.stages:
@@ -269,6 +271,9 @@ def _depths(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None
         for cut, _, reader in _cuts(data, variables, stage):
             later = variables.depth_from[reader, stage + 1]
             model.add(variables.depth[stage] >= 1 + later).only_enforce_if(cut)
+            for run in _encoded(data):
+                ahead = stage_depth(1, data.problem.batch_factor) - 1
+                model.add(variables.depth[stage] >= ahead + later).only_enforce_if([*cut, variables.on[run, stage]])
             model.add(variables.depth_from[reader, stage] >= later)
         for depth in data.depths:
             model.add(variables.depth[stage] <= depth - 1).only_enforce_if(~variables.deep[stage, depth])
@@ -303,11 +308,18 @@ def _memory(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None
             working = [level.working_bytes for level in problem.choices]
             at = [variables.at[level, stage] for level in range(len(working))]
             used_bytes = state_bytes + Expression.weighted_sum(at, working)
-        kept_bytes, capacity_bytes = _chosen(data, variables, stage, 1), problem.kind(stage).capacity_bytes
-        model.add(used_bytes + problem.least_in_flight * kept_bytes <= capacity_bytes)
-        for depth in data.depths:
-            deep = variables.deep[stage, depth]
-            model.add(used_bytes + depth * kept_bytes <= capacity_bytes).only_enforce_if(deep)
+        kept_bytes, encoded_bytes = (_chosen(data, variables, stage, which) for which in (1, 3))
+        for depth in (problem.least_in_flight, *data.depths):
+            alive, together = problem.held(depth, True)
+            held_bytes = alive * kept_bytes + (together - alive) * encoded_bytes
+            deep = [] if depth == problem.least_in_flight else [variables.deep[stage, depth]]
+            model.add(used_bytes + held_bytes <= problem.kind(stage).capacity_bytes).only_enforce_if(deep)
+
+
+def _encoded(data: _Data) -> list[int]:
+    """Runs whose groups have layers that run several microbatches at once."""
+    encoded = data.problem.encoded
+    return [run for run, members in enumerate(data.runs) if encoded and encoded[members.groups[0]]]
 
 
 def _finish(model: cp_model.CpModel, data: _Data, variables: _Variables) -> None:

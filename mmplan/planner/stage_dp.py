@@ -15,6 +15,7 @@ from mmplan.planner.cut_problem import CutProblem, evaluate_cut
 from mmplan.planner.cut_result import CutResult
 from mmplan.planner.floors import busiest_ceiling
 from mmplan.planner.pareto import pareto_rows
+from mmplan.planner.schedules.in_flight import encoded_in_flight
 from mmplan.planner.stage_moves import Moves, list_moves
 from mmplan.planner.stage_rest import Rest, measure_rest
 from mmplan.planner.stopping import never
@@ -194,12 +195,15 @@ def _extend(tables: _Tables, labels: _Labels, chosen: IntArray, stages_left: int
         fits &= moves.mesh[move] == problem.kind(stages_left).mesh
         fits &= _meshes_fit(tables, moves.above[move], stages_left)
     parent, move = parent[fits], move[fits]
-    depth = 1 + np.where(moves.takes[move], labels.depth[parent], 0).max(axis=1)
-    work_ns = _least_work(tables, move, problem.in_flight(depth), stages_left)
+    depth = np.where(moves.takes[move], labels.depth[parent], 0).max(axis=1)
+    if problem.batch_factor > 1:
+        depth += problem.batch_factor * (moves.encoding[move] & (depth > 0))
+    depth += 1
+    work_ns, path_ns = _least_work(tables, move, depth, stages_left)
     fits = work_ns <= tables.cap_ns
-    parent, move, depth, work_ns = parent[fits], move[fits], depth[fits], work_ns[fits]
+    parent, move, depth, work_ns, path_ns = parent[fits], move[fits], depth[fits], work_ns[fits], path_ns[fits]
     finish_ns = moves.kind_finish_ns[problem.kind_of[stages_left] if problem.kinds else 0, move]
-    child = _children(tables, labels, parent, move, depth, work_ns, finish_ns)
+    child = _children(tables, labels, parent, move, depth, (work_ns, path_ns), finish_ns)
     child = child.take(np.flatnonzero(_rest_fits(tables, child, stages_left)))
     bound_ns = _completion_bound(tables, child, stages_left)
     return replace(child, bound_ns=bound_ns).take(np.flatnonzero(bound_ns < tables.cutoff_ns))
@@ -219,17 +223,24 @@ def _meshes_fit(tables: _Tables, upset: IntArray, stages_left: int) -> BoolArray
     return fits & (tables.rest.mesh_work_ns[:, upset] <= left[:, None] * tables.cap_ns).all(axis=0)
 
 
-def _least_work(tables: _Tables, move: IntArray, alive: IntArray, stage: int) -> IntArray:
-    """[rows] work of a stage at the level of recomputation that is the fastest of those that fit; beyond any cap where
-    none does."""
+def _least_work(tables: _Tables, move: IntArray, depth: IntArray, stage: int) -> tuple[IntArray, IntArray]:
+    """[rows] work of a stage, and its part of a path, at the level of recomputation that is the fastest of those that
+    fit; beyond any cap where none does."""
     problem, moves, kind = tables.problem, tables.moves, tables.problem.kind(stage)
+    alive = problem.in_flight(depth)
+    together = encoded_in_flight(problem.microbatches, alive, problem.batch_factor)
     work_ns = np.full(len(move), np.iinfo(np.int64).max, dtype=np.int64)
+    path_ns = work_ns.copy()
     for index in kind.levels:
-        at_work_bytes = problem.choices[index].working_bytes
-        need_bytes = moves.level_state_bytes[index, move] + alive * moves.level_kept_bytes[index, move]
-        fits = need_bytes + at_work_bytes <= kind.capacity_bytes
-        work_ns[fits] = np.minimum(work_ns[fits], moves.level_work_ns[index, move[fits]])
-    return work_ns
+        at_work_bytes, encoded_bytes = problem.choices[index].working_bytes, moves.level_encoded_bytes[index, move]
+        need_bytes = moves.level_state_bytes[index, move] + alive * (
+            moves.level_kept_bytes[index, move] - encoded_bytes
+        )
+        fits = need_bytes + together * encoded_bytes + at_work_bytes <= kind.capacity_bytes
+        better = fits & (moves.level_work_ns[index, move] < work_ns)
+        work_ns[better] = moves.level_work_ns[index, move[better]]
+        path_ns[better] = moves.level_path_ns[index, move[better]]
+    return work_ns, path_ns
 
 
 def _children(
@@ -238,13 +249,13 @@ def _children(
     parent: IntArray,
     move: IntArray,
     depth: IntArray,
-    work_ns: IntArray,
+    work_and_path_ns: tuple[IntArray, IntArray],
     finish_ns: IntArray,
 ) -> _Labels:
     """Labels after putting stage `move`, of this depth, work and finish, in front of label `parent`, row by row."""
-    moves = tables.moves
+    moves, (work_ns, path_ns) = tables.moves, work_and_path_ns
     takes, carried, lag_ns = moves.takes[move], moves.carried[move], moves.lag_ns[move]
-    tail_ns = work_ns + np.where(takes, labels.tail_ns[parent], 0).max(axis=1)
+    tail_ns = path_ns + np.where(takes, labels.tail_ns[parent], 0).max(axis=1)
     slot, stays, feeds = np.maximum(carried, 0), carried >= 0, lag_ns >= 0
     old_tail_ns = np.where(stays, np.take_along_axis(labels.tail_ns[parent], slot, axis=1), 0)
     old_depth = np.where(stays, np.take_along_axis(labels.depth[parent], slot, axis=1), 0)

@@ -18,10 +18,12 @@ class Moves:
     """Stages that respect the cap on work and fit into memory at least at the end of the pipeline.
 
     `work_ns` is the least; [level, moves] `level_work_ns`, `level_kept_bytes` and `level_state_bytes` are those of each
-    level of recomputation, [kind, moves] `kind_finish_ns` of each kind of stage. `first[u]`, `count[u]`: the moves that
-    start from upset u. With w over the frontier slots of an upset: `takes[i, w]` says that slot w of `below` is in the
-    stage; `carried[i, w]` is the slot of `below` that holds the same producer as slot w of `above` (-1: none);
-    `lag_ns[i, w]` the largest lag from that producer into the stage (-1: no edge). `mesh[i]`: the mesh of the stage.
+    level of recomputation, as are `level_path_ns` and `level_encoded_bytes` (`cut_problem.Level`), [kind, moves]
+    `kind_finish_ns` of each kind of stage. `encoding[i]`: the stage has layers that run several microbatches at once.
+    `first[u]`, `count[u]`: the moves that start from upset u. With w over the frontier slots of an upset: `takes[i, w]`
+    says that slot w of `below` is in the stage; `carried[i, w]` is the slot of `below` that holds the same producer as
+    slot w of `above` (-1: none); `lag_ns[i, w]` the largest lag from that producer into the stage (-1: no edge).
+    `mesh[i]`: the mesh of the stage.
     """
 
     above: IntArray
@@ -29,6 +31,9 @@ class Moves:
     level_state_bytes: IntArray
     level_work_ns: IntArray
     level_kept_bytes: IntArray
+    level_path_ns: IntArray
+    level_encoded_bytes: IntArray
+    encoding: BoolArray
     kind_finish_ns: IntArray
     takes: BoolArray
     carried: IntArray
@@ -57,7 +62,7 @@ def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
         allowed &= inside.sum(axis=0) == 1
         mesh = inside.argmax(axis=0)
     below, above = below[allowed], above[allowed]
-    kinds = problem.kinds or (problem.kind(0),)
+    kinds, none = problem.kinds or (problem.kind(0),), (0,) * problem.groups
     fixed_ns = np.array([kind.finish_fixed_ns for kind in kinds])[:, None] * (trainable[above] > trainable[below])
     count = np.bincount(below, minlength=upsets.count).astype(np.int64)
     old, new = upsets.frontier[below], upsets.frontier[above]
@@ -70,6 +75,9 @@ def list_moves(problem: CutProblem, upsets: Upsets, cap_ns: int) -> Moves:
         ),
         level_work_ns=_by_level(upsets, below, above, [level.work_ns for level in problem.choices]),
         level_kept_bytes=_by_level(upsets, below, above, [level.kept_bytes for level in problem.choices]),
+        level_path_ns=_by_level(upsets, below, above, [level.path_ns or level.work_ns for level in problem.choices]),
+        level_encoded_bytes=_by_level(upsets, below, above, [one.encoded_bytes or none for one in problem.choices]),
+        encoding=_by_level(upsets, below, above, [problem.encoded or none])[0] > 0,
         kind_finish_ns=_by_level(upsets, below, above, [kind.finish_ns for kind in kinds])
         + fixed_ns
         + _tied_ns(problem, upsets, below, above),

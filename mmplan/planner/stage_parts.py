@@ -39,9 +39,10 @@ def busiest_parts(plan: Plan) -> dict[str, float]:
     for name in stage.layers:
         layer = graph.layer(name)
         technique = replace(rules.technique, recompute=layout.recomputed(layer), recompute_layers=None)
-        load = layout.load(layer, loads[layer.module])
+        at_once = layout.microbatches_of(layer.module)
+        load = layout.load(layer, loads[layer.module].scaled(at_once))
         seconds = layer_seconds(replace(rules, technique=technique), layer, load, layout.shard(layer))
-        seconds *= plan.scenario.model.module(layer.module).time_factor
+        seconds *= plan.scenario.model.module(layer.module).time_factor / at_once
         parts[AGAIN] += float(seconds[RECOMPUTE].sum())
         for part, value in zip(PARTS, seconds[:RECOMPUTE].sum(axis=0).tolist(), strict=True):
             parts[NAMES[part]] += value

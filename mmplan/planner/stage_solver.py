@@ -56,7 +56,7 @@ def solve_cut(
 
 def value_ceiling(problem: CutProblem) -> int:
     """No cut is slower: all work on one path, every edge cut, every finish added."""
-    work_ns = max(sum(level.work_ns) for level in problem.choices)
+    work_ns = max(sum(level.path_ns or level.work_ns) for level in problem.choices)
     finish_ns = max(sum(kind.finish_ns) + kind.finish_fixed_ns for kind in problem.kinds or (problem.kind(0),))
     finish_ns += sum(tie.sum_ns + tie.copy_ns for tie in problem.ties)
     return 1 + problem.microbatches * work_ns + sum(edge.lag_ns for edge in problem.edges) + finish_ns

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import mean_loads, sample_loads
+from mmplan.planner.batch_factors import runs_with
 from mmplan.planner.composition import plan_step
 from mmplan.planner.plan import Plan
 
@@ -57,6 +58,7 @@ class StageLoads:
             )
             raise ValueError(f"loads are {shape}, the plan has {plan.parts} {what} x {plan.microbatches} microbatches")
         self._plan, self._loads = plan, loads
+        self._known: dict[tuple[int, ...], Loads] = {}
         self._together: dict[tuple[int, ...], Loads] = {}
         self._of_dp: dict[int, StepLoads] = {plan.parts: loads}
 
@@ -80,12 +82,27 @@ class StageLoads:
         """[replica][microbatch] of a stage."""
         return self.of_replicas(self._plan.mesh(stage).dp)
 
+    def of_compute(self, stage: int, replica: int, kind: str, microbatch: int) -> Loads:
+        """What a forward or backward of the stage runs: modules that run several microbatches at once have the load of
+        all of these, or none."""
+        plan, row = self._plan, self.of_stage(stage)[replica]
+        factor = plan.layout(stage).batch_factor
+        if factor == 1:
+            return row[microbatch]
+        first, runs = microbatch // factor * factor, runs_with(kind, microbatch, factor)
+        key = (id(row[microbatch]), *(map(id, row[first : first + factor]) if runs else ()))
+        if key not in self._together:
+            together = self._joined(tuple(row[first : first + factor])) if runs else {}
+            alone = {module: load for module, load in row[microbatch].items() if module not in plan.together}
+            self._together[key] = alone | {name: together[name] for name in plan.together if runs}
+        return self._together[key]
+
     def _joined(self, parts: tuple[Loads, ...]) -> Loads:
         key = tuple(map(id, parts))  # of objects that `self._loads` holds
-        if key not in self._together:
+        if key not in self._known:
             alike = all(part is parts[0] for part in parts)
-            self._together[key] = {
+            self._known[key] = {
                 module: load.scaled(len(parts)) if alike else sum((p[module] for p in parts[1:]), load)
                 for module, load in parts[0].items()
             }
-        return self._together[key]
+        return self._known[key]

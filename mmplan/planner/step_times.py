@@ -67,7 +67,8 @@ def step_times(
     plan: Plan, graph: ComputationGraph, costs: CostModel, *, steps: int, compositions: Sequence[Composition]
 ) -> tuple[StepTimes, ...]:
     """Steps 0 to `steps` - 1 of the data under each composition."""
-    clock = _SimulatedSteps(plan, graph, costs) if plan.meshes else _StepClock(plan, graph, costs)
+    uneven = plan.meshes or plan.batch_factor > 1
+    clock = _SimulatedSteps(plan, graph, costs) if uneven else _StepClock(plan, graph, costs)
     times = SampleTimes(plan, graph, costs)
     results = []
     for composition in compositions:
@@ -102,7 +103,8 @@ _FINISH = _Finish._fields[1:]
 
 
 class _SimulatedSteps:
-    """The steps of a plan with meshes of their own, simulated one by one."""
+    """The steps of a plan with meshes of their own, or with layers that run several microbatches at once, simulated one
+    by one."""
 
     def __init__(self, plan: Plan, graph: ComputationGraph, costs: CostModel) -> None:
         self._plan, self._graph, self._costs = plan, graph, costs

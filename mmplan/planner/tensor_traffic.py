@@ -22,22 +22,18 @@ def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: S
     precision, seen = plan.scenario.precision, StageLoads(plan, loads)
     cuts, totals = build_stage_graph([stage.layers for stage in plan.stages], graph).cuts, []
     for rank in program.ranks:
-        stages = plan.stages_of(plan.row(rank.stage))
-        totals.append(
-            sum(
-                _layer_bytes(layer, plan.layout(stage), microbatch[layer.module], precision)
-                for stage in stages
-                for layer in map(graph.layer, plan.stages[stage].layers)
-                for microbatch in seen.of_stage(stage)[rank.replica]
-            )
-            + sum(
-                _whole_bytes(edge, microbatch, precision, over)
-                for stage in stages
-                for edge, over in _gathered(plan, graph, stage)
-                for microbatch in seen.of_stage(stage)[rank.replica]
-            )
-            + sum(_joined_bytes(plan, cut, seen, rank.replica) for cut in cuts if cut.target in stages)
-        )
+        total = 0
+        for stage in plan.stages_of(plan.row(rank.stage)):
+            layers, layout = [graph.layer(layer) for layer in plan.stages[stage].layers], plan.layout(stage)
+            gathered = _gathered(plan, graph, stage)
+            for microbatch in range(plan.microbatches):
+                load = seen.of_compute(stage, rank.replica, "F", microbatch)
+                total += sum(_layer_bytes(la, layout, load[la.module], precision) for la in layers if la.module in load)
+                total += sum(
+                    _whole_bytes(edge, load, precision, over) for edge, over in gathered if edge.load_module in load
+                )
+            total += sum(_joined_bytes(plan, cut, seen, rank.replica) for cut in cuts if cut.target == stage)
+        totals.append(total)
     return tuple(totals)
 
 

@@ -1,5 +1,7 @@
 """What the pipeline ranks of a plan need beside states and the activations of mean microbatches."""
 
+from functools import partial
+
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
@@ -12,7 +14,10 @@ def working_bytes(plan: Plan, graph: ComputationGraph) -> tuple[int, ...]:
     """Bytes of each pipeline rank at work in a microbatch at the 99th percentile: of its stage that needs most, and of
     its losses what they need beyond."""
     scenario = plan.scenario
-    peaks = [peak_loads(scenario, plan.samples(stage)) for stage in range(len(plan.stages))]
+    peaks = [
+        plan.layout(stage).at_once(partial(peak_loads, scenario), plan.samples(stage))
+        for stage in range(len(plan.stages))
+    ]
     known: dict[tuple[frozenset[str], Layout], int] = {}
     at_work = []
     for stage, loads in enumerate(peaks):
@@ -39,7 +44,8 @@ def excess_bytes(plan: Plan, graph: ComputationGraph) -> tuple[int, ...]:
     found = [0] * plan.pp
     for index, stage in enumerate(plan.stages):
         layout = plan.layout(index)
-        mean, peak = (of(plan.scenario, plan.samples(index)) for of in (mean_loads, peak_loads))
+        ways = (partial(of, plan.scenario) for of in (mean_loads, peak_loads))
+        mean, peak = (layout.at_once(of, plan.samples(index)) for of in ways)
         for layer in map(graph.layer, stage.layers):
             pair = mean[layer.module], peak[layer.module]
             found[plan.row(index)] += planned_excess_bytes(layer, *pair, plan.scenario, layout)

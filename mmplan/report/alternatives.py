@@ -6,7 +6,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from mmplan.cost_models.layout import RECOMPUTE_LEVELS, spread_text
+from mmplan.cost_models.layout import RECOMPUTE_LEVELS, spread_text, together_text
 from mmplan.planner.plan import Plan
 from mmplan.planner.shadow_price import ZonePrice
 from mmplan.planner.why_not import Alternative
@@ -75,7 +75,7 @@ def degrees_text(plan: Plan) -> str:
     cp = f" cp={plan.cp}" if plan.cp > 1 else ""
     ep = f" ep={plan.ep} etp={plan.etp}" if plan.ep > 1 else ""
     zero = f" ZeRO-{SHARDINGS.index(plan.sharding)}" if plan.sharding != "none" else ""
-    spread = spread_text(plan.spread, plan.patches)
+    spread = spread_text(plan.spread, plan.patches) + together_text(plan.together, plan.batch_factor)
     levels = [level for level in RECOMPUTE_LEVELS if level != "none" and level in {s.recompute for s in plan.stages}]
     again = f", recompute {' and '.join(levels)}" if levels else ""
     vp = f" vp={plan.vp}" if plan.vp > 1 else ""

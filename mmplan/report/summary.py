@@ -22,7 +22,8 @@ class PlanSummary:
     `stage_bytes` sent between stages, `gradient_stage_bytes` of these as gradients, `reduce_bytes` of gradient buffers.
     `overlap_rate`: time in which a rank computes and communicates at once, over the time it communicates (1 when it
     never communicates). `recompute` is that of each stage; `schedule_gap`: by what part of its makespan a searched
-    schedule can be longer than the best of this cut; for `sharding`, `spread` and `patches` see `Layout`.
+    schedule can be longer than the best of this cut; for `sharding`, `spread`, `patches`, `together` and
+    `batch_factor` see `Layout`.
     `meshes` has a text for each where these are not all alike; `dp`, `tp` and `cp` are then those of the last.
     `idle_ranks` of the run lie between those of meshes and have no work.
     """
@@ -50,6 +51,8 @@ class PlanSummary:
     fp8: str
     spread: tuple[str, ...]
     patches: tuple[str, ...]
+    together: tuple[str, ...]
+    batch_factor: int
     meshes: tuple[str, ...]
     idle_ranks: int
     recompute: tuple[str, ...]
@@ -101,6 +104,8 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         fp8=plan.scenario.technique.fp8,
         spread=plan.spread,
         patches=plan.patches,
+        together=plan.together,
+        batch_factor=plan.batch_factor,
         meshes=mesh_texts(plan),
         idle_ranks=plan.world - plan.rank_count,
         recompute=tuple(stage.recompute for stage in plan.stages),

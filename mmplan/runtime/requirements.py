@@ -28,6 +28,7 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     """
     if rehearse:
         return len(widths(plan))
+    _refuse_together(plan)
     require_executable(plan.scenario)
     _refuse_split_modules(plan)
     _refuse_split_rows(plan)
@@ -35,6 +36,14 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     _refuse_recomputation(plan)
     _refuse_split_backwards(plan)
     return plan.world
+
+
+def _refuse_together(plan: Plan) -> None:
+    if plan.batch_factor > 1:
+        raise InputError(
+            f"the plan runs {' and '.join(plan.together)} on {plan.batch_factor} microbatches at once, which this "
+            "release prices and does not execute: take `constraints.encode_together` away, or rehearse the plan"
+        )
 
 
 def refuse_forms(scenario: Scenario) -> None:

@@ -182,6 +182,7 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         spread=None if spec.spread == "any" else spread_modules(_names(spec.spread), model, (*at, "spread"), document),
         patches=_patches(spec, model, document),
         modules=_own_ranks(spec, model, document),
+        encode_together=_encode_together(spec, model, document),
     )
 
 
@@ -224,3 +225,17 @@ def _own_ranks(spec: ConstraintsSpec, model: Model, document: Document) -> tuple
         OwnRanks(module=name, tp=tuple(one.tp), dp=tuple(one.dp), pp=tuple(one.pp), cp=tuple(one.cp), ep=tuple(one.ep))
         for name, one in spec.modules.items()
     )
+
+
+def _encode_together(
+    spec: ConstraintsSpec, model: Model, document: Document
+) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
+    if spec.encode_together == "any":
+        return None
+    others = [module.name for module in model.modules if module.kind != "language_model"]
+    for name in spec.encode_together:
+        if name not in others:
+            hint = did_you_mean(name, others) or f"; modules that can: {listed(others)}"
+            message = f"'{name}' cannot run for several microbatches at once{hint}"
+            raise document.error(("constraints", "encode_together", name), message)
+    return tuple((name, tuple(sorted(set(factors)))) for name, factors in spec.encode_together.items())

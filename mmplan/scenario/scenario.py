@@ -366,6 +366,8 @@ class Constraints:
     # those of them, or where the choice is left those of any, that may cut the rows of their images instead; None: all
     patches: tuple[str, ...] | None = ()
     modules: tuple[OwnRanks, ...] | None = ()  # modules with ranks of their own, (): none; None leaves the choice
+    # encoders, each with the numbers of microbatches that it may encode at once; (): each alone; None leaves the choice
+    encode_together: tuple[tuple[str, tuple[int, ...]], ...] | None = ()
 
     def forbidding(self, what: Forbidden) -> frozenset[str]:
         """Ids of the layers in zones that forbid it."""

@@ -9,7 +9,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from mmplan.scenario.schema_base import NAME_OR_MAPPING, Count, Layers, ModuleName, Name, Spread, Strict, Width
+from mmplan.scenario.schema_base import (
+    NAME_OR_MAPPING,
+    Count,
+    EncodeTogether,
+    Layers,
+    ModuleName,
+    ModulesApart,
+    Name,
+    Spread,
+    Strict,
+    Width,
+)
 from mmplan.scenario.schema_cluster import ClusterSpec
 from mmplan.scenario.schema_values import (
     Compressions,
@@ -243,20 +254,6 @@ class OptimizerSpec(Strict):
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="type gradients are summed in")
 
 
-class OwnRanksSpec(Strict):
-    """Degrees that a module's own ranks may have; what is not written is as is best."""
-
-    tp: CountOrList = Field(default=[], description="allowed tensor-parallel degrees")
-    cp: CountOrList = Field(
-        default=[],
-        description="allowed context-parallel degrees, powers of two: whole layers on each rank, rows of all images "
-        "where blocks work row by row, else images or clips in turn",
-    )
-    ep: CountOrList = Field(default=[], description="allowed ranks over which the module's experts lie")
-    dp: CountOrList = Field(default=[], description="allowed numbers of replicas; nested with those of other modules")
-    pp: CountOrList = Field(default=[], description="allowed numbers of stages")
-
-
 class ConstraintsSpec(Strict):
     """What a plan may not do."""
 
@@ -313,14 +310,14 @@ class ConstraintsSpec(Strict):
     pad_heads: bool = Field(
         default=False, description="tp may exceed or not divide heads: as model.pad_heads, for every module"
     )
-    modules: Annotated[
-        Annotated[Literal["any"], Tag("name")]
-        | Annotated[dict[ModuleName, OwnRanksSpec], Field(max_length=50), Tag("mapping")],
-        NAME_OR_MAPPING,
-    ] = Field(
+    modules: ModulesApart = Field(
         default={},
         description="modules on ranks of their own, with what follows them up to a language model, and their degrees; "
         "any: whichever are best on some, or none",
+    )
+    encode_together: EncodeTogether = Field(
+        default={},
+        description="{NAME: [1, 4]}: microbatches that an encoder may run at once; any: 1, 2, 4 or 8",
     )
 
 

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from pydantic_core import PydanticCustomError
 
 from mmplan.scenario.document import did_you_mean, listed
+from mmplan.scenario.schema_values import CountOrList
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Layers = Annotated[int, Field(ge=1, le=2_000)]
@@ -40,4 +41,30 @@ Spread = Annotated[
     | Annotated[list[ModuleName], Tag("list")]
     | Annotated[dict[ModuleName, Literal["images", "patches"]], Field(max_length=50), Tag("mapping")],
     Discriminator(lambda given: {list: "list", dict: "mapping"}.get(type(given), "name")),
+]
+
+
+class OwnRanksSpec(Strict):
+    """Degrees that a module's own ranks may have; what is not written is as is best."""
+
+    tp: CountOrList = Field(default=[], description="allowed tensor-parallel degrees")
+    cp: CountOrList = Field(
+        default=[],
+        description="allowed context-parallel degrees, powers of two: whole layers on each rank, rows of all images "
+        "where blocks work row by row, else images or clips in turn",
+    )
+    ep: CountOrList = Field(default=[], description="allowed ranks over which the module's experts lie")
+    dp: CountOrList = Field(default=[], description="allowed numbers of replicas; nested with those of other modules")
+    pp: CountOrList = Field(default=[], description="allowed numbers of stages")
+
+
+ModulesApart = Annotated[
+    Annotated[Literal["any"], Tag("name")]
+    | Annotated[dict[ModuleName, OwnRanksSpec], Field(max_length=50), Tag("mapping")],
+    NAME_OR_MAPPING,
+]
+EncodeTogether = Annotated[
+    Annotated[Literal["any"], Tag("name")]
+    | Annotated[dict[ModuleName, CountOrList], Field(max_length=50), Tag("mapping")],
+    NAME_OR_MAPPING,
 ]

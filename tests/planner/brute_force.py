@@ -32,9 +32,10 @@ def partition_value(problem: CutProblem, block_of: list[int]) -> int | None:
     """J by recursion over the quotient, None when it is cyclic or a stage does not fit or is of another mesh."""
     if any(problem.kind(block).mesh != mesh for block, mesh in zip(block_of, problem.mesh_of, strict=False)):
         return None
-    work = stage_works(problem, block_of)
-    if work is None:
+    chosen = stage_works(problem, block_of)
+    if chosen is None:
         return None
+    work, path = zip(*chosen, strict=True)
     follows = _follows(problem, block_of)
     finish = [0] * problem.stages
     for block in range(problem.stages):
@@ -45,7 +46,7 @@ def partition_value(problem: CutProblem, block_of: list[int]) -> int | None:
 
     @cache
     def tail(block: int) -> int:
-        return work[block] + max((lag + tail(target) for target, lag in follows[block]), default=0)
+        return path[block] + max((lag + tail(target) for target, lag in follows[block]), default=0)
 
     return (problem.microbatches - 1) * max(work) + max(map(tail, range(problem.stages))) + max(finish)
 
@@ -67,8 +68,9 @@ def _follows(problem: CutProblem, block_of: list[int]) -> dict[int, list[tuple[i
     return follows
 
 
-def stage_works(problem: CutProblem, block_of: list[int]) -> list[int] | None:
-    """Work of each stage at the quickest level that fits; None when the quotient is cyclic or a stage does not fit."""
+def stage_works(problem: CutProblem, block_of: list[int]) -> list[tuple[int, int]] | None:
+    """Work of each stage, and on a path, at the quickest level that fits; None when the quotient is cyclic or a stage
+    does not fit."""
     follows, on_path = _follows(problem, block_of), set[int]()
 
     @cache
@@ -78,7 +80,10 @@ def stage_works(problem: CutProblem, block_of: list[int]) -> list[int] | None:
         on_path.add(block)
         below = [depth_of(target) for target, _ in follows[block]]
         on_path.discard(block)
-        return 1 + max(below, default=0)
+        ahead = problem.batch_factor if below and block in encoding else 0
+        return 1 + ahead + max(below, default=0)
+
+    encoding = {block for block, encoded in zip(block_of, problem.encoded, strict=False) if encoded}
 
     try:
         depths = [depth_of(block) for block in range(problem.stages)]
@@ -92,10 +97,13 @@ def stage_works(problem: CutProblem, block_of: list[int]) -> list[int] | None:
         states = min(
             sum((problem.choices[index].state_bytes or problem.state_bytes)[g] for g in inside) for index in kind.levels
         )
+        k = problem.batch_factor
+        whole = min(problem.microbatches, k * len({place // k for place in range(-alive + 1, 1)}))  # of groups of k
+        held = {g: whole if problem.encoded and problem.encoded[g] else alive for g in inside}
         fitting = [
-            sum(level.work_ns[g] for g in inside)
+            (sum(level.work_ns[g] for g in inside), sum((level.path_ns or level.work_ns)[g] for g in inside))
             for level in (problem.choices[index] for index in kind.levels)
-            if level.working_bytes + states + alive * sum(level.kept_bytes[g] for g in inside) <= kind.capacity_bytes
+            if level.working_bytes + states + sum(held[g] * level.kept_bytes[g] for g in inside) <= kind.capacity_bytes
         ]
         if not fitting:
             return None
@@ -216,6 +224,34 @@ def _random_ties(random: np.random.Generator, groups: int) -> tuple[CutTie, ...]
         sum_ns, copy_ns = (int(random.integers(0, 12)) for _ in range(2))
         found.append(CutTie(table=table, head=head, sum_ns=sum_ns, copy_ns=copy_ns))
     return tuple(found)
+
+
+def encoding_problem(seed: int) -> CutProblem:
+    """A random problem in which some groups, with all that feed them, run two or three microbatches at once."""
+    random, problem = np.random.default_rng((seed, 1)), random_problem(seed)
+    factor = int(random.choice([2, 3]))
+    encoded = random.random(problem.groups) < 0.3
+    for edge in sorted(problem.edges, key=lambda edge: -edge.consumer):
+        encoded[edge.producer] |= encoded[edge.consumer]
+    times = np.where(encoded, factor if problem.stages > 1 else 1, 1)
+    levels = tuple(
+        replace(
+            level,
+            path_ns=tuple((times * np.array(level.work_ns)).tolist()),
+            encoded_bytes=tuple((encoded * np.array(level.kept_bytes)).tolist()),
+        )
+        for level in problem.choices
+    )
+    room = int(random.choice([1, 2, 3]))
+    return replace(
+        problem,
+        levels=levels,
+        encoded=tuple(encoded.tolist()),
+        batch_factor=factor,
+        microbatches=factor * int(random.integers(1, 5)),
+        capacity_bytes=problem.capacity_bytes * room,
+        kinds=tuple(replace(kind, capacity_bytes=kind.capacity_bytes * room) for kind in problem.kinds),
+    )
 
 
 def chunk_cuts(problem: CutProblem, chunks: int) -> Iterator[list[list[int]]]:

@@ -50,6 +50,7 @@ def random_job(seed: int) -> Scenario:
         memory_headroom=0.0,
         vp=CHUNKS,
         patches=None if seed % 4 == 1 else (),
+        encode_together=None if seed % 6 in (2, 5) else (),
         etp=(int(np.random.default_rng((seed, 1)).choice([1, 2])),) if seed % 10 == 3 else (),
     )
     return replace(job, cluster=_cluster(random), constraints=rules)

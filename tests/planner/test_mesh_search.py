@@ -10,8 +10,9 @@ from pipeline_toys import DEVICE, scenario
 from random_jobs import best_by_trying
 
 from mmplan.errors import InfeasibleError, InputError
+from mmplan.planner.branches import branches
 from mmplan.planner.check import check_plan
-from mmplan.planner.mesh_choices import branches, mesh_choices
+from mmplan.planner.mesh_choices import mesh_choices
 from mmplan.planner.mesh_frontier import MeshFrontier
 from mmplan.planner.mesh_problem import meshed_problem
 from mmplan.planner.mesh_search import mesh_frontiers

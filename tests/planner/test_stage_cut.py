@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from brute_force import brute_force, random_problem
+from brute_force import brute_force, encoding_problem, random_problem
 
 from mmplan.planner.cut_problem import CutEdge, CutProblem, evaluate_cut
 from mmplan.planner.stage_cpsat import cut_by_cpsat
@@ -42,7 +42,15 @@ def chain(work: list[int], *, stages: int, microbatches: int, **changes: object)
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_dynamic_program_cpsat_and_brute_force_agree(seed: int) -> None:
-    problem = random_problem(seed)
+    agree(random_problem(seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_they_agree_where_some_groups_run_several_microbatches_at_once(seed: int) -> None:
+    agree(encoding_problem(seed))
+
+
+def agree(problem: CutProblem) -> None:
     best = brute_force(problem)
     by_dp = solve_cut(problem, upsets_of(problem))
     by_cpsat = cut_by_cpsat(problem, cutoff_ns=value_ceiling(problem))

@@ -15,7 +15,7 @@ from mmplan.planner.check import require_structure
 from mmplan.planner.contract import contract
 from mmplan.planner.formats.exported import Exported
 from mmplan.planner.formats.language_chain import without_spread
-from mmplan.planner.formats.linearised import Draft, recomputed_everywhere, repriced, require_fit
+from mmplan.planner.formats.linearised import Draft, each_alone, recomputed_everywhere, repriced, require_fit
 from mmplan.planner.formats.simple_schedule import under_1f1b
 from mmplan.planner.formats.unsaid import unsaid
 from mmplan.planner.plan import Plan
@@ -33,7 +33,7 @@ def export_deepspeed(plan: Plan) -> Exported:
     """
     require_structure(plan)
     _refuse(plan)
-    draft = _sequence_exchange(without_spread(under_1f1b(Draft(plan=plan), TARGET, chunks=False), TARGET))
+    draft = _sequence_exchange(without_spread(under_1f1b(each_alone(plan, TARGET), TARGET, chunks=False), TARGET))
     draft = _pipelined(draft)
     made = draft.plan
     require_fit(made, TARGET)

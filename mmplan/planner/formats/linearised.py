@@ -79,6 +79,8 @@ def repriced(
         "sharding",
         "spread",
         "patches",
+        "together",
+        "batch_factor",
         "microbatch_size",
         "microbatches",
         "meshes",
@@ -95,6 +97,15 @@ def repriced(
         return made
     made = replace(made, placement=plan.placement, schedule=plan.schedule, orders=plan.orders)
     return with_orders(made, prices.graph, prices.costs)
+
+
+def each_alone(plan: Plan, target: str) -> Draft:
+    """The plan with every module on one microbatch at a time."""
+    if plan.batch_factor == 1:
+        return Draft(plan=plan)
+    names = " and ".join(plan.together)
+    sentence = f"{target} runs {names} on each microbatch alone instead of {plan.batch_factor} at once"
+    return Draft(plan=plan).changed(repriced(plan, together=(), batch_factor=1), sentence)
 
 
 def with_sequence_parallel(draft: Draft, why: str) -> Draft:

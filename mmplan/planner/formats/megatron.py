@@ -16,7 +16,7 @@ from mmplan.planner.formats.language_chain import (
     the_language_model,
     without_spread,
 )
-from mmplan.planner.formats.linearised import Draft, repriced, require_fit
+from mmplan.planner.formats.linearised import Draft, each_alone, repriced, require_fit
 from mmplan.planner.formats.megatron_layout import layout_text
 from mmplan.planner.formats.megatron_model import Words, model_words
 from mmplan.planner.formats.megatron_recompute import recompute_words
@@ -71,7 +71,7 @@ def export_megatron(plan: Plan) -> Exported:
 
 def as_megatron_runs(plan: Plan, module: ModelModule) -> Draft:
     """The plan with Megatron's schedules, its place for encoders, its ways to shard and pad."""
-    draft = _sharded(experts_with_sequence_parallel(under_1f1b(Draft(plan=plan), TARGET), module, TARGET))
+    draft = _sharded(experts_with_sequence_parallel(under_1f1b(each_alone(plan, TARGET), TARGET), module, TARGET))
     draft = on_a_chain(without_spread(draft, TARGET), module, TARGET)
     draft = padded(draft, module, TARGET)
     require_fit(draft.plan, TARGET)

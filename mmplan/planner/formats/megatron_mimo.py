@@ -13,7 +13,7 @@ from mmplan.errors import CheckError
 from mmplan.planner.check import require_structure
 from mmplan.planner.formats.exported import Exported, Loss
 from mmplan.planner.formats.language_chain import language_stages, the_language_model, without_spread
-from mmplan.planner.formats.linearised import Draft, repriced, require_fit
+from mmplan.planner.formats.linearised import Draft, each_alone, repriced, require_fit
 from mmplan.planner.formats.megatron_layout import layout_text
 from mmplan.planner.formats.megatron_recompute import recompute_words
 from mmplan.planner.formats.megatron_rules import experts_with_sequence_parallel, refuse_adapters
@@ -58,7 +58,7 @@ def export_megatron_mimo(plan: Plan) -> Exported:
     require_structure(plan)
     module = the_language_model(plan, TARGET)
     _refuse(plan)
-    draft = under_1f1b(Draft(plan=plan), TARGET, chunks=False)
+    draft = under_1f1b(each_alone(plan, TARGET), TARGET, chunks=False)
     draft = _table_beside_blocks(_sharded(experts_with_sequence_parallel(draft, module, TARGET)), module)
     made, spread = _as_replicas(draft)
     grids = module_grids(made.plan, module, spread)

@@ -60,6 +60,8 @@ def _degrees(plan: Plan) -> Found:
         if plan.patches:
             names = " and ".join(plan.patches)
             yield "patch groups", f"{names} whole on each of {plan.width} ranks, which take rows of every image"
+    if plan.batch_factor > 1:
+        yield "several microbatches at once", f"{' and '.join(plan.together)} on {plan.batch_factor} at once"
     for mesh in plan.meshes:
         yield "modules on meshes of their own", f"{' and '.join(mesh.modules)} on {mesh}"
         if mesh.patches:

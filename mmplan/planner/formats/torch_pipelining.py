@@ -10,7 +10,7 @@ import math
 from mmplan.cost_models.build import build_graph
 from mmplan.planner.check import require_structure
 from mmplan.planner.formats.exported import Exported
-from mmplan.planner.formats.linearised import Draft, require_fit
+from mmplan.planner.formats.linearised import Draft, each_alone, require_fit
 from mmplan.planner.formats.serial_chain import is_chain, serial_orders, serial_price
 from mmplan.planner.formats.simple_schedule import under_1f1b
 from mmplan.planner.formats.unsaid import unsaid
@@ -49,9 +49,9 @@ def export_torch_pipelining(plan: Plan) -> Exported:
 
 
 def _orders(plan: Plan) -> tuple[Draft, str]:
-    draft, graph = Draft(plan=plan), build_graph(plan.scenario)
+    draft, graph = each_alone(plan, TARGET), build_graph(plan.scenario)
     if is_chain(_stages(plan)):
-        return draft, torch_csv(plan, graph)
+        return draft, torch_csv(draft.plan, graph)
     draft = under_1f1b(draft, TARGET, chunks=False)
     made, stages = draft.plan, _stages(draft.plan)
     require_fit(made, TARGET)

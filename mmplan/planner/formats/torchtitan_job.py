@@ -20,6 +20,7 @@ from mmplan.planner.formats.language_chain import (
 )
 from mmplan.planner.formats.linearised import (
     Draft,
+    each_alone,
     recomputed_everywhere,
     repriced,
     require_fit,
@@ -65,7 +66,7 @@ def titan_job(plan: Plan, target: str, *, before_0_3: bool = False) -> TitanJob:
     require_structure(plan)
     module = the_language_model(plan, target)
     _refuse(plan, target)
-    draft = _summed_in_fp32(_passed_round(_ordered(Draft(plan=plan), target), target), target)
+    draft = _summed_in_fp32(_passed_round(_ordered(each_alone(plan, target), target), target), target)
     draft = _sharded(draft, target, before_0_3=before_0_3)
     draft = on_a_chain(without_spread(draft, target), module, target)
     if before_0_3:

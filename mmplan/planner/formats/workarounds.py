@@ -10,7 +10,7 @@ from typing import Any
 from mmplan.cost_models.build import build_graph
 from mmplan.planner.check import require_structure
 from mmplan.planner.formats.language_chain import without_spread
-from mmplan.planner.formats.linearised import Draft, repriced, require_fit
+from mmplan.planner.formats.linearised import Draft, each_alone, repriced, require_fit
 from mmplan.planner.formats.needs import plan_needs
 from mmplan.planner.formats.sequence_length import padded
 from mmplan.planner.formats.support import plugged, target_of
@@ -32,8 +32,9 @@ def worked_around(plan: Plan, target: str, known: Mapping[str, Workaround]) -> D
     """
     require_structure(plan)
     name = target_of(target).name
-    draft = Draft(plan=_in_one_piece(plan))
-    for need, cell in plugged(plan_needs(plan, build_graph(plan.scenario)), target):
+    draft = each_alone(_in_one_piece(plan), name)
+    alone = replace(plan, together=(), batch_factor=1)
+    for need, cell in plugged(plan_needs(alone, build_graph(plan.scenario)), target):
         if need.name in known:
             draft = known[need.name](draft, name)
         else:

@@ -27,6 +27,25 @@ def in_flight_counts(name: ScheduleName, microbatches: IntArray | int, depths: I
     return np.broadcast_to(np.asarray(microbatches, dtype=np.int64), np.broadcast(microbatches, depths).shape)
 
 
+def encoded_in_flight(microbatches: int, alive: IntArray | int, batch_factor: int) -> IntArray:
+    """Microbatches of layers that run `batch_factor` at once, of stages that hold `alive` of the others.
+
+    Those in whose group one of the `alive` is, the last of which is the first of its group.
+    """
+    groups = 1 - (1 - np.asarray(alive, dtype=np.int64)) // batch_factor
+    return np.minimum(microbatches, batch_factor * groups)
+
+
+def stage_depth(deepest_behind: int, batch_factor: int) -> int:
+    """Of a stage with layers that run `batch_factor` microbatches at once (1: none has), by the depth of the deepest of
+    those that it feeds (0: it feeds none).
+
+    Such a stage works as many microbatches ahead of 1F1B, so that those behind it have something to do meanwhile: with
+    its group of backwards and then one of forwards to run it would else keep them waiting in every group.
+    """
+    return 1 + deepest_behind + (batch_factor if deepest_behind and batch_factor > 1 else 0)
+
+
 @cache
 def held_by_chunks(ranks: int, chunks: int, microbatches: int, rank: int) -> tuple[tuple[int, ...], ...]:
     """Microbatches of each chunk that a rank holds at once under interleaved 1F1B: at any moment at most as many as at

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.errors import CheckError, InfeasibleError, NoPlanFoundError
+from mmplan.errors import CheckError, InfeasibleError, InputError, NoPlanFoundError
 from mmplan.planner.plan import Plan, ScheduleCertificate
 from mmplan.planner.plan_schedule import plan_schedule
 from mmplan.planner.schedule import Schedule
@@ -46,6 +46,8 @@ def with_family(plan: Plan, name: ScheduleName, graph: ComputationGraph, costs: 
     Raises:
         CheckError: the plan's cut is not acyclic or leaves a layer out.
     """
+    if plan.batch_factor > 1:
+        return Choice(name=name, plan=None, fits=False, reason=_together(plan))
     if name in LOOPED + V_SHAPED and not plan.placement:
         chunked = chunked_plan(plan, graph, costs, CHUNKS, v_shaped=name in V_SHAPED)
         if isinstance(chunked, NotApplicable):
@@ -91,6 +93,8 @@ def optimized(
     Raises:
         NoPlanFoundError: no schedule fits the memory.
     """
+    if plan.batch_factor > 1:
+        raise InputError(_together(plan))
     problem = plan_problem(plan, graph, costs)
     result = best_schedule(problem, search_s=search_s, seed=seed, stop=stop)
     chosen = _choice(plan, "optimized", problem, whole_backwards(plan, result.schedule))
@@ -99,6 +103,11 @@ def optimized(
         makespan_s=result.makespan_s, bound_s=result.bound_s, gap=result.gap, method=result.method
     )
     return replace(chosen.plan, schedule_certificate=certificate)
+
+
+def _together(plan: Plan) -> str:
+    names = " and ".join(plan.together)
+    return f"{names} run {plan.batch_factor} microbatches at once, and schedules are made for one and one"
 
 
 def _choice(plan: Plan, name: ScheduleName, problem: ScheduleProblem, schedule: Schedule) -> Choice:
@@ -173,6 +182,8 @@ def scheduled(
     allowed = plan.scenario.constraints.schedule
     names = [name for name in SCHEDULE_NAMES if name in allowed] if allowed else [plan.schedule]
     best = plan if plan.schedule in names else None
+    if best is not None and plan.batch_factor > 1:
+        return best
     best_s = simulate(plan, graph, costs).step_time_s if best is not None else float("inf")
     refused = []
     for choice in compare_families(plan, [n for n in names if n not in ("optimized", plan.schedule)], graph, costs):
