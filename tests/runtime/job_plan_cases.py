@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from expert_families import EXPERT_FAMILIES
 from ghost_models import FAMILIES, saved_config
 from llava_job import batches as llava_batches
 from tiny_plans import hand_plan, tiny_scenario
@@ -38,6 +39,7 @@ from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.formats.hf_config import read_hf_config
 from mmplan.scenario.scenario import Optimizer, Scenario, Training
 
+MODELS = FAMILIES | EXPERT_FAMILIES
 PROCESSES, PLANS = 4, "plans.pt"
 STEP_LENGTH = 2.0**20
 CPU = torch.device("cpu")
@@ -62,10 +64,10 @@ def job_of(family: str) -> Job:
     def batches(size: int) -> Iterator[dict[str, Any]]:
         for index in count():
             torch.manual_seed(index)
-            yield FAMILIES["gemma3" if family == "glue" else family]()[1]
+            yield MODELS["gemma3" if family == "glue" else family]()[1]
 
     def model() -> nn.Module:
-        return HeadInGlue() if family == "glue" else FAMILIES[family]()[0]()
+        return HeadInGlue() if family == "glue" else MODELS[family]()[0]()
 
     given = llava_batches if family == "llava" else batches
     return Job(file=Path(__file__), model=model, batches=given, weight=count_labels)
@@ -208,6 +210,31 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
         moved_bytes={"sent": record.activation_bytes + record.gradient_bytes, "shared": record.reduce_bytes},
         planned_bytes={"sent": sum(a.bytes for a in sends), "shared": sum(a.bytes for a in shared)},
     )
+
+
+def require_gradients(family: str, plan: Plan, results: Sequence[JobRankResult]) -> None:
+    """Those of the model in one process, to 1e-5 of each gradient's largest element, in fp32; gradients that are zero
+    but for rounding have the scale of a thousandth of the model's largest. Every element is there as often as on any
+    other plan: at least once."""
+    expected, loss = whole_job(family, plan)
+    parts = {"vision": ("vision_tower",), "llm": ("language_model", "lm_head")}
+    frozen = [module.name for module in plan.scenario.model.modules if module.training.mode == "frozen"]
+    words = [word for name in frozen for word in parts[name]]
+    expected = {key: value for key, value in expected.items() if not any(word in key for word in words)}
+    least = max(gradient.abs().max() for gradient in expected.values()) / 1000
+    seen: Counter[str] = Counter()
+    for rank in results:
+        for part in rank.parts:
+            if part.name not in expected:
+                assert not part.gradient.any(), part.name
+                continue
+            gradient = expected[part.name]
+            at = tuple(slice(a, a + n) for a, n in zip(part.offset, part.gradient.shape, strict=True))
+            error = (part.gradient - gradient[at]).abs().max() / gradient.abs().max().clamp_min(least)
+            assert error < 1e-5, f"{part.name}: relative error {error:.1e}"
+            seen[part.name] += part.gradient.numel()
+    assert all(seen[key] >= gradient.numel() for key, gradient in expected.items())
+    assert abs(sum(rank.loss for rank in results) - loss) <= 1e-5 * abs(loss)
 
 
 class OwnBlocks(nn.Module):

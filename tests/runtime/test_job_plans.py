@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("transformers")
 
 from case_processes import run_on_ranks
-from job_plan_cases import PLANS, PROCESSES, job_of, job_plans, run_job_cases, whole_job
+from job_plan_cases import PLANS, PROCESSES, job_of, job_plans, require_gradients, run_job_cases
 
 from mmplan.planner.plan import Plan
 
@@ -70,26 +70,7 @@ def test_every_plan_is_named(plans: dict[str, tuple[str, Plan]]) -> None:
 def test_every_gradient_is_that_of_the_model_in_one_process(
     name: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[Any]]
 ) -> None:
-    """To 1e-5 of each gradient's largest element, in fp32; gradients that are zero but for rounding have the scale of
-    a thousandth of the model's largest. Every element is there as often as on any other plan: at least once."""
-    family, plan = plans[name]
-    expected, loss = whole_job(family, plan)
-    frozen = [module.name for module in plan.scenario.model.modules if module.training.mode == "frozen"]
-    expected = {key: value for key, value in expected.items() if not frozen or "vision_tower" not in key}
-    least = max(gradient.abs().max() for gradient in expected.values()) / 1000
-    seen: Counter[str] = Counter()
-    for rank in results[name]:
-        for part in rank.parts:
-            if part.name not in expected:
-                assert not part.gradient.any(), part.name
-                continue
-            gradient = expected[part.name]
-            at = tuple(slice(a, a + n) for a, n in zip(part.offset, part.gradient.shape, strict=True))
-            error = (part.gradient - gradient[at]).abs().max() / gradient.abs().max().clamp_min(least)
-            assert error < 1e-5, f"{part.name}: relative error {error:.1e}"
-            seen[part.name] += part.gradient.numel()
-    assert all(seen[key] >= gradient.numel() for key, gradient in expected.items())
-    assert sum(rank.loss for rank in results[name]) == pytest.approx(loss, rel=1e-5)
+    require_gradients(*plans[name], results[name])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,6 +14,7 @@ from mmplan.planner.place import TiedSum
 from mmplan.planner.plan import Plan
 from mmplan.planner.shared_bytes import SharedBytes
 from mmplan.runtime.compression.sums import Messages, messages_of
+from mmplan.runtime.ghost.held_experts import HeldExperts
 from mmplan.runtime.ghost.recording import Recording
 from mmplan.runtime.ghost.slots import Slots, find_slots, slot_bytes
 from mmplan.runtime.ghost.traffic import Owners
@@ -29,7 +30,8 @@ from mmplan.scenario.scenario import DTYPE_BYTES
 class Holdings:
     """pieces: of each stage; layers: of pieces, the plan's; trained: names of parameters; slots: of each stage, where
     replicas share out its pieces one by one; ties: what several stages hold; messages: what replicas say of gradients
-    where they do not sum them whole; cuts: parameters of which tp ranks have parts."""
+    where they do not sum them whole; cuts: parameters of which tp ranks have parts; experts: those that lie on ranks of
+    their own."""
 
     model: nn.Module
     pieces: tuple[tuple[str, ...], ...]
@@ -39,6 +41,7 @@ class Holdings:
     ties: tuple[Tie, ...]
     messages: Messages | None
     cuts: Mapping[str, Cut]
+    experts: HeldExperts | None = None
 
     @property
     def tied(self) -> frozenset[int]:
@@ -46,8 +49,23 @@ class Holdings:
         return frozenset(id(self.model.get_parameter(name)) for tie in self.ties for name in tie.names)
 
     def alone(self, stage: int) -> dict[str, list[Parameter]]:
-        """Slot or layer -> the stage's parameters that no other stage holds."""
-        tied = self.tied
+        """Slot or layer -> the stage's parameters that no other stage holds, those of experts apart."""
+        elsewhere = self.tied | self._ids_of_experts
+        return {piece: [p for p in own if id(p) not in elsewhere] for piece, own in self._of(stage).items()}
+
+    def of_experts(self, stage: int) -> dict[str, list[Parameter]]:
+        """The same of those experts that lie on other ranks than the rest of the stage."""
+        if self.experts is None:
+            return {}
+        here = {id(self.model.get_parameter(name)) for name in self.experts.here}
+        return {piece: [p for p in own if id(p) in here] for piece, own in self._of(stage).items()}
+
+    @property
+    def _ids_of_experts(self) -> frozenset[int]:
+        names = frozenset[str]() if self.experts is None else self.experts.here | self.experts.away
+        return frozenset(id(self.model.get_parameter(name)) for name in names)
+
+    def _of(self, stage: int) -> dict[str, list[Parameter]]:
         if self.slots:
             found = self.slots[stage].parameters(self.model)
         else:
@@ -55,7 +73,7 @@ class Holdings:
             for piece in self.pieces[stage]:
                 own = [self.model.get_parameter(name) for name in parameter_names(self.model, piece)]
                 found.setdefault(self.layers.get(piece, piece), []).extend(own)
-        return {piece: [p for p in parameters if id(p) not in tied] for piece, parameters in found.items()}
+        return found
 
 
 def holdings(
@@ -124,9 +142,12 @@ def state_of(held: Holdings, plan: Plan, stage: int, replicas: dist.ProcessGroup
     alone, optimizer = held.alone(stage), plan.scenario.optimizer
     rest = stage_state(alone, optimizer, plan.sharding, replicas, held.messages)
     parts = {rest: each_once(alone)}
+    if held.experts is not None and any((experts := held.of_experts(stage)).values()):
+        own = stage_state(experts, optimizer, plan.sharding, held.experts.ranks.replicas)
+        parts[own] = each_once(experts)
     for tie in held.ties:
-        if own := copies_of(held, plan, stage, tie):
-            parts[stage_state({"": own}, optimizer, tied_sharding(plan.sharding), replicas)] = tuple(own)
+        if copies := copies_of(held, plan, stage, tie):
+            parts[stage_state({"": copies}, optimizer, tied_sharding(plan.sharding), replicas)] = tuple(copies)
     return rest if len(parts) == 1 else JointState(parts)
 
 
@@ -144,6 +165,8 @@ def places_of(held: Holdings, plan: Plan, stage: int, index: int) -> dict[Parame
         else whole_place(names[id(p)], p)
         for p in each_once(held.alone(stage))
     }
+    if held.experts is not None:
+        places |= {p: held.experts.place(names[id(p)], p) for p in each_once(held.of_experts(stage))}
     for tie in held.ties:
         for parameter in copies_of(held, plan, stage, tie):
             place = whole_place(names[id(parameter)], parameter)
@@ -175,6 +198,12 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
         count = math.ceil(count / ranks) * ranks
         return SharedBytes(reduce=gradient * count, update=weight * count)
 
+    def on_ranks(stage: int, layers: Mapping[str, Sequence[Parameter]], ranks: int) -> SharedBytes:
+        if not held.slots or ranks == 1:
+            return together(each_once(layers), ranks, whole=plan.sharding == "none")
+        slots, widths = held.slots[stage], {"weight_bytes": weight, "gradient_bytes": gradient}
+        return slot_bytes(slots, layers, to_train, plan.sharding, replicas=ranks, **widths)
+
     found = []
     for stage in range(len(plan.stages)):
         layers = held.alone(stage)
@@ -183,20 +212,10 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
             for parameter, layer in owners_of(layers).items():
                 counts[layer] += parameter.numel() if id(parameter) in to_train else 0
             parts = [SharedBytes(reduce=held.messages.sum_bytes(counts, gradient))]
-        elif held.slots:
-            parts = [
-                slot_bytes(
-                    held.slots[stage],
-                    layers,
-                    to_train,
-                    plan.sharding,
-                    replicas=replicas,
-                    weight_bytes=weight,
-                    gradient_bytes=gradient,
-                )
-            ]
         else:
-            parts = [together(each_once(layers), replicas, whole=plan.sharding == "none")]
+            parts = [on_ranks(stage, layers, replicas)]
+        if held.experts is not None:
+            parts.append(on_ranks(stage, held.of_experts(stage), held.experts.replicas))
         parts += [
             together(copies_of(held, plan, stage, tie), replicas, whole=plan.sharding == "none") for tie in held.ties
         ]

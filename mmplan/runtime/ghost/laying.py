@@ -11,6 +11,8 @@ from mmplan.cost_models.layout import splits_rows
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.runtime.ghost.alignment import align, used_pieces
+from mmplan.runtime.ghost.expert_trials import experts_of, find_expert_splits
+from mmplan.runtime.ghost.held_experts import held_experts
 from mmplan.runtime.ghost.holdings import Holdings, holdings
 from mmplan.runtime.ghost.job import Job
 from mmplan.runtime.ghost.own_rows import RowRanks
@@ -18,8 +20,9 @@ from mmplan.runtime.ghost.recording import Batch, Call, Recorder, Recording
 from mmplan.runtime.ghost.row_bytes import RowSums
 from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.split_bytes import SplitSums
+from mmplan.runtime.ghost.split_experts import ExpertSplit
 from mmplan.runtime.ghost.split_linears import Split, model_cuts
-from mmplan.runtime.ghost.splits import find_splits
+from mmplan.runtime.ghost.splits import Found, find_splits
 from mmplan.runtime.ghost.stage import StageSums
 from mmplan.runtime.ghost.traffic import Owners
 from mmplan.runtime.ghost.units import find_units
@@ -32,14 +35,16 @@ from mmplan.scenario.scenario import DTYPE_BYTES
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Laid:
-    """A real model laid over a plan; `splits`: of its units on this rank, what tp ranks share; `rows`: how they run on
-    the rows of a cp rank."""
+    """A real model laid over a plan; of its units on this rank `splits`: what tp ranks share, `experts`: what ep ranks
+    do; `rows`: how they run on the rows of a cp rank."""
 
     model: nn.Module
     recorder: Recorder
     owners: Owners
     held: Holdings
     splits: Mapping[str, Sequence[Split]]
+    experts: Mapping[str, ExpertSplit]
+    ranks: TensorRanks | None = None
     rows: RowWays | None = None
 
 
@@ -50,7 +55,7 @@ def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     # Ranks that share blocks record on a model of their own, whose blocks are whole.
-    recorded = model if plan.width == 1 else build_weightless(job.model)
+    recorded = model if plan.width * plan.ep == 1 else build_weightless(job.model)
     for parameter in recorded.parameters():
         parameter.data = parameter.data.to(dtype)
     recorder = Recorder(recorded, find_units(recorded))
@@ -68,11 +73,12 @@ def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -
         trainable={piece for piece, layer in layers.items() if layer.trainable},
         returning={piece for piece, layer in layers.items() if layer.has_backward},
     )
-    return Laid(model=model, recorder=recorder, owners=owners, held=held, splits={}), recordings
+    return Laid(model=model, recorder=recorder, owners=owners, held=held, splits={}, experts={}), recordings
 
 
 def share_out(
     plan: Plan,
+    graph: ComputationGraph,
     laid: Laid,
     at: Place,
     ranks: TensorRanks,
@@ -82,11 +88,15 @@ def share_out(
     """With the splits of the rank's units. Collective over the ranks that share them.
 
     Raises:
-        InputError: there are blocks among them, and none can be split.
+        InputError: there are blocks among them, and none can be split; or experts are not understood.
     """
     here = {piece for stage in plan.stages_of(at.row) for piece in laid.held.pieces[stage]}
     units = [name for name in find_units(laid.model) if name in here & laid.owners.used]
-    found = find_splits(laid.recorder, units, ranks, device)
+    experts = experts_of(laid.recorder, {name: graph.layer(laid.owners.layer_of[name]) for name in units}, plan.ep)
+    found = Found(splits={}, whole=())
+    if plan.tp > 1:
+        apart = {name: one.members for name, one in experts.items()}
+        found = find_splits(laid.recorder, units, ranks, device, apart)
     if found.whole and not found.splits:
         raise InputError(
             f"the plan has tp={plan.tp}, and no block can be split over so many ranks: {found.whole[0]}: set "
@@ -94,14 +104,19 @@ def share_out(
         )
     for text in found.whole:
         note(f"stays whole on each of the {plan.tp} tensor-parallel ranks: {text}")
-    held = replace(laid.held, cuts=model_cuts(found.splits, laid.model, plan.tp))
+    shared = find_expert_splits(laid.recorder, experts, found.splits, ranks, device)
+    held = replace(
+        laid.held,
+        cuts=model_cuts(found.splits, laid.model, plan.tp),
+        experts=None if ranks.experts is None else held_experts(shared, ranks.experts),
+    )
     cut = [name for tie in held.ties for name in tie.names if name in held.cuts]
     if cut:
         raise InputError(
             f"'{cut[0]}' is shared by several stages and split over tp={plan.tp} ranks, and this release does one of "
             "both: set `constraints.tp: [1]` in the scenario and optimize again"
         )
-    return replace(laid, held=held, splits=found.splits)
+    return replace(laid, held=held, splits=found.splits, experts=shared, ranks=ranks)
 
 
 def cut_rows_of(
@@ -152,6 +167,8 @@ def sums_of(plan: Plan, laid: Laid, stage: int, own: frozenset[str], recomputed:
     return SplitSums(
         model=laid.model,
         splits={name: splits for name, splits in laid.splits.items() if name in own},
+        experts={name: split for name, split in laid.experts.items() if name in own},
+        ranks=laid.ranks,
         recomputed=recomputed,
         trained=laid.held.trained,
         element_bytes=DTYPE_BYTES[plan.scenario.precision],

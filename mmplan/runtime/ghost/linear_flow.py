@@ -43,10 +43,20 @@ class Pair:
     entries: tuple[Entry, ...]
 
 
-def find_pairs(block: nn.Module, args: Any, kwargs: Any, degree: int) -> tuple[Pair, ...]:
-    """Pairs that `degree` ranks can share, in the order of their use. Args: args, kwargs: as a recording has them."""
-    linears = {name: part for name, part in block.named_modules() if type(part) is nn.Linear}
-    flow = _LinearFlow(block, linears, tree_leaves((args, kwargs)))
+def find_pairs(block: nn.Module, args: Any, kwargs: Any, degree: int, apart: Sequence[str] = ()) -> tuple[Pair, ...]:
+    """Pairs that `degree` ranks can share, in the order of their use.
+
+    Args:
+        args, kwargs: as a recording has them.
+        apart: modules inside the block whose layers are left out.
+    """
+    left_out = tuple(f"{name}." for name in apart)
+    linears = {
+        name: part
+        for name, part in block.named_modules()
+        if type(part) is nn.Linear and not f"{name}.".startswith(left_out)
+    }
+    flow = LinearFlow(block, linears, tree_leaves((args, kwargs)))
     with torch.no_grad(), half_meta(), any_routing(), flow:
         result = block(*args, **kwargs)
     left = flow.origins(result)  # reach the end of the block without another linear layer
@@ -76,7 +86,7 @@ def find_pairs(block: nn.Module, args: Any, kwargs: Any, degree: int) -> tuple[P
     return tuple(pairs)
 
 
-class _LinearFlow(TorchFunctionMode):
+class LinearFlow(TorchFunctionMode):
     """Follows outputs of linear layers up to the next ones."""
 
     def __init__(self, block: nn.Module, linears: Mapping[str, nn.Linear], arguments: Sequence[Any]) -> None:
@@ -104,15 +114,13 @@ class _LinearFlow(TorchFunctionMode):
         for name in self._inputs:
             if name in columns:
                 found.setdefault(id(self._inputs[name]), []).append(name)
-        return tuple(
-            Entry(readers=tuple(names), made_of=self._used(self._inputs[names[0]])) for names in found.values()
-        )
+        return tuple(Entry(readers=tuple(names), made_of=self.used(self._inputs[names[0]])) for names in found.values())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         linear = self._linear_of.get(id(args[1])) if func is F.linear and len(args) > 1 else None
         read, result = self.origins((args, kwargs)), func(*args, **kwargs)
-        used = self._used((args, kwargs))
+        used = self.used((args, kwargs))
         if linear is not None:
             self.repeated |= {linear} & self.reached.keys()
             self._inputs[linear] = args[0]
@@ -129,7 +137,8 @@ class _LinearFlow(TorchFunctionMode):
         self._keep((result, args[0]) if written else result, read, frozenset() if read else met, used)
         return result
 
-    def _used(self, values: Any) -> frozenset[str | int]:
+    def used(self, values: Any) -> frozenset[str | int]:
+        """Parameters and arguments that some values are made of (`Entry.made_of`)."""
         return frozenset[str | int]().union(*(self._with.get(id(leaf), frozenset()) for leaf in tree_leaves(values)))
 
     def _keep(self, values: Any, read: frozenset[str], met: frozenset[str], used: frozenset[str | int]) -> None:

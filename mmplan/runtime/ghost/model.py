@@ -24,7 +24,6 @@ from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import parameter_names
 from mmplan.runtime.ghost.weightless import set_parameter
 from mmplan.runtime.numerics.boundary import map_floats
-from mmplan.runtime.weight_store import WeightStore, postpone_linears
 
 Crossing = Callable[[Tensor, str, bool], Tensor]  # a tensor, the unit, and whether it goes into it
 
@@ -72,6 +71,7 @@ class GhostModel:
         model: without weights (`weightless.py`).
         units: as `units.py` finds them.
         weights: the value of a parameter by its name, on the host.
+        away: names of parameters of these that other ranks have.
         trained: names of parameters to train.
         scaled: lets a tensor pass into a unit, or out of it; None: losses are not scaled.
     """
@@ -87,9 +87,11 @@ class GhostModel:
         device: torch.device,
         dtype: torch.dtype,
         scaled: Crossing | None = None,
+        away: Set[str] = frozenset(),
     ) -> None:
         self.model, self.device, self._scaled = model, device, scaled
-        own = {id(model.get_parameter(name)) for piece in pieces for name in parameter_names(model, piece)}
+        names = {name for piece in pieces for name in parameter_names(model, piece)} - away
+        own = {id(model.get_parameter(name)) for name in names}
         to_train = {id(model.get_parameter(name)) for name in trained}
         made: dict[int, nn.Parameter] = {}
         for name, parameter in model.named_parameters():
@@ -111,11 +113,11 @@ class GhostModel:
         for name, unit in units.items():
             unit.forward = self._ghostly(name)
 
-    def postpone(self, name: str, store: WeightStore) -> None:
-        """Let the linear layers of a unit, or the unit where it is one, postpone their weight gradients."""
+    def change(self, name: str, change: Callable[[nn.Module], None]) -> None:
+        """Let forwards inside a unit, or its own, be replaced."""
         unit = self._units[name]
         ghostly, unit.forward = unit.forward, self._forwards[name]
-        postpone_linears(unit, store)
+        change(unit)
         self._forwards[name], unit.forward = unit.forward, ghostly
 
     def run(self, work: Pass, batch: Batch, on_output: Callable[[str, Tensor], None] | None = None) -> None:

@@ -6,21 +6,23 @@ from mmplan.planner.plan import Plan
 
 def refuse_plan(plan: Plan) -> None:
     """InputError where it has some of it."""
-    if plan.ep > 1:
+    if plan.ep > 1 and plan.etp > 1:
         raise InputError(
-            f"the plan has ep={plan.ep}, and a model of your own is executed with ep=1: set `constraints.ep: [1]` in "
-            "the scenario and optimize again"
+            f"the plan has etp={plan.etp}, and experts of your own model lie whole on each of their ranks: set "
+            "`constraints.etp: [1]` in the scenario and optimize again"
         )
-    if plan.cp > 1 and plan.tp > 1:
+    shared = next((f"{name}={degree}" for name, degree in (("tp", plan.tp), ("ep", plan.ep)) if degree > 1), "")
+    if plan.cp > 1 and shared:
         raise InputError(
-            f"the plan has tp={plan.tp} and cp={plan.cp}, and a model of your own is executed with one of both: set "
-            "`constraints.tp: [1]` or `constraints.cp: [1]` in the scenario and optimize again"
+            f"the plan has {shared} and cp={plan.cp}, and a model of your own is executed with one of both: set "
+            f"`constraints.{shared[:2]}: [1]` or `constraints.cp: [1]` in the scenario and optimize again"
         )
     compression = plan.scenario.technique.compression
-    if plan.tp > 1 and compression != "none":
+    if shared and compression != "none":
         raise InputError(
-            f"the plan compresses gradients ({compression}) and has tp={plan.tp}, and of your own model ranks would "
-            "choose unlike parts of what all have whole: set `constraints.tp: [1]` or `constraints.compression: none`"
+            f"the plan compresses gradients ({compression}) and has {shared}, and of your own model ranks would "
+            f"choose unlike parts of what all have whole: set `constraints.{shared[:2]}: [1]` or "
+            "`constraints.compression: none`"
         )
     if plan.spread:
         raise InputError(

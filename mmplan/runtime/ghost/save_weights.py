@@ -90,20 +90,29 @@ def _weights(
         for parameter in stage.state.weights():
             known, place = names[id(parameter)], stage.places[parameter]
             whole = _joined(parameter.detach(), place, ranks)
-            if writes and place.writes is not False:
+            if _writes(place, writes):
                 name = next((one for one in known if one not in tied), known[0])
                 found[name] = whole.to("cpu", copy=True).contiguous()
         found |= {buffer.name: buffer.tensor.cpu().contiguous() for buffer in stage.buffers if writes and buffer.writes}
     return found
 
 
+def _writes(place: Place, writes: bool) -> bool:
+    """Whether this rank does. Args: writes: what all have alike, and parts that it has joined."""
+    if place.cut is None and place.writes is not None:  # an expert that is a module of its own
+        return place.writes and not place.repeated
+    return writes and place.writes is not False
+
+
 def _joined(own: Tensor, place: Place, ranks: TensorRanks | None) -> Tensor:
     """The parameter of which each of the ranks has a part; collective over them where it is one."""
     if place.cut is None or ranks is None:
         return own
-    parts = own.new_empty(ranks.degree * own.numel())
-    gather(parts, own.contiguous().view(-1), ranks.group)
-    return place.cut.joined(tuple(parts.view(ranks.degree, *own.shape)))
+    of_experts = place.writes is not None and ranks.experts is not None
+    group = ranks.experts.group if of_experts and ranks.experts is not None else ranks.group
+    parts = own.new_empty(place.cut.degree * own.numel())
+    gather(parts, own.contiguous().view(-1), group)
+    return place.cut.joined(tuple(parts.view(place.cut.degree, *own.shape)))
 
 
 def _converted(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:

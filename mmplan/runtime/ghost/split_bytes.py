@@ -1,26 +1,32 @@
-"""Bytes that ranks which share blocks give to sums in a forward and in a backward, told from a recording alone."""
+"""Bytes that ranks which share blocks give to sums in a forward and in a backward, told from a recording alone; and
+rows of experts (`expert_bytes.py`)."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from torch import nn
 
+from mmplan.runtime.ghost.expert_bytes import WithGradient, expert_backward_bytes, expert_forward_bytes
 from mmplan.runtime.ghost.linear_flow import Entry, Pair
 from mmplan.runtime.ghost.recording import Call, Recording
 from mmplan.runtime.ghost.returning import returning_calls, with_gradient
+from mmplan.runtime.ghost.split_experts import ExpertSplit
 from mmplan.runtime.ghost.split_linears import Split
+from mmplan.runtime.tensor_sums import TensorRanks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SplitSums:
     """Of one stage.
 
-    splits: of its units; recomputed: those that run once more for their backward; trained: names of parameters of the
-    whole model; element_bytes: of an activation and of a weight.
+    splits, experts: of its units; ranks: that share them; recomputed: those that run once more for their backward;
+    trained: names of parameters of the whole model; element_bytes: of an activation and of a weight.
     """
 
     model: nn.Module
     splits: Mapping[str, Sequence[Split]]
+    experts: Mapping[str, ExpertSplit]
+    ranks: TensorRanks | None
     recomputed: Set[str]
     trained: Set[str]
     element_bytes: int
@@ -28,32 +34,51 @@ class SplitSums:
     @property
     def exchanging(self) -> Set[str]:
         """Units whose forward exchanges something."""
-        return self.splits.keys()
+        return self.splits.keys() | self.experts.keys()
 
     def forward_bytes(self, recording: Recording) -> int:
-        return self.element_bytes * sum(self._forward_elements(call) for call in recording.calls)
+        return sum(self._forward_bytes(call) for call in recording.calls)
 
     def backward_bytes(self, recording: Recording) -> int:
         """What is summed in a backward, sums that are made once more included."""
         returning = returning_calls(recording, self.model, self.trained)
         total = 0
         for call in recording.calls:
-            if call.unit not in self.splits:
+            if call.unit not in self.exchanging:
                 continue
             given = with_gradient(call, returning, self.trained)
-            total += sum(self._backward_elements(call, split.pair, given) for split in self.splits[call.unit])
+            elements = sum(self._backward_elements(call, split.pair, given) for split in self.splits.get(call.unit, ()))
+            total += self.element_bytes * elements + self._backward_bytes_of_experts(call, given)
             if call.unit in self.recomputed and (call.unit, call.number) in returning:
-                total += self._forward_elements(call)
-        return self.element_bytes * total
+                total += self._forward_bytes(call)
+        return total
 
-    def _forward_elements(self, call: Call) -> int:
-        return sum(call.linears[split.pair.row][1] for split in self.splits.get(call.unit, ()))
+    def _forward_bytes(self, call: Call) -> int:
+        elements = sum(call.linears[split.pair.row][1] for split in self.splits.get(call.unit, ()))
+        split = self.experts.get(call.unit)
+        if split is None or self.ranks is None:
+            return self.element_bytes * elements
+        return self.element_bytes * elements + expert_forward_bytes(call, split, self.ranks, self.element_bytes)
+
+    def _backward_bytes_of_experts(self, call: Call, given: Set[int]) -> int:
+        split = self.experts.get(call.unit)
+        if split is None or self.ranks is None:
+            return 0
+        gradient = WithGradient(
+            rows=self._has_gradient(call, split.experts.made_of, given),
+            weights=self._has_gradient(call, split.experts.weights_made_of, given),
+            experts=any(f"{call.unit}.{name}" in self.trained for name in split.experts.parameters),
+        )
+        return expert_backward_bytes(call, split, self.ranks, self.element_bytes, gradient)
+
+    def _has_gradient(self, call: Call, made_of: Set[str | int], given: Set[int]) -> bool:
+        return any(one in given or f"{call.unit}.{one}" in self.trained for one in made_of)
 
     def _backward_elements(self, call: Call, pair: Pair, given: Set[int]) -> int:
         """Args: given: positions of arguments that have a gradient."""
 
         def has_gradient(entry: Entry) -> bool:
-            return any(one in given or f"{call.unit}.{one}" in self.trained for one in entry.made_of)
+            return self._has_gradient(call, entry.made_of, given)
 
         of_inputs = sum(call.linears[entry.readers[0]][0] for entry in pair.entries if has_gradient(entry))
         between = [f"{call.unit}.{name}" for name in pair.between]

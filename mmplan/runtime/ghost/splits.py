@@ -5,7 +5,7 @@ Before training, one block of each form is run whole and split, with random weig
 microbatch: outputs and every gradient have to agree. What does not, stays whole on each rank, and is told.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,18 @@ class Found:
     whole: tuple[str, ...]
 
 
-def find_splits(recorder: Recorder, units: Iterable[str], ranks: TensorRanks, device: torch.device) -> Found:
+def find_splits(
+    recorder: Recorder,
+    units: Iterable[str],
+    ranks: TensorRanks,
+    device: torch.device,
+    apart: Mapping[str, Sequence[str]] | None = None,
+) -> Found:
     """Collective over the ranks that share layers.
 
     Args:
         recorder: has recorded batches that use the units; of a model without weights.
+        apart: of units, modules inside whose layers are not looked at.
 
     Raises:
         InputError: a block draws random numbers.
@@ -45,7 +52,8 @@ def find_splits(recorder: Recorder, units: Iterable[str], ranks: TensorRanks, de
         block = recorder.unit(unit)
         given, form = recorder.arguments.get(recorder.form(unit)), (recorder.form(unit), settings(block))
         if form not in known:
-            found = _Trial(unit, block, given, ranks, device) if given is not None else None
+            left_out = () if apart is None else apart.get(unit, ())
+            found = _Trial(unit, block, given, ranks, device, left_out) if given is not None else None
             known[form] = () if found is None else found.kept
             told += [] if found is None else found.failed
             count = sum(type(part) is nn.Linear for part in block.modules())
@@ -59,12 +67,14 @@ def find_splits(recorder: Recorder, units: Iterable[str], ranks: TensorRanks, de
 class _Trial:
     """Of one block. Attributes: kept: what may be split; failed: what may not, with the reason."""
 
-    def __init__(self, name: str, block: nn.Module, given: Any, ranks: TensorRanks, device: torch.device) -> None:
+    def __init__(
+        self, name: str, block: nn.Module, given: Any, ranks: TensorRanks, device: torch.device, apart: Sequence[str]
+    ) -> None:
         self._name, self._block, self._ranks, self._device = name, block, ranks, device
         self._args, self._kwargs = given
         self.kept: tuple[Split, ...] = ()
         self.failed: list[str] = []
-        pairs = find_pairs(block, self._args, self._kwargs, ranks.degree)
+        pairs = find_pairs(block, self._args, self._kwargs, ranks.degree, apart)
         if not pairs:
             return
         whole = self._run(())

@@ -20,6 +20,7 @@ from mmplan.planner.place import place
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
+from mmplan.runtime.ghost.expert_trials import require_equal_calls
 from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
 from mmplan.runtime.ghost.job import Job
 from mmplan.runtime.ghost.laying import Laid, cast_batch, cut_rows_of, lay, own_calls, share_out, sums_of
@@ -29,6 +30,7 @@ from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
 from mmplan.runtime.ghost.refusals import refuse_plan
 from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
+from mmplan.runtime.ghost.split_experts import set_up_experts
 from mmplan.runtime.ghost.split_linears import set_up
 from mmplan.runtime.ghost.stage import Example, GhostStage
 from mmplan.runtime.ghost.traffic import payload, payload_bytes, recorded_graph
@@ -46,7 +48,7 @@ from mmplan.runtime.stage import Stage
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.ties import join
 from mmplan.runtime.train import Prepared
-from mmplan.runtime.weight_store import WeightStore
+from mmplan.runtime.weight_store import WeightStore, postpone_linears
 
 # Looked at before a run: every module of the model has to be used in some of them.
 FIRST_BATCHES = 32
@@ -92,8 +94,8 @@ def prepare_job(
     if wrong:
         raise InputError(f"expected dicts of the forward's arguments, found {wrong[0]}", file=job.file, key="batches")
     laid, recordings = lay(plan, job, graph, first)
-    if groups.tensor is not None and plan.tp > 1:
-        laid = share_out(plan, laid, at, groups.tensor, device, note)
+    if groups.tensor is not None and plan.cp == 1:
+        laid = share_out(plan, graph, laid, at, groups.tensor, device, note)
     if groups.tensor is not None and groups.tensor.context is not None:
         laid, recordings = cut_rows_of(
             plan, laid, graph, at, RowRanks(groups.tensor, groups.tensor.context), device, first
@@ -119,6 +121,7 @@ def prepare_job(
             notice(example.recording)
             if laid.rows is not None:
                 laid.rows.look(own_calls(plan, laid, at, example.recording))
+        require_equal_calls([example.recording for example in examples], laid.experts, groups.tensor, device)
         actual = recorded_graph(graph, list(seen.values()), laid.owners)
         cut = build_stage_graph([stage.layers for stage in plan.stages], actual)
         program = _program(plan, actual, cut, examples, laid, rank)
@@ -167,7 +170,9 @@ def _stages(
             tensor.copy_(value)
     if groups.tensor is not None:
         for name, splits in laid.splits.items():
-            set_up(units[name], splits, groups.tensor)
+            model.change(name, partial(set_up, splits=splits, ranks=groups.tensor))
+        for name, split in laid.experts.items():
+            model.change(name, partial(set_up_experts, split=split, ranks=groups.tensor))
     stages = {}
     for index in indices:
         own = frozenset(laid.held.pieces[index]) & laid.owners.used & units.keys()
@@ -175,7 +180,7 @@ def _stages(
         if any("I" in order for order in plan.orders) and groups.tensor is None:
             for name in own:
                 if not laid.held.tied & {id(p) for p in units[name].parameters()}:  # another stage may have their state
-                    model.postpone(name, store)
+                    model.change(name, partial(postpone_linears, store=store))
         state = state_of(laid.held, plan, index, groups.replicas)
         layout = plan.layout(index)
         recomputed = frozenset(
@@ -228,13 +233,16 @@ def _filled(
 
     def own_value(name: str, like: Tensor) -> Tensor:
         value = first_value(name, like) if pretrained is None else pretrained.value(name, like)
-        cut = laid.held.cuts.get(name)
+        cut, experts = laid.held.cuts.get(name), laid.held.experts
+        if experts is not None and name in experts.here:
+            return experts.own(name, value)
         return value if cut is None else cut.own(value, at.shard)
 
     return GhostModel(
         laid.model,
         units,
         pieces=[piece for index in plan.stages_of(at.row) for piece in laid.held.pieces[index]],
+        away=frozenset() if laid.held.experts is None else laid.held.experts.away,
         trained=laid.held.trained,
         weights=own_value,
         device=device,
