@@ -61,7 +61,7 @@ def error_line(error: BaseException) -> str:
 
 def calling_line() -> str:
     """As `error_line`, of who called."""
-    return _innermost(_place_of(frame, line) for frame, line in reversed([*traceback.walk_stack(None)]))
+    return _innermost(_place_of(frame, line) for frame, line in reversed([*traceback.walk_stack(sys._getframe(1))]))
 
 
 def thread_line(thread: int) -> tuple[str, bool]:

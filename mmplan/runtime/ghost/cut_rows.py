@@ -94,7 +94,8 @@ def _chosen(x: CutRows, name: str, args: Sequence[Any], kwargs: Any) -> CutRows 
     if wanted is None:
         return None
     ids = _ids(x)
-    chosen = ids[wanted] if name == "__getitem__" else getattr(ids, name)(*wanted)
+    reshaped = ids.flatten if name == "flatten" else ids.reshape  # numbers of rows may be copied where rows are viewed
+    chosen = ids[wanted] if name == "__getitem__" else reshaped(*wanted)
     same = x.ids is None and torch.equal(chosen, ids)
     return cut_rows(x.local, None if same else chosen, x.follow)
 
