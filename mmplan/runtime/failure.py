@@ -101,8 +101,9 @@ def _innermost(frames: Iterable[tuple[str, int, str]]) -> str:
             continue
         text = linecache.getline(file, line).strip()[:_LONGEST_LINE]
         said = f"{Path(file).name}, line {line}, in {name}" + (f": {text}" if text else "")
-        if not file.startswith(_LIBRARIES):
+        installed = re.search("(site|dist)-packages", file)
+        if not file.startswith(_LIBRARIES) and not installed:
             own = said
-        elif re.search("(site|dist)-packages", file) and "/torch/" not in file:
+        elif installed and "/torch/" not in file:
             library = said
     return own or library

@@ -21,6 +21,7 @@ from mmplan.errors import InputError
 from mmplan.runtime.context import OwnRowsOf
 from mmplan.runtime.failure import calling_line
 from mmplan.runtime.ghost.cut_rows import Follow
+from mmplan.runtime.ghost.half_meta import META
 from mmplan.runtime.ghost.own_rows import Attention, RowRanks, RowWay, cut, on_own_rows
 from mmplan.runtime.ghost.recording import Call, Recorder
 from mmplan.runtime.ghost.trials import (
@@ -30,6 +31,7 @@ from mmplan.runtime.ghost.trials import (
     drawn,
     drawn_block,
     first_difference,
+    is_float,
     run_drawn,
     settings,
 )
@@ -122,19 +124,20 @@ class _Trial:
 
     def dims(self) -> Iterator[dict[int, tuple[int, ...]]]:
         """Dims of arguments that the sequence may lie along: all of its length in all calls, then one of each."""
-        every = {position: self._dims_of(position) for position in sorted({*self._call.arguments, self._at})}
-        found = {position: dims for position, dims in every.items() if dims}
+        every = [self._dims_of(position) for position in range(len(tree_leaves(self._known[0])))]
+        found = {position: dims for position, dims in enumerate(every) if dims}
         yield found
         if any(len(dims) > 1 for dims in found.values()):
             yield {position: dims[:1] for position, dims in found.items()}
 
     def _dims_of(self, position: int) -> tuple[int, ...]:
-        made = position == self._at or bool(self._call.arguments[position][0])
+        """Of what units have made, the last but one alone; calls alike may not use the same arguments."""
         first = tree_leaves(self._known[0])[position]
+        reads, _ = self._call.arguments.get(position, (is_float(first) and first.device == META, ()))
         dims = range(-first.dim(), 0) if isinstance(first, Tensor) else ()
         alike = [(leaves[position], leaves[self._at].shape[-2]) for leaves in map(tree_leaves, self._known)]
         return tuple(
-            dim for dim in dims if (dim == -2 or not made) and all(leaf.shape[dim] == rows for leaf, rows in alike)
+            dim for dim in dims if (dim == -2 or not reads) and all(leaf.shape[dim] == rows for leaf, rows in alike)
         )
 
     def differs(self, dims: Mapping[int, tuple[int, ...]]) -> tuple[RowWay, str | None]:
