@@ -5,10 +5,11 @@
 
 A variation freezes or trains modules, slows or hastens links and devices, leaves less memory, puts unlike pools beside
 each other, forces recomputation, sharding, chunks, host memory, compression, cp, images cut along patches, encoders
-that run several microbatches at once, or three of these. Of each some configurations are bounded, at first sight and
-closely, and cut exactly; a bound is wrong if it is above the closed form of that cut by more than 1e-7 of it, which is
-what rounding to nanoseconds can do. Of every fourth variation a whole search is made: its plan has to pass `mmplan
-check`, and no configuration cut here may be quicker than its proven bound. One row per kind of variation.
+that run several microbatches at once, ties heads to token tables, or three of these. Of each some configurations are
+bounded, at first sight and closely, and cut exactly; a bound is wrong if it is above the closed form of that cut by
+more than 1e-7 of it, which is what rounding to nanoseconds can do. Of every fourth variation a whole search is made:
+its plan has to pass `mmplan check`, and no configuration cut here may be quicker than its proven bound. One row per
+kind of variation.
 """
 
 import argparse
@@ -33,14 +34,14 @@ from mmplan.planner.space import Space, build_space, stage_layers
 from mmplan.planner.stage_solver import solve_cut
 from mmplan.scenario.cluster import Pool
 from mmplan.scenario.load import load_scenario
-from mmplan.scenario.scenario import Scenario, Training
+from mmplan.scenario.scenario import ModelModule, Scenario, Training
 from mmplan.scenario.technique import SHARDINGS, ContextParallel
 
 SCENARIOS = ("tiny", "llava-1.5-7b-sft", "llama-3.2-11b-vision", "llava-1.5-7b-pretrain", "qwen2-vl-7b")
 SCENARIOS += ("qwen2-audio-7b", "whisper-llama3-8b", "qwen3-vl-30b-a3b", "vitl16-llama3-8b", "pixtral-12b")
 SCENARIOS += ("qwen2.5-omni-7b", "llava-ov-7b")
 KINDS = ("any", "recompute", "sharding", "chunks", "unlike pools", "host memory", "compression", "patches", "cp")
-KINDS += ("together", "mixed")
+KINDS += ("together", "tied tables", "mixed")
 MOST_STAGES, EACH = 8, 20
 SEARCH_S = 20.0
 ROUNDING = 1e-7
@@ -68,6 +69,8 @@ def varied(draw: random.Random, kind: str) -> Scenario:
     if all(one.mode == "frozen" for one in trained):
         trained[-1] = full
     modules = tuple(replace(m, training=one) for m, one in zip(scenario.model.modules, trained, strict=True))
+    if "tied tables" in axes:
+        modules = tuple(map(with_tied_table, modules))
     network, pool = scenario.cluster.network_link, scenario.cluster.pools[0]
     near = replace(pool.node_link, bytes_per_s=pool.node_link.bytes_per_s * 10 ** draw.uniform(-2, 0.5))
     far = replace(
@@ -108,6 +111,14 @@ def varied(draw: random.Random, kind: str) -> Scenario:
         constraints=rules,
         technique=technique,
     )
+
+
+def with_tied_table(module: ModelModule) -> ModelModule:
+    """The head reads the token table, where the two are of one width."""
+    table = module.vocabulary
+    if table is None or table.width is not None or table.elsewhere or module.kind != "language_model":
+        return module
+    return replace(module, vocabulary=replace(table, tied=True))
 
 
 def slower(pool: Pool, draw: random.Random) -> Pool:
