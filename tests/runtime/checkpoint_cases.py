@@ -80,6 +80,8 @@ def saved_plans() -> dict[str, Plan]:
         "images in turn, ZeRO-2": replace(
             hand_plan(tiny(), ONE_STAGE, dp=2), tp=2, spread=("vision", "projector"), sharding="gradients"
         ),
+        "a table on two stages, ZeRO-3": replace(hand_plan(odd, TWO_STAGES, dp=2), sharding="parameters"),
+        "a table on two stages, compressed": compressed(hand_plan(odd, TWO_STAGES, dp=2), "topk"),
         "compressed on two stages": compressed(hand_plan(tiny(), TWO_STAGES, dp=2), "topk"),
         "compressed, images in turn": compressed(
             replace(hand_plan(tiny(), ONE_STAGE, dp=2), tp=2, spread=("vision", "projector")), "fp8"

@@ -57,6 +57,7 @@ CHAIN_STAGES = (
     ("llm.4-5", "llm.head", "llm.loss"),
 )
 PROCESSES = 4
+TABLE_ON_TWO, LEFT_OUT = "a table on two stages, sharding none", "the sum over two stages left out"
 STEP_LENGTH = 2.0**20
 CPU = torch.device("cpu")
 
@@ -348,6 +349,8 @@ def run_all_cases(rank: int, folder: str) -> None:
     results = {
         name: run_rank(plan, rank, pairs[rank // 2] if plan.dp == 2 else None, world) for name, plan in cases().items()
     }
+    with patch("mmplan.runtime.ties.all_reduce"):
+        results[LEFT_OUT] = run_rank(cases()[TABLE_ON_TWO], rank, pairs[rank // 2], world)
     torch.save(results, Path(folder) / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

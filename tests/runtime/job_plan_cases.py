@@ -46,7 +46,8 @@ CPU = torch.device("cpu")
 
 
 class HeadInGlue(nn.Module):
-    """Gemma 3 as its authors do not run it: its own forward, not a unit of its own, reads the token table once more."""
+    """Gemma 3 as its authors do not run it: its own forward, not a unit of its own, reads the token table once more,
+    and the scale of a norm in the first block of the tower."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +55,9 @@ class HeadInGlue(nn.Module):
 
     def forward(self, labels: Tensor, **batch: Any) -> dict[str, Tensor]:
         states = self.model(**batch).last_hidden_state
-        logits = F.linear(states, self.model.language_model.embed_tokens.weight)
+        named = self.model.vision_tower.named_parameters()
+        scale = next(p for name, p in named if name.endswith("layers.0.layer_norm1.weight"))
+        logits = F.linear(states * scale.mean(), self.model.language_model.embed_tokens.weight)
         return {"loss": F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())}
 
 
@@ -111,6 +114,7 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         "a head in glue, ZeRO-3": ("glue", cut(gemma, "llm.0", **zero_3)),
         "Gemma 3, tied over four stages": ("gemma3", cut(gemma, "projector.0", "llm.embed", "llm.1")),
         "Gemma 3, tied over chunks": ("gemma3", chunks(cut(gemma, "llm.0", dp=2))),
+        "two shared sets over chunks": ("glue", chunks(cut(gemma, "llm.0", dp=2))),
         "LLaVA in two stages, tensor parallel": ("llava", cut(llava, "llm.0", tp=2)),
         "LLaVA, four tensor-parallel ranks": ("llava", cut(llava, tp=4)),
         "frozen tower, tensor parallel, ZeRO-3": ("llava", cut(frozen, tp=2, **zero_3)),
@@ -171,6 +175,7 @@ class JobRankResult:
     loss: float
     moved_bytes: dict[str, int]  # sent, shared, with the program's beside them
     planned_bytes: dict[str, int]
+    ties: int  # sums over stages
 
 
 def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup) -> JobRankResult:
@@ -209,6 +214,7 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
         else sum(loss for stage in prepared.stages for loss in stage.losses().values()),
         moved_bytes={"sent": record.activation_bytes + record.gradient_bytes, "shared": record.reduce_bytes},
         planned_bytes={"sent": sum(a.bytes for a in sends), "shared": sum(a.bytes for a in shared)},
+        ties=sum(action.kind == "TIE" for action in shared),
     )
 
 

@@ -27,6 +27,7 @@ NAMES = (
     "a head in glue, ZeRO-3",
     "Gemma 3, tied over four stages",
     "Gemma 3, tied over chunks",
+    "two shared sets over chunks",
     "LLaVA in two stages, tensor parallel",
     "LLaVA, four tensor-parallel ranks",
     "frozen tower, tensor parallel, ZeRO-3",
@@ -77,6 +78,13 @@ def test_every_gradient_is_that_of_the_model_in_one_process(
 def test_ranks_exchange_the_bytes_of_their_programs(name: str, results: dict[str, list[Any]]) -> None:
     for rank in results[name]:
         assert rank.moved_bytes == rank.planned_bytes
+
+
+def test_each_set_of_stages_that_share_something_has_a_sum_of_its_own(results: dict[str, list[Any]]) -> None:
+    """Of four chunks the first and the last share a norm, the second and the last, on one rank, a table."""
+    assert [rank.ties for rank in results["two shared sets over chunks"]] == [1, 1, 2, 2]
+    assert [rank.ties for rank in results["Gemma 3, tied over four stages"]] == [0, 1, 0, 1]
+    assert not any(rank.ties for rank in results["Gemma 3, tied, ZeRO-3"])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 from case_processes import run_on_ranks
-from gradient_cases import PROCESSES, RankResult, cases, run_all_cases, whole_model
+from gradient_cases import LEFT_OUT, PROCESSES, TABLE_ON_TWO, RankResult, cases, run_all_cases, whole_model
 
 from mmplan.runtime.train import step_data
 
@@ -20,7 +20,7 @@ Results = dict[str, list[RankResult]]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     ranks = run_on_ranks(run_all_cases, PROCESSES, tmp_path_factory.mktemp("ranks"))
-    return {name: [rank[name] for rank in ranks] for name in CASES}
+    return {name: [rank[name] for rank in ranks] for name in (*CASES, LEFT_OUT)}
 
 
 @cache
@@ -73,6 +73,17 @@ def test_state_takes_the_bytes_that_plans_count(name: str, results: Results) -> 
             assert 0 < rank.state_bytes - rank.planned_state_bytes <= 3 * 2 * 4
         else:
             assert rank.state_bytes == rank.planned_state_bytes
+
+
+def test_a_sum_over_stages_that_is_left_out_is_seen(results: Results) -> None:
+    """Then each stage has its own part of the table's gradient: no copy has all of it, and copies differ."""
+    expected, _ = whole_model(CASES[TABLE_ON_TWO])
+    table = "layers.llm_embed.parts.table.weight"
+    first, _, last, _ = (rank.gradients[table] for rank in results[LEFT_OUT])
+    assert not torch.equal(first, last)
+    for found in (first, last):
+        assert (found - expected[table]).abs().max() > 0.01 * expected[table].abs().max()
+    assert torch.allclose(first + last, expected[table], atol=1e-5 * float(expected[table].abs().max()))
 
 
 def test_balanced_microbatches_train_like_those_in_order() -> None:
