@@ -130,6 +130,11 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         "a head in glue, rows, ZeRO-1": ("glue", cut(gemma, dp=2, cp=2, sharding="optimizer")),
         "Qwen2.5-VL, rows, recomputed": ("qwen2_5_vl", cut(qwen, dp=2, cp=2, recompute="full")),
         "DeepStack in two stages, rows": ("qwen3_vl", cut(deep, "llm.0", cp=2)),
+        "Gemma 3, rows, tensor parallel": ("gemma3", cut(gemma, cp=2, tp=2)),
+        "cross-attention, rows, tensor parallel, ZeRO-3, recomputed": (
+            "mllama",
+            cut(mllama, cp=2, tp=2, recompute="full", sharding="parameters"),
+        ),
         "cross-attention, rows, ZeRO-3, recomputed": ("mllama", cut(mllama, cp=2, recompute="full", **zero_3)),
     }
 

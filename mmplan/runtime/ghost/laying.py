@@ -23,7 +23,7 @@ from mmplan.runtime.ghost.split_bytes import SplitSums
 from mmplan.runtime.ghost.split_experts import ExpertSplit
 from mmplan.runtime.ghost.split_linears import Split, model_cuts
 from mmplan.runtime.ghost.splits import Found, find_splits
-from mmplan.runtime.ghost.stage import StageSums
+from mmplan.runtime.ghost.stage import JointSums, StageSums
 from mmplan.runtime.ghost.traffic import Owners
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless
@@ -155,24 +155,29 @@ def own_calls(plan: Plan, laid: Laid, at: Place, recording: Recording) -> list[C
 
 def sums_of(plan: Plan, laid: Laid, stage: int, own: frozenset[str], recomputed: frozenset[str]) -> StageSums:
     """What a stage exchanges with the ranks that share its layers."""
-    if laid.rows is not None:
-        return RowSums(
-            model=laid.model,
-            ways=laid.rows,
-            units=own,
-            recomputed=recomputed,
-            trained=laid.held.trained,
-            computes_loss=laid.owners.loss_layer in plan.stages[stage].layers,
-        )
-    return SplitSums(
+    splits = {name: splits for name, splits in laid.splits.items() if name in own}
+    of_splits = SplitSums(
         model=laid.model,
-        splits={name: splits for name, splits in laid.splits.items() if name in own},
+        splits=splits,
         experts={name: split for name, split in laid.experts.items() if name in own},
         ranks=laid.ranks,
         recomputed=recomputed,
         trained=laid.held.trained,
         element_bytes=DTYPE_BYTES[plan.scenario.precision],
+        ways=laid.rows,
     )
+    if laid.rows is None:
+        return of_splits
+    of_rows = RowSums(
+        model=laid.model,
+        ways=laid.rows,
+        units=own,
+        recomputed=recomputed,
+        trained=laid.held.trained,
+        computes_loss=laid.owners.loss_layer in plan.stages[stage].layers,
+        splits=splits,
+    )
+    return JointSums(of_splits, of_rows)
 
 
 def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:

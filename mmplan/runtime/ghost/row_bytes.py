@@ -1,14 +1,16 @@
 """Bytes that context-parallel ranks give to gathers and sums in a forward and in a backward, told from a recording."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from torch import nn
 
 from mmplan.cost_models.values import rows_of_context_rank
+from mmplan.runtime.ghost.own_rows import Attention
 from mmplan.runtime.ghost.recording import Call, Recording, Source
 from mmplan.runtime.ghost.returning import returning_calls, with_gradient
 from mmplan.runtime.ghost.row_trials import RowWays
+from mmplan.runtime.ghost.split_linears import Split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -16,7 +18,7 @@ class RowSums:
     """Of one stage.
 
     units: of the stage; recomputed: those that run once more for their backward; trained: names of parameters of the
-    whole model; computes_loss: whether the stage does.
+    whole model; computes_loss: whether the stage does; splits: of units, what tensor-parallel ranks share.
     """
 
     model: nn.Module
@@ -25,6 +27,7 @@ class RowSums:
     recomputed: Set[str]
     trained: Set[str]
     computes_loss: bool
+    splits: Mapping[str, Sequence[Split]]
 
     @property
     def exchanging(self) -> Set[str]:
@@ -62,8 +65,16 @@ class RowSums:
 
     def _attentions(self, call: Call) -> list[int]:
         """What each attention of a call gathers."""
-        ways = zip(self.ways.of(call).attentions, call.attentions, strict=True)
-        return [self._padded(call) * size if attention.over_rows else 0 for attention, size in ways]
+        found = []
+        for attention, size in zip(self.ways.of(call).attentions, call.attentions, strict=True):
+            size = size // self.ways.ranks.ranks.degree if self._by_heads(call, attention) else size
+            found.append(self._padded(call) * size if attention.over_rows else 0)
+        return found
+
+    def _by_heads(self, call: Call, attention: Attention) -> bool:
+        """Whether a tensor-parallel rank has keys of its own heads alone."""
+        columns = {name for split in self.splits.get(call.unit, ()) for name in split.pair.columns}
+        return bool(columns & {one.rpartition(".")[0] for one in attention.keys_of if isinstance(one, str)})
 
     def _whole_bytes(self, recording: Recording, call: Call) -> int:
         """Outputs of a call that are gathered for glue."""

@@ -10,6 +10,7 @@ from mmplan.runtime.ghost.expert_bytes import WithGradient, expert_backward_byte
 from mmplan.runtime.ghost.linear_flow import Entry, Pair
 from mmplan.runtime.ghost.recording import Call, Recording
 from mmplan.runtime.ghost.returning import returning_calls, with_gradient
+from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.split_experts import ExpertSplit
 from mmplan.runtime.ghost.split_linears import Split
 from mmplan.runtime.tensor_sums import TensorRanks
@@ -20,7 +21,8 @@ class SplitSums:
     """Of one stage.
 
     splits, experts: of its units; ranks: that share them; recomputed: those that run once more for their backward;
-    trained: names of parameters of the whole model; element_bytes: of an activation and of a weight.
+    trained: names of parameters of the whole model; element_bytes: of an activation and of a weight; ways: how units
+    run on some rows, None where they run whole.
     """
 
     model: nn.Module
@@ -30,6 +32,7 @@ class SplitSums:
     recomputed: Set[str]
     trained: Set[str]
     element_bytes: int
+    ways: RowWays | None = None
 
     @property
     def exchanging(self) -> Set[str]:
@@ -54,7 +57,7 @@ class SplitSums:
         return total
 
     def _forward_bytes(self, call: Call) -> int:
-        elements = sum(call.linears[split.pair.row][1] for split in self.splits.get(call.unit, ()))
+        elements = sum(self._of_row(call, split.pair) for split in self.splits.get(call.unit, ()))
         split = self.experts.get(call.unit)
         if split is None or self.ranks is None:
             return self.element_bytes * elements
@@ -80,6 +83,26 @@ class SplitSums:
         def has_gradient(entry: Entry) -> bool:
             return self._has_gradient(call, entry.made_of, given)
 
-        of_inputs = sum(call.linears[entry.readers[0]][0] for entry in pair.entries if has_gradient(entry))
+        of_inputs = sum(self._of_entry(call, entry) for entry in pair.entries if has_gradient(entry))
         between = [f"{call.unit}.{name}" for name in pair.between]
         return of_inputs + sum(self.model.get_parameter(name).numel() for name in between if name in self.trained)
+
+    def _of_entry(self, call: Call, entry: Entry) -> int:
+        """Elements that layers split by columns read."""
+        return self._here(call, call.linears[entry.readers[0]][0], along=self._along_rows(call, entry))
+
+    def _of_row(self, call: Call, pair: Pair) -> int:
+        """Elements that a layer split by rows gives."""
+        along = any(self._along_rows(call, entry) for entry in pair.entries)
+        return self._here(call, call.linears[pair.row][1], along=along)
+
+    def _along_rows(self, call: Call, entry: Entry) -> bool:
+        """Whether it is made of arguments of which this rank has some rows."""
+        if self.ways is None or call.rows is None:
+            return False
+        return bool(entry.made_of & self.ways.of(call).dims.keys())
+
+    def _here(self, call: Call, elements: int, *, along: bool) -> int:
+        if not along or self.ways is None or call.rows is None:
+            return elements
+        return elements // call.rows[1] * 2 * self.ways.ranks.own(call.rows[1]).size

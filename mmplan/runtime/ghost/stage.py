@@ -56,6 +56,24 @@ class StageSums(Protocol):
     def backward_bytes(self, recording: Recording) -> int: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class JointSums:
+    """What ranks exchange in two ways."""
+
+    first: StageSums
+    second: StageSums
+
+    @property
+    def exchanging(self) -> Set[str]:
+        return {*self.first.exchanging, *self.second.exchanging}
+
+    def forward_bytes(self, recording: Recording) -> int:
+        return self.first.forward_bytes(recording) + self.second.forward_bytes(recording)
+
+    def backward_bytes(self, recording: Recording) -> int:
+        return self.first.backward_bytes(recording) + self.second.backward_bytes(recording)
+
+
 class GhostStage(WeightedStage):
     """One stage of one replica (see `Stage`).
 

@@ -94,7 +94,7 @@ def prepare_job(
     if wrong:
         raise InputError(f"expected dicts of the forward's arguments, found {wrong[0]}", file=job.file, key="batches")
     laid, recordings = lay(plan, job, graph, first)
-    if groups.tensor is not None and plan.cp == 1:
+    if groups.tensor is not None and plan.tp * plan.ep > 1:
         laid = share_out(plan, graph, laid, at, groups.tensor, device, note)
     if groups.tensor is not None and groups.tensor.context is not None:
         laid, recordings = cut_rows_of(
@@ -236,7 +236,7 @@ def _filled(
         cut, experts = laid.held.cuts.get(name), laid.held.experts
         if experts is not None and name in experts.here:
             return experts.own(name, value)
-        return value if cut is None else cut.own(value, at.shard)
+        return value if cut is None else cut.own(value, at.shard % plan.tp)
 
     return GhostModel(
         laid.model,
