@@ -106,18 +106,11 @@ def _of_stages(plan: Plan) -> Iterator[Finding]:
 
 
 def _samples(plan: Plan) -> Iterator[Finding]:
-    """Replicas and cp ranks are nested, and replicas hold whole samples."""
+    """cp ranks are nested, and replicas hold whole samples."""
     cps = [plan.cp, *(mesh.cp for mesh in plan.meshes)]
     if not nested(cps):
         message = f"the meshes have cp of {', '.join(map(str, sorted(set(cps))))}: of two one has to divide the other, "
         yield Finding(rule="meshes", message=message + "so that ranks hand on whole slices of rows")
-        return
-    dps = [plan.dp, *(mesh.dp for mesh in plan.meshes)]
-    if not nested(dps):
-        message = f"the meshes have {', '.join(map(str, sorted(set(dps))))} replicas: of two one has to divide "
-        yield Finding(
-            rule="meshes", message=message + "the other, so that each replica hands whole parts to whole ones"
-        )
         return
     together = plan.microbatch_size * plan.dp
     for mesh in plan.meshes:

@@ -16,6 +16,7 @@ And with v stages on each of p pipeline ranks, laid round them in order, for int
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from math import lcm
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph, Edge
@@ -253,7 +254,7 @@ def _objective_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: S
     """The closed form of the module's docstring, from recomputed seconds."""
     stage_of = plan.stage_of_layer()
     near = plan.world <= min(pool.devices_per_node for pool in plan.scenario.cluster.pools)
-    busy_s, known = [0.0] * plan.pp, dict[tuple[Mesh, Mesh], int]()
+    busy_s, known = [0.0] * plan.pp, dict[tuple[Mesh, Mesh], tuple[int, float]]()
     path_s = [0.0] * plan.pp
     for layer in graph.layers():
         stage = stage_of[layer.id]
@@ -280,35 +281,52 @@ def _lag_s(
     ends: tuple[int, int],
     loads: Sequence[Loads],
     near: bool,
-    known: dict[tuple[Mesh, Mesh], int],
+    known: dict[tuple[Mesh, Mesh], tuple[int, float]],
 ) -> float:
     """Seconds of a tensor and its gradient between two stages: the busiest rank's messages, one after another; inside a
     mesh with what ranks make whole for it, between two with what the reader's cp ranks join."""
     source, target = (plan.mesh(end) for end in ends)
-    part, ways = loads[ends[0] if source.dp >= target.dp else ends[1]], 1 + edge.carries_grad
+    ways = 1 + edge.carries_grad
     if source == target:
         layout = plan.layout(ends[0])
+        part = loads[ends[0]]
         if {module_of(edge.producer), module_of(edge.consumer)} <= set(layout.together):
             part = {name: load.scaled(layout.batch_factor) for name, load in part.items()}
         size = layout.sent_bytes(edge, graph, part, plan.scenario.precision)
         made_s = costs.make_whole_s(size, layout) if layout.makes_whole(edge, graph) else (0.0, 0.0)
         return costs.transfer_s(size, near) * ways + sum(made_s[:ways])
+    parts = lcm(source.dp, target.dp)
+    part = mean_loads(plan.scenario, plan.microbatch_size * plan.dp // parts)
     size = message_bytes(edge, part, plan.scenario.precision, source, target)
-    joined_s, one_s = 0.0, costs.transfer_s(size, near)
+    seconds = 0.0
     if target.cp > 1:
-        whole_bytes = size * max(source.cp, target.cp) * max(1, source.dp // target.dp)
-        joined_s = costs.join_rows_s(whole_bytes, plan.layout(ends[1])) * ways
-    return joined_s + one_s * sum(_busiest(pair, known) for pair in ((source, target), (target, source))[:ways])
+        whole_bytes = size * max(source.cp, target.cp) * parts // target.dp
+        seconds = costs.join_rows_s(whole_bytes, plan.layout(ends[1])) * ways
+    for pair in ((source, target), (target, source))[:ways]:
+        count, each = _busiest(pair, known)
+        seconds += count * costs.transfer_s(size * each, near)
+    return seconds
 
 
-def _busiest(pair: tuple[Mesh, Mesh], known: dict[tuple[Mesh, Mesh], int]) -> int:
-    """Most messages that one rank sends or gets, counted over all ranks; inside a mesh each has its like."""
-    if pair[0] == pair[1]:
-        return 1
+def _busiest(pair: tuple[Mesh, Mesh], known: dict[tuple[Mesh, Mesh], tuple[int, float]]) -> tuple[int, float]:
+    """Most messages that one rank sends or gets, counted over all ranks, and how many of the parts of samples that are
+    in one replica of either mesh one has, if that rank has the most of them too."""
     if pair not in known:
-        ends = list(messages(*pair))
-        known[pair] = max(*Counter(sent for sent, _ in ends).values(), *Counter(got for _, got in ends).values())
+        source, target = pair
+        counts: Counter[tuple[str, tuple[int, int]]] = Counter()
+        parts: Counter[tuple[str, tuple[int, int]]] = Counter()
+        for sent, got in messages(*pair):
+            a, b = (frozenset(_parts(replica, mesh.dp, pair)) for (replica, _), mesh in ((sent, source), (got, target)))
+            counts.update([("sends", sent), ("gets", got)])
+            parts.update({("sends", sent): len(a & b), ("gets", got): len(a & b)})
+        known[pair] = max(counts.values()), max(parts.values()) / max(counts.values())
     return known[pair]
+
+
+def _parts(replica: int, dp: int, pair: tuple[Mesh, Mesh]) -> range:
+    """Of the smallest parts those in a replica."""
+    each = lcm(pair[0].dp, pair[1].dp) // dp
+    return range(replica * each, (replica + 1) * each)
 
 
 def _chunked_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Sequence[Loads]) -> float:

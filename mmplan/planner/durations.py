@@ -8,7 +8,7 @@ from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Layout, Trained
 from mmplan.cost_models.load import Loads
 from mmplan.planner.lower import stage_trained
-from mmplan.planner.mesh import joined_bytes, most_messages
+from mmplan.planner.mesh import joined_bytes, most_messages, shared_parts
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Action, Program, RankProgram, target_layer
 from mmplan.planner.step_loads import StageLoads, StepLoads
@@ -24,6 +24,7 @@ def predicted_durations(
     layouts = [plan.layout(stage) for stage in range(len(plan.stages))]
     trained = [stage_trained(plan, graph, stage) for stage in range(len(plan.stages))]
     seen, meshes = StageLoads(plan, loads), [plan.mesh(stage) for stage in range(len(plan.stages))]
+    first = [plan.first_rank(stage) for stage in range(len(plan.stages))]
     priced: dict[tuple[int, str, int], float] = {}  # equal loads are the same object in a mean step
 
     stage_of, ties = plan.stage_of_layer(), tied_tables(plan, graph)
@@ -53,9 +54,15 @@ def predicted_durations(
             near = cluster.node_of(rank.rank) == cluster.node_of(action.peer)
             # parts of a tensor share the links of the busiest rank, so each arrives when all have
             ends = (action.stage, stage_of[target_layer(action.tensor)]) if plan.meshes else (0, 0)
-            way_s = costs.transfer_s(action.bytes, near) * most_messages(meshes[ends[0]], meshes[ends[1]])
+            source, target = meshes[ends[0]], meshes[ends[1]]
+            count, parts = most_messages(source, target)
+            part_bytes: float = action.bytes
+            if source != target:
+                partner = (action.peer - first[ends[1]]) // target.width
+                part_bytes /= shared_parts(rank.replica, source, partner, target)
+            way_s = count * costs.transfer_s(part_bytes * parts, near)
             reader, other = ends if "<" in action.tensor else ends[::-1]
-            if size := joined_bytes(action.bytes, meshes[other], meshes[reader]):
+            if size := joined_bytes(part_bytes, meshes[other], meshes[reader]):
                 way_s += costs.join_rows_s(size, layouts[reader])
             return way_s + made_whole_s(layouts[action.stage], graph, costs, action.tensor, action.bytes)
         if action.kind == "REDUCE":

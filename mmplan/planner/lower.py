@@ -139,16 +139,17 @@ def _shared_bytes(plan: Plan, graph: ComputationGraph, apart: Sequence[str] = ()
 
 
 def _tensor_bytes(plan: Plan, graph: ComputationGraph, stages: StageGraph, seen: StageLoads) -> NDArray[np.int64]:
-    """`[replica, microbatch, cut]`, of each cut by the replicas of the end that has more; loads that are the same
-    object are priced once."""
+    """`[overlap, microbatch, cut]`, of each cut by what replicas of its ends share; loads that are the same object are
+    priced once."""
     precision = plan.scenario.precision
-    most = max(len(seen.of_stage(stage)) for stage in range(len(plan.stages)))
+    dps = {mesh.dp for mesh in (plan.base, *plan.meshes)}
+    most = max(len(seen.shared(own, other)) for own in dps for other in dps)
     sizes = np.zeros((most, plan.microbatches, len(stages.cuts)), dtype=np.int64)
     for index, cut in enumerate(stages.cuts):
         source, target = plan.mesh(cut.source), plan.mesh(cut.target)
         layout, inside = plan.layout(cut.source), source == target
         known: dict[int, int] = {}
-        for replica, row in enumerate(seen.of_replicas(max(source.dp, target.dp))):
+        for overlap, row in enumerate(seen.shared(source.dp, target.dp)):
             for load in row:
                 if id(load) not in known:
                     known[id(load)] = (
@@ -156,5 +157,5 @@ def _tensor_bytes(plan: Plan, graph: ComputationGraph, stages: StageGraph, seen:
                         if inside
                         else message_bytes(cut.edge, load, precision, source, target)
                     )
-            sizes[replica, :, index] = [known[id(load)] for load in row]
+            sizes[overlap, :, index] = [known[id(load)] for load in row]
     return sizes

@@ -2,7 +2,8 @@
 
 A microbatch of a step is one for the whole plan: the replicas of every mesh split its samples evenly and in order, so
 with 8 vision replicas beside 2 language replicas each of the latter reads the outputs of 4, and with 1 a half of its
-outputs. Meshes are nested: of two numbers of replicas one divides the other, so a part never straddles two replicas.
+outputs. With 3 beside 4 they overlap: the second of the 4 reads a third of its samples from the first of the 3. Samples
+are counted in the smallest parts that are in one replica of either: least common multiple of the two numbers.
 
 Between two meshes a rank gets its rows from each replica that holds some of them, whole over tp: shard i asks shard
 i modulo tp of the other side, so that copies spread over all who hold them. Where a side has cp its ranks hand over and
@@ -10,12 +11,12 @@ get slices of the rows of each part, equal but for what fills up the last one: t
 over cp, and sum and scatter the gradients. Of two numbers of cp ranks one divides the other.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from math import ceil, gcd, lcm
 
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import Edge
@@ -62,23 +63,34 @@ class Mesh:
         return f"tp={self.tp}{cp} x dp={self.dp}{experts}"
 
 
-def nested(dps: Iterable[int]) -> bool:
-    """Whether of every two numbers of replicas one divides the other."""
-    ascending = sorted(set(dps))
+def nested(degrees: Iterable[int]) -> bool:
+    """Whether of every two degrees one divides the other."""
+    ascending = sorted(set(degrees))
     return all(larger % smaller == 0 for smaller, larger in pairwise(ascending))
 
 
 def partners(replica: int, own: Mesh, other: Mesh) -> range:
     """Replicas of the other mesh that hold samples of this one's replica."""
-    return _overlapping(replica, own.dp, other.dp)
+    return overlapping(replica, own.dp, other.dp)
 
 
-def _overlapping(index: int, own: int, other: int) -> range:
-    """Of `other` equal parts those that overlap the part `index` of `own` ones."""
-    if other >= own:
-        each = other // own
-        return range(index * each, (index + 1) * each)
-    return range(index // (own // other), index // (own // other) + 1)
+def overlapping(index: int, own: int, other: int) -> range:
+    """Of `other` equal parts of a whole those that overlap the part `index` of `own` ones."""
+    return range(index * other // own, -(-(index + 1) * other // own))
+
+
+def shared_parts(replica: int, own: Mesh, partner: int, other: Mesh) -> int:
+    """Of the smallest parts of two meshes those that are both in a replica of one and in a partner of the other."""
+    together = lcm(own.dp, other.dp)
+    a, b = together // own.dp, together // other.dp
+    return min((replica + 1) * a, (partner + 1) * b) - max(replica * a, partner * b)
+
+
+def overlap_index(replica: int, own: int, partner: int, other: int) -> int:
+    """Place, among all overlaps of `own` with `other` equal parts in their order, of that of two parts."""
+    unit = gcd(own, other)
+    a, b = own // unit, other // unit
+    return replica // a * (a + b - 1) + replica % a + partner % b
 
 
 def giver(taker: int, source: Mesh, target: Mesh) -> tuple[int, ...]:
@@ -87,7 +99,7 @@ def giver(taker: int, source: Mesh, target: Mesh) -> tuple[int, ...]:
     Args:
         taker: cp index * tp + tp index in the target replica.
     """
-    parts = _overlapping(taker // target.tp, target.cp, source.cp)
+    parts = overlapping(taker // target.tp, target.cp, source.cp)
     return tuple(part * source.tp + taker % source.tp for part in parts)
 
 
@@ -105,11 +117,11 @@ def slices(source: Mesh, target: Mesh) -> int:
 
 
 def message_bytes(edge: Edge, loads: Loads, precision: Dtype, source: Mesh, target: Mesh) -> int:
-    """Bytes between two ranks of a tensor with `loads` in the smaller of the two replicas: whole, or a slice."""
+    """Bytes between two ranks of a part of a tensor with these loads: all of it, or a slice."""
     cut = slices(source, target)
     if cut == 1:
         return edge_bytes(edge, loads, precision)
-    return edge.width * math.ceil(edge_rows(edge, loads) / cut) * DTYPE_BYTES[precision]
+    return edge.width * ceil(edge_rows(edge, loads) / cut) * DTYPE_BYTES[precision]
 
 
 def edge_rows(edge: Edge, loads: Loads) -> float:
@@ -118,22 +130,32 @@ def edge_rows(edge: Edge, loads: Loads) -> float:
     return rows
 
 
-def joined_bytes(message: int, source: Mesh, target: Mesh) -> int:
-    """Of all slices of `message` bytes that a target replica gathers over cp; 0 where none are to be joined."""
+def joined_bytes(message: float, source: Mesh, target: Mesh) -> float:
+    """Of all slices of a tensor that a target replica gathers over cp; 0 where none are to be joined.
+
+    Args:
+        message: bytes of one of the smallest parts.
+    """
     if source == target or target.cp == 1:
-        return 0
-    return message * slices(source, target) * max(1, source.dp // target.dp)
+        return 0.0
+    return message * slices(source, target) * (lcm(source.dp, target.dp) // target.dp)
 
 
 @lru_cache(maxsize=4096)
-def most_messages(source: Mesh, target: Mesh) -> int:
-    """Messages that the busiest rank of either side sends or gets of one microbatch's tensor."""
+def most_messages(source: Mesh, target: Mesh) -> tuple[int, float]:
+    """Messages of one microbatch's tensor that the busiest rank of either side sends or gets, and how many of the
+    smallest parts each has on average: 1 where of the numbers of replicas one divides the other."""
     if source == target:
-        return 1
-    fan_out, fan_in = max(1, target.dp // source.dp), max(1, source.dp // target.dp)
+        return 1, 1.0
+    unit, together = gcd(source.dp, target.dp), lcm(source.dp, target.dp)
+    fan_out, fan_in = (
+        max(len(partners(replica, own, other)) for replica in range(own.dp // unit))
+        for own, other in ((source, target), (target, source))
+    )
     givers = [giver(taker, source, target) for taker in range(target.width)]
-    sent = Counter(shard for shards in givers for shard in shards)
-    return max(fan_out * max(sent.values()), fan_in * len(givers[0]))
+    sent, got = max(Counter(shard for shards in givers for shard in shards).values()), len(givers[0])
+    count = max(fan_out * sent, fan_in * got)
+    return count, max(together // source.dp * sent, together // target.dp * got) / count
 
 
 def messages(source: Mesh, target: Mesh) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:

@@ -214,10 +214,10 @@ class MeshFrontier:
         """Put the rows of a block beside their meshes."""
         rows, devices = self._rows, self._cluster.device_count
         worth: list[tuple[int, Options, IntArray]] = []
-        by_key: dict[tuple[int, int, int], list[int]] = {}
+        by_key: dict[tuple[int, int], list[int]] = {}
         for row in block.tolist():
-            dp, left = int(rows.dp[row]), devices - int(self._ranks[row])
-            by_key.setdefault((dp * int(rows.microbatch_size[row]), dp, left), []).append(row)
+            samples, left = int(rows.dp[row]) * int(rows.microbatch_size[row]), devices - int(self._ranks[row])
+            by_key.setdefault((samples, left), []).append(row)
         for key, members in by_key.items():
             options = self._options.of(*key)
             self.tally.met += len(members) * len(options.ranks)

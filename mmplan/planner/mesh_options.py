@@ -1,7 +1,6 @@
 """Ranks that modules apart can have beside a row of the search space, with what their stages take at least."""
 
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 
@@ -9,7 +8,6 @@ from mmplan.cost_models.layout import Layout
 from mmplan.planner.configuration import divisors
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.first_bounds import SAFE, busiest
-from mmplan.planner.mesh import nested
 from mmplan.planner.mesh_choices import Apart
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import allowed_levels
@@ -64,29 +62,28 @@ class MeshOptions:
     ) -> None:
         self._apart, self._sides, self._ends = apart, sides, ends
         self._priced: dict[tuple[int, tuple[int, int, int], int], _Priced] = {}
-        self._known: dict[tuple[int, int, int], Options] = {}
+        self._known: dict[tuple[int, int], Options] = {}
 
-    def of(self, samples: int, dp: int, left: int) -> Options:
+    def of(self, samples: int, left: int) -> Options:
         """All that fit.
 
         Args:
             samples: of a microbatch in all replicas together.
-            dp: replicas of the other modules.
             left: devices that these leave.
         """
-        key = (samples, dp, left)
+        key = (samples, left)
         if key not in self._known:
             alone = [self._alone(mesh, *key) for mesh in range(len(self._apart))]
             self._known[key] = alone[0] if len(alone) == 1 else _joined(alone, left)
         return self._known[key]
 
-    def _alone(self, mesh: int, samples: int, dp: int, left: int) -> Options:
+    def _alone(self, mesh: int, samples: int, left: int) -> Options:
         """Those of one mesh."""
         apart, most = self._apart[mesh], len(self._sides[mesh][1].groups)
         rows = [
             (width, wide, min(most, left // ranks))
             for wide in divisors(samples)
-            if (not apart.dp or wide in apart.dp) and nested((wide, dp))
+            if not apart.dp or wide in apart.dp
             for width in apart.widths
             if (ranks := width[0] * width[1] * wide) <= left and ranks % width[2] == 0
         ]
@@ -157,8 +154,6 @@ def _joined(alone: list[Options], left: int) -> Options:
     )
     ranks = (tp * cp * dp * pp).sum(axis=0)
     fits: BoolArray = ranks <= left
-    for first, second in combinations(dp, 2):
-        fits &= np.maximum(first, second) % np.minimum(first, second) == 0
     places = [rows[fits] for rows in places]
     return Options(
         tp=tp[:, fits],

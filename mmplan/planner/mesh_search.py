@@ -85,7 +85,6 @@ def why_no_meshes(space: Space, frontiers: Sequence[MeshFrontier]) -> str:
     if not any(frontier.tally.met for frontier in frontiers):
         return (
             f"constraints.modules: no degrees of {pins} fit beside those of the other modules: together they have "
-            f"{scenario.cluster.device_count} devices, numbers of replicas have to be nested, and each replica needs "
-            "whole samples of a microbatch"
+            f"{scenario.cluster.device_count} devices, and each replica needs whole samples of a microbatch"
         )
     return f"no plan of {scenario.name} with {pins} on ranks of their own fits into memory"

@@ -1,9 +1,12 @@
 """The program of a pipeline whose ranks have unlike numbers of replicas: a transfer becomes one per pair of partners.
 
-Each rank has the actions of its pipeline rank in one replica, in their order; where a compute hands a tensor to a
-stage with k times as many replicas it sends k parts, and gets as many gradients. All parts stand where the tensor stood
-in the global order, so transfers of every pair of ranks stay in one order on both, and no program can deadlock.
+Each rank has the actions of its pipeline rank in one replica, in their order; where a compute hands a tensor to a stage
+with other replicas it sends a part to each that shares samples with its own, and gets as many gradients. All parts
+stand where the tensor stood in the global order, so transfers of every pair of ranks stay in one order on both, and no
+program can deadlock.
 """
+
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +20,15 @@ def place_meshed(pipeline: Pipeline, tensor_bytes: NDArray[np.int64], units: int
     """The program.
 
     Args:
-        tensor_bytes: `[replica, microbatch, transfer]`, of each transfer by the replicas of the end that has more.
+        tensor_bytes: `[overlap, microbatch, transfer]`, of each transfer by what replicas of its ends share.
         units: how many units of replicas (`Plan.units`) are listed.
 
     Raises:
         CheckError: the schedule makes ranks wait for each other.
     """
     rows = replica_rows(pipeline)
-    fewest = min(mesh.dp for mesh in pipeline.meshes)
-    listed = [mesh.dp // fewest * units for mesh in pipeline.meshes]
+    alike = gcd(*(mesh.dp for mesh in pipeline.meshes))
+    listed = [mesh.dp // alike * units for mesh in pipeline.meshes]
     sizes, first = shared_sizes(pipeline, rows), np.searchsorted(rows.row, np.arange(len(listed) + 1))
     each = sorted(
         (pipeline.ranks[0][row] + replica * pipeline.meshes[row].width, row, replica)
@@ -37,10 +40,10 @@ def place_meshed(pipeline: Pipeline, tensor_bytes: NDArray[np.int64], units: int
     dps = np.array([mesh.dp for mesh in pipeline.meshes])
     transfer = rows.tensor[base] >= 0
     other = np.where(transfer, rows.other[base], 0)
-    finer = np.where(dps[other] >= dps[rows.row[base]], partner, own)
+    overlap = _overlaps(own, dps[rows.row[base]], partner, dps[other])
     size = np.zeros(len(base), dtype=np.int64)
     at = base[transfer]
-    size[transfer] = tensor_bytes[finer[transfer], rows.microbatch[at], rows.tensor[at] // 2]
+    size[transfer] = tensor_bytes[overlap[transfer], rows.microbatch[at], rows.tensor[at] // 2]
     size[~transfer] = sizes[base[~transfer]]
     rank_of = np.repeat(np.arange(len(each)), [len(part[0]) for part in parts])
     kept = ~transfer | (size > 0)
@@ -82,12 +85,20 @@ def _of_rank(
     base = np.arange(span.start, span.stop)
     transfer = rows.tensor[base] >= 0
     other_dp = np.where(transfer, dps[np.where(transfer, rows.other[base], 0)], dps[row])
-    fan = np.maximum(1, other_dp // dps[row])
+    lowest = replica * other_dp // dps[row]
+    fan = -(-(replica + 1) * other_dp // dps[row]) - lowest
     begins = np.cumsum(fan) - fan
     turn = np.arange(int(fan.sum())) - np.repeat(begins, fan)
-    ratio = np.maximum(1, dps[row] // other_dp)
-    partner = np.repeat(replica * fan // ratio, fan) + turn
+    partner = np.repeat(lowest, fan) + turn
     return np.repeat(base, fan), np.where(np.repeat(transfer, fan), partner, 0), np.full(len(turn), replica)
+
+
+def _overlaps(replica: Integers, own: Integers, partner: Integers, other: Integers) -> Integers:
+    """As `overlap_index`."""
+    unit = np.gcd(own, other)
+    a, b = own // unit, other // unit
+    index: Integers = replica // a * (a + b - 1) + replica % a + partner % b
+    return index
 
 
 def _match(rows: Rows, base: Integers, kind: Integers, own: Integers, partner: Integers) -> Integers:

@@ -9,6 +9,7 @@ have their ranks behind one another from its `first_rank` on, in the same order 
 
 import hashlib
 from dataclasses import dataclass, fields, replace
+from math import gcd, lcm
 from pathlib import Path
 from typing import Literal
 
@@ -147,14 +148,13 @@ class Plan:
 
     @property
     def parts(self) -> int:
-        """Into how many parts the smallest replicas split a microbatch."""
-        return max([self.dp, *(mesh.dp for mesh in self.meshes)])
+        """Into how many parts the replicas of all meshes together split a microbatch."""
+        return lcm(self.dp, *(mesh.dp for mesh in self.meshes))
 
     @property
     def units(self) -> int:
-        """Sets of replicas that do alike and hand nothing to each other: each has one of the largest replicas, and all
-        that work with it."""
-        return min([self.dp, *(mesh.dp for mesh in self.meshes)])
+        """Sets of replicas that do alike and hand nothing to each other."""
+        return gcd(self.dp, *(mesh.dp for mesh in self.meshes))
 
     def mesh(self, stage: int) -> Mesh:
         """The mesh of the stage's modules."""

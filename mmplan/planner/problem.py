@@ -6,6 +6,7 @@ a part per parameter, which is exact for the analytic cost model up to the launc
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 
 import numpy as np
 
@@ -311,17 +312,18 @@ def lag_s(prices: Prices, configuration: Configuration, edge: Edge, source: Mesh
     """Seconds a cut tensor is on its way, its gradient included where one flows back: between unlike meshes what the
     busiest rank sends or gets, one message after another, and what a reader's cp ranks gather and scatter."""
     near, scenario = one_node(configuration, prices.scenario.cluster), prices.scenario
-    part = configuration.microbatch_size * configuration.dp // max(source.dp, target.dp)
+    part = configuration.microbatch_size * configuration.dp // lcm(source.dp, target.dp)
     if source == target:
         layout = (configuration.side(source) if source.modules else configuration).layout
         part *= layout.batch_factor if layout.sends_together(edge) else 1
         return way_s(prices.costs, edge, prices.graph, prices.loads(part), scenario.precision, layout, near)
     sent_bytes = message_bytes(edge, prices.loads(part), scenario.precision, source, target)
-    count = most_messages(source, target) + (most_messages(target, source) if edge.carries_grad else 0)
     joined_s = 0.0
     if size := joined_bytes(sent_bytes, source, target):
         joined_s = prices.costs.join_rows_s(size, configuration.side(target).layout) * (1 + edge.carries_grad)
-    return prices.costs.transfer_s(sent_bytes, near) * count + joined_s
+    ends = ((source, target), (target, source))[: 1 + edge.carries_grad]
+    ways = (most_messages(*pair) for pair in ends)
+    return sum(count * prices.costs.transfer_s(sent_bytes * parts, near) for count, parts in ways) + joined_s
 
 
 def _cut_edges(prices: Prices, groups: GroupGraph, configuration: Configuration) -> tuple[CutEdge, ...]:

@@ -1,16 +1,18 @@
 """Loads of a step's microbatches as every stage of a plan sees them.
 
-A step's loads are listed by part: the smallest replicas of a plan (`Plan.parts` of them) each have one, and larger ones
-several in a row. Without meshes of their own all replicas are alike and a part is a replica.
+A step's loads are listed by part (`Plan.parts` of them), of which each replica of any mesh has some in a row. Without
+meshes of their own all replicas are alike and a part is a replica.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import mean_loads, sample_loads
 from mmplan.planner.batch_factors import runs_with
 from mmplan.planner.composition import plan_step
+from mmplan.planner.mesh import Mesh, overlap_index, partners
 from mmplan.planner.plan import Plan
 
 T = TypeVar("T")
@@ -60,7 +62,7 @@ class StageLoads:
         self._plan, self._loads = plan, loads
         self._known: dict[tuple[int, ...], Loads] = {}
         self._together: dict[tuple[int, ...], Loads] = {}
-        self._of_dp: dict[int, StepLoads] = {plan.parts: loads}
+        self._of_dps: dict[tuple[int, int], StepLoads] = {(plan.parts, plan.parts): loads}
 
     @property
     def units(self) -> int:
@@ -69,14 +71,23 @@ class StageLoads:
 
     def of_replicas(self, dp: int) -> StepLoads:
         """[replica][microbatch] of a mesh with so many replicas; equal microbatches are the same object."""
-        if dp not in self._of_dp:
-            each = self._plan.parts // dp
-            starts = range(0, len(self._loads), each)
-            self._of_dp[dp] = [
-                [self._joined(parts) for parts in zip(*self._loads[start : start + each], strict=True)]
-                for start in starts
+        return self.shared(dp, dp)
+
+    def shared(self, dp: int, other: int) -> StepLoads:
+        """[overlap][microbatch] of what replicas of two meshes have in common, in the order of samples."""
+        key = (min(dp, other), max(dp, other))
+        if key not in self._of_dps:
+            ends = {end for each in key for end in range(0, len(self._loads) + 1, self._plan.parts // each)}
+            self._of_dps[key] = [
+                [self._joined(parts) for parts in zip(*self._loads[first:end], strict=True)]
+                for first, end in pairwise(sorted(ends))
             ]
-        return self._of_dp[dp]
+        return self._of_dps[key]
+
+    def of_overlaps(self, own: Mesh, replica: int, other: Mesh) -> StepLoads:
+        """[partner][microbatch] of what each replica of another mesh shares with one of this."""
+        first = overlap_index(replica, own.dp, partners(replica, own, other)[0], other.dp)
+        return self.shared(own.dp, other.dp)[first : first + len(partners(replica, own, other))]
 
     def of_stage(self, stage: int) -> StepLoads:
         """[replica][microbatch] of a stage."""
@@ -98,6 +109,8 @@ class StageLoads:
         return self._together[key]
 
     def _joined(self, parts: tuple[Loads, ...]) -> Loads:
+        if len(parts) == 1:
+            return parts[0]
         key = tuple(map(id, parts))  # of objects that `self._loads` holds
         if key not in self._known:
             alike = all(part is parts[0] for part in parts)

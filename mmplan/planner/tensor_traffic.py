@@ -42,9 +42,8 @@ def _joined_bytes(plan: Plan, cut: CutTensor, seen: StageLoads, replica: int) ->
     source, target = plan.mesh(cut.source), plan.mesh(cut.target)
     if source == target or target.cp == 1:
         return 0
-    each = max(1, source.dp // target.dp)
-    finer = seen.of_replicas(max(source.dp, target.dp))[replica * each : (replica + 1) * each]
-    sizes = (message_bytes(cut.edge, load, plan.scenario.precision, source, target) for row in finer for load in row)
+    parts = seen.of_overlaps(target, replica, source)
+    sizes = (message_bytes(cut.edge, load, plan.scenario.precision, source, target) for row in parts for load in row)
     return sum(sizes) * slices(source, target) * (1 + cut.carries_grad)
 
 

@@ -8,7 +8,7 @@ sample's images and clips carry as their mean.
 
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Microbatch:
     targets_in_batch: labels other than -100 in the whole global batch (all replicas and microbatches of the step).
     context_lengths: language model with cross-attention -> context tokens of each sample; projector -> tokens of each
         sequence it reads.
-    parts: loads of the smallest replicas' parts of it, where modules have ranks of their own.
+    parts: replicas of another mesh -> loads of what each of these has of it, where modules have ranks of their own.
     """
 
     lengths: Mapping[str, tuple[int, ...]]
@@ -51,7 +51,7 @@ class Microbatch:
     labels: Mapping[str, Tensor]
     targets_in_batch: Mapping[str, int]
     context_lengths: Mapping[str, tuple[int, ...]]
-    parts: tuple[Loads, ...] = ()
+    parts: Mapping[int, tuple[Loads, ...]] = field(default_factory=dict)
 
     def addresses(self) -> frozenset[int]:
         """Storage addresses of all its tensors, to tell them from activations."""
@@ -69,7 +69,7 @@ def make_microbatch(
     raw_modules: Collection[str],
     dtype: torch.dtype,
     device: torch.device,
-    parts: tuple[Loads, ...] = (),
+    parts: Mapping[int, tuple[Loads, ...]] | None = None,
 ) -> Microbatch:
     """Data for `samples`.
 
@@ -102,7 +102,7 @@ def make_microbatch(
             for m in model.modules
             if m.vocabulary is not None or m.projector is not None
         },
-        parts=parts,
+        parts=parts or {},
     )
 
 

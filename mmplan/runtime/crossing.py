@@ -13,27 +13,25 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmplan.cost_models.graph import Edge
-from mmplan.cost_models.load import Loads
 from mmplan.planner.mesh import Mesh, edge_rows, slices
+from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.network import gather, scatter_sum
 from mmplan.runtime.tensor_sums import TensorRanks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossing:
-    """A rank's side of a border between two meshes. Attributes: slices: of the rows of a part; parts: of a tensor;
-    degree, index: of this rank over cp."""
+    """A rank's side of a border between two meshes. Attributes: slices: of the rows of a part; others: replicas of the
+    other mesh; degree, index: of this rank over cp."""
 
     slices: int
-    parts: int
+    others: int
     degree: int
     index: int
 
-    def part_rows(self, edge: Edge, loads: Sequence[Loads]) -> list[int]:
-        """Rows of each part of a tensor. Args: loads: of the smallest parts that this replica has of a microbatch."""
-        each = len(loads) // self.parts
-        rows = [round(edge_rows(edge, load)) for load in loads]
-        return [sum(rows[part * each : (part + 1) * each]) for part in range(self.parts)]
+    def part_rows(self, edge: Edge, batch: Microbatch) -> list[int]:
+        """Rows of each part of a tensor."""
+        return [round(edge_rows(edge, load)) for load in batch.parts[self.others]]
 
     def cut(self, whole: Tensor, rows: Sequence[int]) -> Tensor:
         """This rank's slices of all rows, filled up, part by part."""
@@ -92,4 +90,4 @@ def crossing(own: Mesh, other: Mesh, shard: int) -> Crossing | None:
     cut = slices(own, other)
     if own == other or cut == 1:
         return None
-    return Crossing(slices=cut, parts=max(1, other.dp // own.dp), degree=own.cp, index=shard // own.tp)
+    return Crossing(slices=cut, others=other.dp, degree=own.cp, index=shard // own.tp)

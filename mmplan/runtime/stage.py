@@ -211,7 +211,7 @@ class LayerStage(WeightedStage):
         }
         for cut, rows in handed.items():
             if crossing := self._crossings.get(cut.target):
-                handed[cut] = crossing.cut(rows, crossing.part_rows(cut.edge, batch.parts))
+                handed[cut] = crossing.cut(rows, crossing.part_rows(cut.edge, batch))
         return {cut.activation: rows.detach() for cut, rows in handed.items()}
 
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -241,7 +241,7 @@ class LayerStage(WeightedStage):
         if gradient is None:
             gradient = torch.zeros_like(state.received[cut.edge.producer], device=self.model.device)
         if crossing := self._crossings.get(cut.source):
-            return crossing.scattered(gradient, crossing.part_rows(cut.edge, batch.parts), self._ranks)
+            return crossing.scattered(gradient, crossing.part_rows(cut.edge, batch), self._ranks)
         return gradient
 
     def reads(self, *, gradients: bool) -> tuple[str, ...]:
@@ -261,7 +261,7 @@ class LayerStage(WeightedStage):
             flat = torch.empty(0, dtype=self._dtype, device=device) if flat is None else flat.view(self._dtype)
             value = flat.view(-1, cut.edge.width)
             if crossing := self._crossings.get(cut.source):
-                value = crossing.whole(value, crossing.part_rows(cut.edge, batch.parts), self._ranks)
+                value = crossing.whole(value, crossing.part_rows(cut.edge, batch), self._ranks)
             values[cut.edge.producer] = value
             if cut.carries_grad:
                 state.carrying.add(cut.edge.producer)
@@ -280,7 +280,7 @@ class LayerStage(WeightedStage):
             if cut.gradient in received:
                 gradient = received[cut.gradient].view(like.dtype).view(-1, shape[1])
                 if crossing := self._crossings.get(cut.target):
-                    gradient = crossing.placed(gradient, crossing.part_rows(cut.edge, batch.parts))
+                    gradient = crossing.placed(gradient, crossing.part_rows(cut.edge, batch))
                 state.add(whole_key(name) if is_part else name, gradient.view(shape))
             elif shape[0]:
                 raise ValueError(f"no gradient {cut.gradient} came for {shape[0]} rows that were sent")

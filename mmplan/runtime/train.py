@@ -21,7 +21,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import build_stage_graph
-from mmplan.planner.step_loads import split_samples
+from mmplan.planner.step_loads import StageLoads, split_samples
 from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.clock import Clock
 from mmplan.runtime.crossing import Crossing, crossing
@@ -102,7 +102,9 @@ def step_microbatches(
     Args:
         raw_modules: modules whose raw inputs (pixels, frames, token ids) are made; others stay empty.
     """
-    scenario, each = plan.scenario, plan.parts // mesh_of_row(plan, place.row).dp
+    scenario, mesh, seen = plan.scenario, mesh_of_row(plan, place.row), StageLoads(plan, data.loads)
+    each = plan.parts // mesh.dp
+    parts = {other.dp: seen.of_overlaps(mesh, place.replica, other) for other in (plan.base, *plan.meshes)}
     own = slice(place.replica * each, (place.replica + 1) * each)
     targets: dict[str, int] = {}
     for row in data.loads:
@@ -118,10 +120,10 @@ def step_microbatches(
             raw_modules=raw_modules,
             dtype=TORCH_DTYPES[scenario.precision],
             device=device,
-            parts=loads,
+            parts={dp: tuple(part[number] for part in loads) for dp, loads in parts.items()},
         )
-        for samples, indices, loads in zip(
-            *(zip(*of[own], strict=True) for of in (data.samples, data.indices, data.loads)), strict=True
+        for number, (samples, indices) in enumerate(
+            zip(zip(*data.samples[own], strict=True), zip(*data.indices[own], strict=True), strict=True)
         )
     ]
 

@@ -54,7 +54,9 @@ class OwnRanksSpec(Strict):
         "where blocks work row by row, else images or clips in turn",
     )
     ep: CountOrList = Field(default=[], description="allowed ranks over which the module's experts lie")
-    dp: CountOrList = Field(default=[], description="allowed numbers of replicas; nested with those of other modules")
+    dp: CountOrList = Field(
+        default=[], description="allowed numbers of replicas, which divide the samples of a microbatch"
+    )
     pp: CountOrList = Field(default=[], description="allowed numbers of stages")
 
 

@@ -112,10 +112,8 @@ def meshed_configurations(
             for one, size in zip(apart, sizes, strict=False)
         ]
         for degrees in product(*each):
-            dps = [base.dp, *(dp for *_, dp, _ in degrees)]
             stages = base.pp + sum(pp for *_, pp in degrees)
-            nested = all(a % b == 0 or b % a == 0 for a in dps for b in dps)
-            if not nested or (job.constraints.pp and stages not in job.constraints.pp):
+            if job.constraints.pp and stages not in job.constraints.pp:
                 continue
             for firsts in _places(job, base.ranks, degrees):
                 meshes = tuple(

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import replace
+from math import lcm
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from mmplan.planner.check_hangs import check_hangs
 from mmplan.planner.check_program import check_program
 from mmplan.planner.interval import plan_interval
 from mmplan.planner.lower import lower, lower_columns
-from mmplan.planner.mesh import Mesh, giver, messages, most_messages, takers
+from mmplan.planner.mesh import Mesh, giver, messages, most_messages, overlap_index, partners, shared_parts, takers
 from mmplan.planner.plan import Plan, load_plan, save_plan
 from mmplan.planner.replan import strategy_of
 from mmplan.planner.schedules.reschedule import compare_families
@@ -38,11 +39,20 @@ WIDE = {"vision": (1, 8), "llm": (2, 2), "microbatch": 4}
 NARROW = {"vision": (2, 1), "llm": (1, 4), "microbatch": 2}
 SLICED = {"vision": (1, 4), "llm": (1, 2), "cp": 4, "microbatch": 4}
 PATCHED = {"vision": (1, 2), "vision_cp": 2, "llm": (2, 1), "cp": 4, "microbatch": 8, "cut_vision": True}
-SHAPES = [WIDE, NARROW, {**WIDE, "vision": (1, 2)}, {**WIDE, "vision": (2, 4), "cut_vision": True}, SLICED, PATCHED]
+UNEVEN = {"vision": (1, 3), "vision_cp": 2, "llm": (2, 4), "microbatch": 3}
+SHAPES = [
+    WIDE,
+    NARROW,
+    {**WIDE, "vision": (1, 2)},
+    {**WIDE, "vision": (2, 4), "cut_vision": True},
+    SLICED,
+    PATCHED,
+    UNEVEN,
+]
 
 
 def made(shape: dict[str, object], devices: int = 24) -> Plan:
-    return meshed(job(devices=devices), **shape)  # type: ignore[arg-type]
+    return meshed(job(devices=devices, global_batch=48 if shape is UNEVEN else 32), **shape)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -147,7 +157,10 @@ def test_drawn_samples_are_dealt_out_in_order() -> None:
 
 def test_the_busiest_rank_is_counted_over_all_messages() -> None:
     meshes = [
-        Mesh(modules=(), tp=tp, cp=cp, dp=dp, first_rank=0) for tp in (1, 2, 4) for cp in (1, 2, 4) for dp in (1, 2, 8)
+        Mesh(modules=(), tp=tp, cp=cp, dp=dp, first_rank=0)
+        for tp in (1, 2, 4)
+        for cp in (1, 2, 4)
+        for dp in (1, 2, 3, 8)
     ]
     for source in meshes:
         for target in meshes:
@@ -156,19 +169,33 @@ def test_the_busiest_rank_is_counted_over_all_messages() -> None:
             ends = list(messages(source, target))
             sent = Counter(giver for giver, _ in ends)
             got = Counter(taker for _, taker in ends)
-            assert most_messages(source, target) == max(*sent.values(), *got.values())
+            count, average = most_messages(source, target)
+            assert count == max(*sent.values(), *got.values())
             assert len(got) == target.ranks  # every rank gets its rows
-            each = max(source.dp // target.dp, 1) * max(source.cp // target.cp, 1)
-            assert set(got.values()) == {each}
+            parts: Counter[tuple[int, int]] = Counter()
+            for (replica, shard), (partner, taker) in ends:
+                parts[partner, taker] += shared_parts(replica, source, partner, target)
+                parts[replica, -1 - shard] += shared_parts(partner, target, replica, source)
+            assert average == max(parts.values()) / count
+            rows = lcm(source.dp, target.dp) // target.dp * max(source.cp // target.cp, 1)
+            assert {parts[taker] for taker in got} == {rows}
             for shard in range(source.width):
                 takes = takers(shard, source, target)
                 assert all((shard in giver(taker, source, target)) == (taker in takes) for taker in range(target.width))
 
 
+def test_overlaps_of_replicas_are_counted_in_the_order_of_samples() -> None:
+    for own, other in ((3, 4), (4, 6), (2, 8), (5, 5), (6, 4)):
+        a, b = (Mesh(modules=(), tp=1, dp=dp, first_rank=0) for dp in (own, other))
+        pairs = [(i, j) for i in range(own) for j in partners(i, a, b)]
+        assert [overlap_index(i, own, j, other) for i, j in pairs] == list(range(len(pairs)))
+        assert sum(shared_parts(i, a, j, b) for i, j in pairs) == lcm(own, other)
+
+
 BROKEN = [
     ({"first_rank": 4}, r"rank 4 is in pipeline ranks \d \(ranks 4 to \d+\) and \d"),
     ({"first_rank": 20}, "would have ranks 20 to 27, cluster toy has 24 devices"),
-    ({"tp": 2, "dp": 3}, "the meshes have 2, 3 replicas: of two one has to divide the other"),
+    ({"tp": 2, "dp": 3}, r"would get dp=2 x 4 samples / dp=3 = 2.66667 samples of a microbatch, no whole number"),
     ({"dp": 16}, r"a replica of vision, vision_projector would get dp=2 x 4 samples / dp=16 = 0.5 samples"),
     ({"tp": 3, "dp": 2}, "tp=3 does not divide vision: "),
     ({"tp": 2, "cp": 2, "dp": 2}, "tp=2 x cp=2 x dp=2 in the mesh of .*: with cp each rank has whole layers, so that"),
@@ -252,7 +279,7 @@ def test_ranks_without_work_between_others_are_started_too() -> None:
 
 def test_a_rank_of_another_mesh_sends_each_shard_its_part() -> None:
     """Of ranks that share layers one sends to each taker, and every message has its receive."""
-    for one in (made(WIDE), made(NARROW), made(SLICED), made(PATCHED)):
+    for one in (made(WIDE), made(NARROW), made(SLICED), made(PATCHED), made(UNEVEN)):
         program = lower(one, build_graph(one.scenario), drawn_step_loads(one, 0))
         places, ranks = listed_places(one), range(one.rank_count)
         own = [program_of_shard(one, program.ranks[places[r]], place_of(one, r).shard) for r in ranks]

@@ -52,6 +52,22 @@ def meshed_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
     }
 
 
+def uneven_cases(tiny: Scenario) -> dict[str, Plan]:
+    """Three replicas of encoders beside two of the language model, on five ranks: the second replica of three has
+    samples of both."""
+    encoders, wide = ((*VISION, *AUDIO), LLM), replace(tiny, global_batch=12)
+    apart, both = own(*SIGHT, *SOUND, dp=3, first=2), hand_plan(wide, encoders, dp=2, microbatch_size=3)
+    stages = tuple(replace(stage, recompute="full") for stage in both.stages)
+    return {
+        "3 replicas of encoders beside 2": replace(both, meshes=(apart,), sharding="parameters"),
+        "2 replicas of encoders beside 3, recomputed": replace(
+            hand_plan(wide, encoders, dp=3, microbatch_size=2),
+            stages=stages,
+            meshes=(own(*SIGHT, *SOUND, dp=2, first=3),),
+        ),
+    }
+
+
 def _sliced_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
     """Rows of the language model on cp ranks, which get slices of what encoders with other degrees make."""
     tiny, crossed = models["1f1b"], models["cross-attention in two stages"]

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from gradient_cases import CPU, PROCESSES, cases, perturb, table_name, trained_weights
-from meshed_plan_cases import meshed_cases
+from meshed_plan_cases import meshed_cases, uneven_cases
 from tiny_plans import AUDIO, TWO_STAGES, VISION, changed_module, hand_plan
 from torch import Tensor
 
@@ -33,6 +33,7 @@ from mmplan.runtime.train import build_stages, step_data, step_microbatches, tie
 from mmplan.scenario.scenario import Optimizer, Scenario
 
 TP = 2
+MORE_PROCESSES = 5
 STEP_LENGTH = 1e3  # so long that rounding of the weights hides nothing of their gradients
 DEEP = ((*VISION, "deep.0", *AUDIO, "llm.embed", "llm.0-1"), ("llm.2-5", "llm.head", "llm.loss"))
 TALKER = (
@@ -268,12 +269,21 @@ def _idle(rank: int, control: dist.ProcessGroup) -> TensorRankResult:
 
 def run_tensor_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes; writes its results to `folder`."""
+    _run_cases(rank, folder, tensor_cases(), PROCESSES)
+
+
+def run_uneven_cases(rank: int, folder: str) -> None:
+    """The same of five."""
+    _run_cases(rank, folder, uneven_cases(cases()["1f1b"].scenario), MORE_PROCESSES)
+
+
+def _run_cases(rank: int, folder: str, plans: dict[str, Plan], processes: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=30))
-    world = dist.new_group(range(PROCESSES))
-    results = {name: run_tensor_rank(plan, rank, world) for name, plan in tensor_cases().items()}
+    store = dist.FileStore(f"{folder}/store", processes)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=timedelta(seconds=30))
+    world = dist.new_group(range(processes))
+    results = {name: run_tensor_rank(plan, rank, world) for name, plan in plans.items()}
     torch.save(results, Path(folder) / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

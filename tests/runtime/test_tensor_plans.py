@@ -2,22 +2,25 @@
 
 import pytest
 from case_processes import run_on_ranks
-from gradient_cases import PROCESSES, whole_model
-from tensor_plan_cases import TensorRankResult, run_tensor_cases, tensor_cases
+from gradient_cases import PROCESSES, cases, whole_model
+from meshed_plan_cases import uneven_cases
+from tensor_plan_cases import MORE_PROCESSES, TensorRankResult, run_tensor_cases, run_uneven_cases, tensor_cases
 
 from mmplan.runtime.places import widths
 from mmplan.runtime.tensor_parallel import name_in_whole, slice_of
 
 pytestmark = pytest.mark.distributed
 
-CASES = tensor_cases()
+UNEVEN = uneven_cases(cases()["1f1b"].scenario)
+CASES = tensor_cases() | UNEVEN
 Results = dict[str, list[TensorRankResult]]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     ranks = run_on_ranks(run_tensor_cases, PROCESSES, tmp_path_factory.mktemp("ranks"))
-    return {name: [rank[name] for rank in ranks] for name in CASES}
+    more = run_on_ranks(run_uneven_cases, MORE_PROCESSES, tmp_path_factory.mktemp("more"))
+    return {name: [rank[name] for rank in (more if name in UNEVEN else ranks)] for name in CASES}
 
 
 @pytest.mark.parametrize("name", CASES)

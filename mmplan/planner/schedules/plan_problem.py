@@ -1,6 +1,7 @@
 """The schedule problem of a plan: its stages and ranks with the seconds and bytes of a mean step."""
 
 from dataclasses import replace
+from math import lcm
 
 from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
@@ -59,19 +60,23 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
         if plan.row(cut.source) != plan.row(cut.target):
             near = cluster.node_of(plan.rank(cut.source, 0)) == cluster.node_of(plan.rank(cut.target, 0))
             ends = plan.mesh(cut.source), plan.mesh(cut.target)
-            part = mean_loads(scenario, min(plan.samples(cut.source), plan.samples(cut.target)))
+            part = mean_loads(scenario, plan.microbatch_size * plan.dp // lcm(ends[0].dp, ends[1].dp))
             layout, inside = plan.layout(cut.source), ends[0] == ends[1]
             if inside:
                 size = layout.sent_bytes(cut.edge, graph, part, scenario.precision)
             else:
                 size = message_bytes(cut.edge, part, scenario.precision, *ends)
-            way_s, made_s = costs.transfer_s(size, near) if size else 0.0, (0.0, 0.0)
+            made_s = (0.0, 0.0)
             if inside and layout.makes_whole(cut.edge, graph):
                 made_s = costs.make_whole_s(size, layout)
             elif joined := joined_bytes(size, *ends):
                 made_s = (costs.join_rows_s(joined, plan.layout(cut.target)),) * 2
-            forward_s += way_s * most_messages(*ends) + made_s[0]
-            backward_s += way_s * most_messages(*reversed(ends)) + made_s[1] if cut.carries_grad else 0.0
+            there_s, back_s = (
+                count * costs.transfer_s(size * parts, near) if size else 0.0
+                for count, parts in (most_messages(*ends), most_messages(*reversed(ends)))
+            )
+            forward_s += there_s + made_s[0]
+            backward_s += back_s + made_s[1] if cut.carries_grad else 0.0
         lags[cut.source, cut.target] = forward_s, backward_s
     carrying = {(cut.source, cut.target) for cut in stages.cuts if cut.carries_grad}
     return ScheduleProblem(
