@@ -97,6 +97,8 @@ def meshed_configurations(
     seen = set()
     for row in rows:
         base = replace(row, spread=tuple(name for name in row.spread if name not in names))
+        if base.batch_factor > 1:  # beside meshes each microbatch runs alone
+            continue
         if base in seen or base.ranks >= devices or base.pp > sizes[-1]:
             continue
         seen.add(base)
