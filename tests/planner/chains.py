@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mmplan.planner.columns import SEND, STEP, W
+from mmplan.planner.columns import KINDS, SEND, STEP, W
 from mmplan.planner.dry_run import schedule_columns
 from mmplan.planner.place import Pipeline, Transfer, place
 from mmplan.planner.schedule import Compute
@@ -39,7 +39,7 @@ def chain_times(orders: Sequence[Order], m: int, lag_s: float, chunks: int = 1) 
     )
     lowered = place(pipeline, np.ones((1, m, stages - 1), dtype=np.int64))
     columns = lowered.columns
-    prices = np.zeros(len(seconds) + 4)
+    prices = np.zeros(len(KINDS))
     prices[: len(seconds)] = seconds
     prices[SEND] = lag_s
     prices[STEP] = 0.0
