@@ -9,6 +9,7 @@ sample's images and clips carry as their mean.
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -58,6 +59,36 @@ class Microbatch:
         tensors = [*self.inputs.values(), *self.labels.values()]
         tensors += [rows for positions in self.merge_positions.values() for rows in positions.values()]
         return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
+
+
+def joined(batches: Sequence[Microbatch], modules: Collection[str]) -> Microbatch:
+    """Several microbatches in a row as one, as far as these modules read them."""
+    names = [name for name in batches[0].lengths if name in modules]
+    firsts = {name: [0, *accumulate(sum(batch.lengths[name]) for batch in batches)] for name in names}
+
+    def cat(field: str) -> dict[str, tuple[int, ...]]:
+        return {
+            name: tuple(chain.from_iterable(getattr(batch, field)[name] for batch in batches))
+            for name in names
+            if name in getattr(batches[0], field)
+        }
+
+    return Microbatch(
+        lengths=cat("lengths"),
+        raw_lengths=cat("raw_lengths"),
+        inputs={n: torch.cat([batch.inputs[n] for batch in batches]) for n in names if n in batches[0].inputs},
+        merge_positions={
+            name: {
+                source: torch.cat([b.merge_positions[name][source] + f for b, f in zip(batches, first, strict=False)])
+                for source in batches[0].merge_positions[name]
+            }
+            for name, first in firsts.items()
+            if name in batches[0].merge_positions
+        },
+        labels={},
+        targets_in_batch=batches[0].targets_in_batch,
+        context_lengths=cat("context_lengths"),
+    )
 
 
 def make_microbatch(

@@ -132,7 +132,7 @@ class Dealt:
 
     def rows(self, producer: str, batch: Microbatch) -> int:
         """All of a producer's rows."""
-        return sum(self._lengths(producer, batch)[0])
+        return sum(self._all_lengths(producer, batch))
 
     def own_batch(self, batch: Microbatch) -> Microbatch:
         """What dealt modules read of a microbatch on this rank."""
@@ -155,12 +155,17 @@ class Dealt:
 
     def _lengths(self, producer: str, batch: Microbatch) -> tuple[tuple[int, ...], int, int]:
         """Rows of each sequence, and which of these are this rank's."""
-        edge, peers = self._edges[producer], self._peers
+        peers, lengths = self._peers, self._all_lengths(producer, batch)
         assert peers is not None
+        return (lengths, *_share(len(lengths), peers.index, peers.degree))
+
+    def _all_lengths(self, producer: str, batch: Microbatch) -> tuple[int, ...]:
+        """Rows of each sequence."""
+        edge = self._edges[producer]
         lengths = batch.lengths[edge.load_module]
         if edge.load_field == "outputs":
             lengths = output_lengths(self._model.module(edge.load_module), lengths)
-        return (lengths, *_share(len(lengths), peers.index, peers.degree))
+        return lengths
 
 
 def _share(count: int, index: int, ranks: int) -> tuple[int, int]:

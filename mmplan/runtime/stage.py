@@ -186,17 +186,31 @@ class LayerStage(WeightedStage):
         return {module: float(loss) for module, loss in self._losses.items()}
 
     def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        batch = self._microbatches[microbatch]
-        state = InFlight()
-        values = self._received_values(received, state, batch)
+        batch, state = self._microbatches[microbatch], InFlight()
+        values = self._received_values(self._incoming, received, state, batch)
         whole = dict(values)  # as others than dealt layers see them
-        for layer in self._layers:
+        self._run(self._layers, microbatch, values, whole, (batch, self._own_microbatches[microbatch]), state)
+        if self._has_backward:
+            self._in_flight[microbatch] = state
+        return {cut.activation: self._handed(cut, values, whole, batch) for cut in self._outgoing}
+
+    def _run(
+        self,
+        layers: Iterable[Layer],
+        microbatch: int,
+        values: dict[str, Tensor],
+        whole: dict[str, Tensor],
+        batches: tuple[Microbatch, Microbatch],
+        state: InFlight,
+    ) -> None:
+        """Compute layers in their order; `batches`: what all read, and what dealt layers read on this rank."""
+        batch, own = batches
+        for layer in layers:
             is_dealt = layer.id in self._dealt.parts
             self.state.enter(layer.id, backward=False)
             with self.counting(state.kept, batch.addresses()):
                 inputs = self._inputs(layer, values, whole, batch, state)
-                seen = self._own_microbatches[microbatch] if is_dealt else batch
-                values[layer.id] = self._compute(layer, inputs, seen, state)
+                values[layer.id] = self._compute(layer, inputs, own if is_dealt else batch, state)
             self.outputs.add(microbatch, layer.id, values[layer.id])
             self.state.leave(layer.id, backward=False)
             if not is_dealt:
@@ -204,19 +218,24 @@ class LayerStage(WeightedStage):
             elif layer.id in self._dealt.gathered:
                 way = self._dealt.way(layer.id)
                 whole[layer.id] = self._dealt.whole(layer.id, values[layer.id], batch, way, backward=False)
-        if self._has_backward:
-            self._in_flight[microbatch] = state
-        handed = {
-            cut: (values if self._dealt.sends_part(cut.edge) else whole)[cut.edge.producer] for cut in self._outgoing
-        }
-        for cut, rows in handed.items():
-            if crossing := self._crossings.get(cut.target):
-                handed[cut] = crossing.cut(rows, crossing.part_rows(cut.edge, batch))
-        return {cut.activation: rows.detach() for cut, rows in handed.items()}
+
+    def _handed(
+        self, cut: CutTensor, values: Mapping[str, Tensor], whole: Mapping[str, Tensor], batch: Microbatch
+    ) -> Tensor:
+        """What another stage gets."""
+        rows = (values if self._dealt.sends_part(cut.edge) else whole)[cut.edge.producer]
+        if crossing := self._crossings.get(cut.target):
+            rows = crossing.cut(rows, crossing.part_rows(cut.edge, batch))
+        return rows.detach()
 
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state, batch = self._in_flight.pop(microbatch), self._microbatches[microbatch]
-        self._add_received(state, received, batch)
+        self._add_received(self._outgoing, state, received, batch)
+        self._run_back(state, batch)
+        return {cut.gradient: self._returned(cut, state, batch) for cut in self._incoming if cut.carries_grad}
+
+    def _run_back(self, state: InFlight, batch: Microbatch) -> None:
+        """The backward of what was computed, the last layer first."""
         while state.computed:
             computed = state.computed.pop()
             name = computed.layer.id
@@ -233,7 +252,6 @@ class LayerStage(WeightedStage):
             self.state.leave(name, backward=True)
         for name, like in state.received.items():
             self._join_gradients(name, like, state, batch)
-        return {cut.gradient: self._returned(cut, state, batch) for cut in self._incoming if cut.carries_grad}
 
     def _returned(self, cut: CutTensor, state: InFlight, batch: Microbatch) -> Tensor:
         """The gradient of what was received."""
@@ -252,10 +270,12 @@ class LayerStage(WeightedStage):
     def kept_bytes(self) -> Iterable[int]:
         return (sum(state.kept.values()) for state in self._in_flight.values())
 
-    def _received_values(self, received: Mapping[str, Tensor], state: InFlight, batch: Microbatch) -> dict[str, Tensor]:
+    def _received_values(
+        self, cuts: Iterable[CutTensor], received: Mapping[str, Tensor], state: InFlight, batch: Microbatch
+    ) -> dict[str, Tensor]:
         """Producer layer -> `[tokens, width]`; no tokens where nothing was sent."""
         values = {}
-        for cut in self._incoming:
+        for cut in cuts:
             flat = received.get(cut.activation)
             device = self.model.device
             flat = torch.empty(0, dtype=self._dtype, device=device) if flat is None else flat.view(self._dtype)
@@ -268,10 +288,12 @@ class LayerStage(WeightedStage):
                 state.received[cut.edge.producer] = torch.empty_like(value, device="meta")
         return values
 
-    def _add_received(self, state: InFlight, received: Mapping[str, Tensor], batch: Microbatch) -> None:
+    def _add_received(
+        self, cuts: Iterable[CutTensor], state: InFlight, received: Mapping[str, Tensor], batch: Microbatch
+    ) -> None:
         """The gradients that came back of what other stages read; of a tensor that several read, their sum."""
         likes = {computed.layer.id: computed.like for computed in state.computed}
-        for cut in self._outgoing:
+        for cut in cuts:
             if not cut.carries_grad:
                 continue
             name, like = cut.edge.producer, likes[cut.edge.producer]

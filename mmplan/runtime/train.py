@@ -23,6 +23,7 @@ from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import build_stage_graph
 from mmplan.planner.step_loads import StageLoads, split_samples
 from mmplan.runtime.batch import Microbatch, make_microbatch
+from mmplan.runtime.batched_stage import BatchedStage
 from mmplan.runtime.clock import Clock
 from mmplan.runtime.crossing import Crossing, crossing
 from mmplan.runtime.executor import StepRecord, run_step
@@ -155,7 +156,8 @@ def _build_stage(
     layers = [graph.layer(layer) for layer in plan.stages[stage].layers]
     scenario = plan.scenario
     model = MultimodalModel(layers, graph, precision=scenario.precision, seed=scenario.seed, device=device, ranks=ranks)
-    return LayerStage(
+    at_once = any(layer.module in plan.layout(stage).together for layer in layers)
+    return (BatchedStage if at_once else LayerStage)(
         stage=stage,
         layers=layers,
         cuts=stages.cuts,

@@ -75,6 +75,7 @@ def tensor_cases() -> dict[str, Plan]:
         **_context_cases(models),
         **_dealt_cases(models),
         **_patch_cases(models),
+        **_together_cases(models),
         **_expert_cases(models["experts, latent attention and DeepStack"]),
         **meshed_cases(models),
     }
@@ -144,6 +145,33 @@ def _patch_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
             shared, tp=TP, spread=encoders, patches=("vision",), sharding="parameters"
         ),
     }
+
+
+def _together_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
+    """Encoders that run once for several microbatches."""
+    tiny, vision = models["1f1b"], ("vision", "projector")
+    encoders = (*vision, "audio", "audio_projector")
+    frozen, crossing = models["frozen vision encoder"], models["cross-attention in two stages"]
+    deep = models["experts, latent attention and DeepStack"]
+    plans = {
+        "beside the language model": replace(hand_plan(tiny, ONE_STAGE, dp=2), tp=TP),
+        "in front of two stages": replace(hand_plan(tiny, TWO_STAGES), tp=TP),
+        "an encoder in two stages": replace(hand_plan(tiny, HALVES), tp=TP),
+        "an encoder in two stages dealt out": replace(hand_plan(tiny, HALVES), tp=TP, spread=encoders),
+        "weights shared by replicas": replace(hand_plan(tiny, HALVES, dp=2), sharding="parameters"),
+        "gradients shared by replicas": replace(hand_plan(tiny, ONE_STAGE, dp=2), tp=TP, sharding="gradients"),
+        "a frozen encoder": replace(hand_plan(frozen, HALVES), tp=TP),
+        "cross-attention": replace(hand_plan(crossing, TWO_STAGES), tp=TP, spread=encoders),
+        "patches and rows of text": replace(
+            hand_plan(tiny, TWO_STAGES), cp=2, spread=("vision",), patches=("vision",)
+        ),
+    }
+    batched = {name: replace(plan, together=vision, batch_factor=3) for name, plan in plans.items()}
+    under = replace(hand_plan(deep, DEEP), tp=TP, together=(*vision, "deep"), batch_factor=2)
+    every = replace(hand_plan(tiny, TWO_STAGES), tp=TP, together=encoders, batch_factor=2)
+    again = tuple(replace(stage, recompute="full") for stage in every.stages)
+    more = {"under DeepStack": under, "all encoders": every, "all encoders, recomputed": replace(every, stages=again)}
+    return {f"{name}, several microbatches at once": plan for name, plan in (batched | more).items()}
 
 
 def _expert_cases(experts: Scenario) -> dict[str, Plan]:
