@@ -39,11 +39,14 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
 
 
 def _refuse_together(plan: Plan) -> None:
-    if plan.batch_factor > 1:
-        raise InputError(
-            f"the plan runs {' and '.join(plan.together)} on {plan.batch_factor} microbatches at once, which this "
-            "release prices and does not execute: take `constraints.encode_together` away, or rehearse the plan"
-        )
+    for module in plan.scenario.model.modules:
+        moe = None if module.transformer is None else module.transformer.moe
+        if module.name in plan.together and moe is not None and moe.capacity_factor is not None:
+            raise InputError(
+                f"'{module.name}' drops tokens beyond an expert's capacity and the plan runs {plan.batch_factor} "
+                "microbatches of it at once, whose tokens would drop each other: take it out of "
+                "`constraints.encode_together`, or rehearse the plan"
+            )
 
 
 def refuse_forms(scenario: Scenario) -> None:

@@ -1,8 +1,10 @@
 """Encoders that run once for several microbatches of the language model: searched, certified, checked, simulated,
 named, and refused where they cannot be."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -218,3 +220,11 @@ def test_a_dealt_encoder_fills_its_ranks_with_the_images_of_several_microbatches
     at_once, each = (prices.layers(layout, 1)[block.id] for layout in (four, alone))
     assert at_once.together == 4 and each.together == 1
     assert at_once.forward_s < 0.75 * each.forward_s
+
+
+def test_the_example_of_the_decision_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(SCENARIOS.parent)
+    page = Path("docs/decisions/015-encoders-run-for-several-microbatches.md").read_text()
+    (example,) = re.findall(r"^    from dataclasses.*?(?=^\S)", page, re.MULTILINE | re.DOTALL)
+    exec(dedent(example), {})
+    assert capsys.readouterr().out == "('vision', 'projector') 2\n"

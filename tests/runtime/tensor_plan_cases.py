@@ -162,9 +162,7 @@ def _together_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
         "gradients shared by replicas": replace(hand_plan(tiny, ONE_STAGE, dp=2), tp=TP, sharding="gradients"),
         "a frozen encoder": replace(hand_plan(frozen, HALVES), tp=TP),
         "cross-attention": replace(hand_plan(crossing, TWO_STAGES), tp=TP, spread=encoders),
-        "patches and rows of text": replace(
-            hand_plan(tiny, TWO_STAGES), cp=2, spread=("vision",), patches=("vision",)
-        ),
+        "patches and rows of text": replace(hand_plan(tiny, TWO_STAGES), cp=2, spread=("vision",), patches=("vision",)),
     }
     batched = {name: replace(plan, together=vision, batch_factor=3) for name, plan in plans.items()}
     under = replace(hand_plan(deep, DEEP), tp=TP, together=(*vision, "deep"), batch_factor=2)

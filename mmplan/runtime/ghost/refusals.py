@@ -29,6 +29,11 @@ def refuse_plan(plan: Plan) -> None:
             f"the plan lets ranks take images of {' and '.join(plan.spread)} in turn, and a model of your own runs all "
             "on each: set `constraints.spread: []` in the scenario and optimize again"
         )
+    if plan.batch_factor > 1:
+        raise InputError(
+            f"the plan runs {' and '.join(plan.together)} on {plan.batch_factor} microbatches at once, and a model of "
+            "your own is executed on each alone: take `constraints.encode_together` out and optimize again"
+        )
     if plan.meshes:
         raise InputError(
             f"the plan has {' and '.join(plan.meshes[0].modules)} on ranks of their own, and a model of your own is "

@@ -156,6 +156,8 @@ def variance_silence(plan: Plan) -> str:
         return SCALED
     if plan.ep > 1 or plan.meshes or plan.spread:
         return "experts, images or modules on ranks of their own: what a microbatch adds is not seen on one rank"
+    if plan.batch_factor > 1:
+        return "modules run several microbatches at once: what each of these adds is not seen"
     if plan.tp > 1 and plan.sharding != "none":
         return "sharded optimizer states of split layers do not say which weights several ranks have whole"
     return ""
