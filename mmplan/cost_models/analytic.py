@@ -223,14 +223,15 @@ class _PoolCosts:
         return away or (layout.sharding in ("gradients", "parameters") and layout.most_replicas > 1)
 
     def _held(self, kind: int, layer: Layer, layout: Layout) -> tuple[Trained, Trained]:
-        """All parameters of a rank, and the trained ones."""
+        """All parameters of a rank, and the trained ones; a layer that uses another's matrix handles it once more."""
         shard, spread = layout.shard(layer), layer.module in layout.spread
         key = (kind, shard, spread)
         if key not in self._parameters:
             whole = sum(op_parameters(op, shard) for op in layer.ops if not is_expert(op))
             experts = sum(op_parameters(op, shard) for op in layer.ops) - whole
             held = Trained(0, whole, experts) if spread else Trained(whole, 0, experts)
-            self._parameters[key] = held, trained_on_rank(layer, layout)
+            trained = trained_on_rank(layer, layout) + trained_on_rank(layer, layout, tied=True)
+            self._parameters[key] = held, trained
         return self._parameters[key]
 
     @property

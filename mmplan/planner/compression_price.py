@@ -10,6 +10,7 @@ from mmplan.cost_models.layout import trained_on_rank
 from mmplan.planner.durations import replicas_per_node
 from mmplan.planner.lower import reduced_bytes, stage_trained
 from mmplan.planner.plan import Plan
+from mmplan.planner.ties import share_bytes, tied_tables
 from mmplan.scenario.scenario import DTYPE_BYTES
 from mmplan.units import format_bytes, format_seconds
 
@@ -68,6 +69,8 @@ def _travels_whole(plan: Plan) -> str:
             elements["experts, held by other ranks than the rest"] += trained.experts
             kept = "layers in zones" if layer.whole_gradient else "parameters that all tp ranks hold alike"
             elements[kept] += trained.kept
+    for tied in tied_tables(plan, graph):
+        elements["tables on two stages, summed over these"] += share_bytes(plan, graph, tied) // element_bytes
     parts = [f"{format_bytes(count * element_bytes)} of {what}" for what, count in elements.items() if count]
     return f"gradients that travel whole: {'; '.join(parts)}" if parts else ""
 
