@@ -17,6 +17,7 @@ from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.memory_rules import parameter_bytes
 from mmplan.cost_models.memory_states import layer_counts
 from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.ties import table_of
 from mmplan.planner.plan import Plan
 
 Part = NDArray[np.float64]  # [rank] a number of each rank
@@ -49,7 +50,10 @@ def switch_cost(old: Plan, new: Plan, restart_s: float = 0.0) -> SwitchCost:
     moved_pools = [p.device.name for p in old.scenario.cluster.pools] != [
         p.device.name for p in new.scenario.cluster.pools
     ]
+    stage_of = new.stage_of_layer()
     for layer in build_graph(old.scenario).layers():
+        if stage_of.get(table_of(layer) or "") == stage_of[layer.id]:
+            continue  # the table of the stage serves the head
         for expert in (False, True):
             for optimizer in (False, True):
                 size = _state_bytes(old, layer, expert=expert, optimizer=optimizer)

@@ -36,7 +36,8 @@ def _named() -> bool:
 
 
 def range_name(action: Action, modalities: Mapping[int, str]) -> str:
-    """Modality, stage, kind and microbatch, as far as the action has them."""
+    """Modality, stage, kind and microbatch, as far as the action has them; of a sum over stages its number."""
     words = [modalities.get(action.stage, ""), f"stage {action.stage}", action.kind]
-    words += [f"microbatch {action.microbatch}"] if action.microbatch >= 0 else []
+    number = str(action.microbatch) if action.kind == "TIE" else f"microbatch {action.microbatch}"
+    words += [number] if action.microbatch >= 0 else []
     return " ".join(word for word in words if word)

@@ -68,7 +68,8 @@ def _rank_events(step: int, done: RankStep, begun_s: float, modalities: Mapping[
     events = [_slice(f"step {step}", "step", rank, _STEP, begun_s, end_s, dict(done.losses))]
     for item, asked_s in zip(done.timeline, done.asked_s, strict=True):
         action = item.action
-        args: Event = {"step": step, "stage": action.stage, "microbatch": action.microbatch}
+        number = "tie" if action.kind == "TIE" else "microbatch"
+        args: Event = {"step": step, "stage": action.stage, number: action.microbatch}
         args["modality"] = modalities.get(action.stage, "")
         name = range_name(action, modalities)
         event = _slice(name, action.kind, rank, _COMPUTE, begun_s + item.start_s, item.end_s - item.start_s, args)

@@ -23,6 +23,7 @@ from mmplan.planner.schedules.reschedule import with_family
 from mmplan.planner.simulate import simulate
 from mmplan.planner.step_loads import drawn_step_loads, mean_step_loads
 from mmplan.planner.step_times import step_times
+from mmplan.planner.switch_cost import switch_cost
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.technique import SHARDINGS, Sharding
 
@@ -161,3 +162,12 @@ def test_the_checker_sees_sums_that_do_not_meet() -> None:
     }
     for message, one in wrong.items():
         assert any(message in str(finding) for finding in check_program(one)), message
+
+
+def test_a_move_to_one_stage_leaves_the_copy_of_the_head_behind() -> None:
+    """What moves are weights, moments and master of layers that the rank lacked; the table is among them once."""
+    apart, together = cut(job(), "llm.1", dp=1), cut(job(), dp=1)
+    untied = switch_cost(cut(job(tied=False), "llm.1", dp=1), cut(job(tied=False), dp=1))
+    per_parameter = 4 + 8  # fp32 weight, which is the master, and two moments
+    moved = switch_cost(apart, together)
+    assert untied.moved_bytes - moved.moved_bytes == table_elements(apart.scenario) * per_parameter
