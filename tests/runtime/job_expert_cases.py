@@ -1,6 +1,8 @@
 """Plans of real models whose experts lie on several ranks, and the code that their four processes run."""
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from job_plan_cases import PLANS, PROCESSES, cut, run_job_rank, scenario_of, with_training
+from torch import Tensor, nn
 
+from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
+from mmplan.runtime.ghost.expert_flow import Experts, find_experts
+from mmplan.runtime.ghost.expert_trials import find_expert_splits, require_equal_calls
+from mmplan.runtime.ghost.recording import Recorder, Recording
+from mmplan.runtime.ghost.units import find_units
+from mmplan.runtime.ghost.weightless import build_weightless
+from mmplan.runtime.tensor_sums import ExpertRanks, TensorRanks
 
 
 def expert_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
@@ -36,6 +46,73 @@ def expert_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
     }
 
 
+class Routed(nn.Module):
+    """Two experts of each token, of four that are one's own."""
+
+    def __init__(self, expert: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 4, bias=False)
+        self.experts = nn.ModuleList([expert() for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.router(x).softmax(1).topk(2)
+        total = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == number)
+            total = total.index_add(0, token, expert(x[token]) * weights[token, place, None])
+        return x + total
+
+
+class RoutedBlocks(nn.Module):
+    def __init__(self, expert: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Routed(expert), Routed(expert)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+class Centred(nn.Linear):
+    """Not a function of each row alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+def recorded(expert: Callable[[], nn.Module]) -> tuple[Recorder, Recording]:
+    model = build_weightless(lambda: RoutedBlocks(expert))
+    recorder = Recorder(model, find_units(model))
+    return recorder, recorder.record({"x": torch.randn(40, 8)})
+
+
+def told_of(expert: Callable[[], nn.Module], ranks: TensorRanks, rank: int) -> str:
+    """How the first block's experts are shared, or why not."""
+    recorder, _ = recorded(expert)
+    found = find_experts(recorder.unit("blocks.0"), *recorder.arguments[recorder.form("blocks.0")], 4)
+    assert isinstance(found, Experts)
+    try:
+        split = find_expert_splits(recorder, {"blocks.0": found}, {}, ranks, rank, torch.device("cpu"))["blocks.0"]
+    except InputError as error:
+        return str(error)
+    return f"{split.experts.form}, {split.topk}"
+
+
+def told_of_calls(ranks: TensorRanks, rank: int) -> list[str]:
+    """What is said of steps whose microbatches use other blocks on each rank, and the same."""
+    _, recording = recorded(lambda: nn.Linear(8, 8))
+    fewer = replace(recording, calls=recording.calls[rank:])
+    found = []
+    for one in (fewer, recording):
+        try:
+            require_equal_calls([one], {"blocks.0", "blocks.1"}, ranks, torch.device("cpu"))
+            found.append("")
+        except InputError as error:
+            found.append(str(error))
+    return found
+
+
 def run_expert_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes; writes its results to `folder`."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -46,6 +123,18 @@ def run_expert_cases(rank: int, folder: str) -> None:
     world, results = dist.new_group(range(PROCESSES)), dict[str, Any]()
     for name, (family, plan) in plans.items():
         results[name] = run_job_rank(family, plan, rank, world)
+    alone = [dist.new_group([one]) for one in range(PROCESSES)]
+    pair = dist.new_group([0, 1])
+    if rank < 2:
+        experts = ExpertRanks(degree=2, tp=1, index=rank, group=pair, replicas=None)
+        ranks = TensorRanks(degree=1, index=0, group=alone[rank], experts=experts)
+        kinds: dict[str, Callable[[], nn.Module]] = {
+            "linear": lambda: nn.Linear(8, 8),
+            "centred": lambda: Centred(8, 8),
+            "dropout": lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)),
+        }
+        results["own"] = {name: told_of(expert, ranks, rank) for name, expert in kinds.items()}
+        results["calls"] = told_of_calls(ranks, rank)
     torch.save(results, Path(folder) / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

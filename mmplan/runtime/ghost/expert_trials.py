@@ -1,7 +1,7 @@
 """How ranks share the experts of a real model's blocks: found by structure, kept where a trial is right.
 
-Before training one block of each form runs whole, and with experts on their ranks, on the same drawn tokens everywhere:
-outputs and every gradient have to agree, those of experts as often as there are replicas of the tokens. Unlike a pair
+Before training one block of each form runs whole, and with experts on their ranks, on drawn tokens that are others on
+every replica: outputs and every gradient have to agree, those of experts with the sum over the replicas. Unlike a pair
 of linear layers, which then stays whole, experts that are not understood end the run: the plan has no memory for all.
 """
 
@@ -94,12 +94,14 @@ def find_expert_splits(
     experts: Mapping[str, Experts],
     splits: Mapping[str, Sequence[Split]],
     ranks: TensorRanks,
+    replica: int,
     device: torch.device,
 ) -> dict[str, ExpertSplit]:
     """How units share their experts. Collective over all ranks that have them.
 
     Args:
         splits: of their linear layers, which tensor-parallel ranks share.
+        replica: whose tokens this rank has.
 
     Raises:
         InputError: a block computes something else when its experts lie on several ranks.
@@ -109,7 +111,8 @@ def find_expert_splits(
         form = _form(recorder, unit)
         if form not in known:
             given = recorder.arguments[recorder.form(unit)]
-            known[form] = _Trial(unit, recorder.unit(unit), given, found, splits.get(unit, ()), ranks, device).kept
+            own = splits.get(unit, ())
+            known[form] = _Trial(unit, recorder.unit(unit), given, found, own, ranks, replica, device).kept
     return {unit: known[_form(recorder, unit)] for unit in experts}
 
 
@@ -135,19 +138,21 @@ class _Trial:
         experts: Experts,
         splits: Sequence[Split],
         ranks: TensorRanks,
+        replica: int,
         device: torch.device,
     ) -> None:
         assert ranks.experts is not None
         self._name, self._block, self._experts, self._splits = name, block, experts, splits
         self._ranks, self._of_experts, self._device = ranks, ranks.experts, device
+        self._replica = replica
         self._args, self._kwargs = given
         self.kept = self._found(block.get_submodule(experts.module), experts, ranks.experts.degree)
 
     def _found(self, module: nn.Module, experts: Experts, degree: int) -> ExpertSplit:
         whole, rows = self._whole()
         topk = experts.topk or rows // experts.tokens
-        if not experts.topk and rows != topk * experts.tokens:
-            reason = f"{experts.tokens} tokens have {rows:,} rows at experts, no whole number each"
+        uneven = f"{experts.tokens} tokens have {rows:,} rows at experts, no whole number each"
+        if reason := self._agreed(None if experts.topk or rows == topk * experts.tokens else uneven):
             raise _refused(self._name, module, degree, reason)
         reasons = list[str]()
         for numbers in self._ways(module):
@@ -175,7 +180,8 @@ class _Trial:
         counts = rows_given(block, self._experts)
         found = self._run(block)
         assert not isinstance(found, str), f"{self._name} fails alone: {found}"
-        return found, sum(counts)
+        # Ranks that share layers have the same tokens.
+        return self._summed(found, self._holders, self._ranks.degree), sum(counts)
 
     def _differs(self, whole: Results, split: ExpertSplit) -> str | None:
         """Why a block so split is another one; the same on all ranks."""
@@ -197,22 +203,14 @@ class _Trial:
         reason = self._agreed(found if isinstance(found, str) else None)
         if reason is not None or isinstance(found, str):
             return reason
-        others = 1 if experts.replicas is None else experts.replicas.size()
-        copies = experts.degree * others // ranks.degree  # of the tokens, one on the ranks of each replica
-        summed = {name: value for name, value in found if name in split.experts.parameters and name not in away}
-        for value in summed.values():
-            if experts.replicas is not None:
-                all_reduce(value, experts.replicas)
         kept = [(name, value) for name, value in found if name not in away]
-        expected = [
-            (name, own(name, value) * (copies if name in summed else 1)) for name, value in whole if name not in away
-        ]
-        return self._agreed(first_difference(expected, kept))
+        kept = self._summed(kept, [] if experts.replicas is None else [experts.replicas], 1)
+        return self._agreed(first_difference([(n, own(n, v)) for n, v in whole if n not in away], kept))
 
     def _run(self, block: nn.Module) -> Results | str:
         counted = self._ranks.forward_bytes, self._ranks.backward_bytes
         try:
-            return run_drawn(block, block, self._args, self._kwargs, self._device)
+            return run_drawn(block, block, self._args, self._kwargs, self._device, seed=f"/{self._replica}")
         except DrawsNumbersError:
             raise InputError(
                 f"'{self._name}' draws random numbers (dropout), which ranks that share its experts would draw each "
@@ -221,10 +219,24 @@ class _Trial:
         finally:
             self._ranks.forward_bytes, self._ranks.backward_bytes = counted
 
+    def _summed(self, results: Results, groups: Sequence[dist.ProcessGroup], times: int) -> Results:
+        """Gradients of experts over these ranks, each so many times among them."""
+        made: Results = []
+        for name, value in results:
+            total = value.clone(memory_format=torch.contiguous_format) if name in self._experts.parameters else value
+            for group in groups if name in self._experts.parameters else ():
+                all_reduce(total, group)
+            made.append((name, total / times if name in self._experts.parameters else total))
+        return made
+
+    @property
+    def _holders(self) -> list[dist.ProcessGroup]:
+        """Groups that together join all ranks which have experts of the block."""
+        return [group for group in (self._of_experts.group, self._of_experts.replicas) if group is not None]
+
     def _agreed(self, reason: str | None) -> str | None:
         """The reason, also where only another rank has one."""
         failed = torch.tensor([reason is not None], dtype=torch.int32, device=self._device)
-        for group in (self._ranks.group, self._of_experts.group, self._of_experts.replicas):
-            if group is not None:
-                all_reduce(failed, group, dist.ReduceOp.MAX)
+        for group in self._holders:
+            all_reduce(failed, group, dist.ReduceOp.MAX)
         return reason or ("another rank's part differs" if failed.item() else None)

@@ -104,7 +104,7 @@ def share_out(
         )
     for text in found.whole:
         note(f"stays whole on each of the {plan.tp} tensor-parallel ranks: {text}")
-    shared = find_expert_splits(laid.recorder, experts, found.splits, ranks, device)
+    shared = find_expert_splits(laid.recorder, experts, found.splits, ranks, at.replica, device)
     held = replace(
         laid.held,
         cuts=model_cuts(found.splits, laid.model, plan.tp),

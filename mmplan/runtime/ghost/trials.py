@@ -49,6 +49,7 @@ def run_drawn(
     kwargs: Any,
     device: torch.device,
     weight: Callable[[str, Tensor], Tensor] | None = None,
+    seed: str = "",
 ) -> Results | str:
     """Outputs, gradients of arguments and of parameters, each with a name; or why there are none.
 
@@ -56,13 +57,14 @@ def run_drawn(
         block: whose parameters those are.
         forward: of it.
         args, kwargs: as a recording has them.
+        seed: of drawn arguments.
         weight: what an output counts in the sum whose gradients are taken; None: drawn numbers.
 
     Raises:
         DrawsNumbersError: the forward does.
     """
     leaves, spec = tree_flatten((args, kwargs))
-    given = [drawn_like(f"argument {i}", leaf, device) for i, leaf in enumerate(leaves)]
+    given = [drawn_like(f"argument {i}{seed}", leaf, device) for i, leaf in enumerate(leaves)]
     args, kwargs = tree_unflatten([leaf.clone() if is_float(leaf) else leaf for leaf in given], spec)
     state = torch.random.get_rng_state()
     wanted = {f"argument {i}": leaf for i, leaf in enumerate(given) if is_float(leaf) and leaf.requires_grad}
