@@ -13,7 +13,7 @@ from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.memory_activations import BLOCKS
 from mmplan.cost_models.memory_states import Replicas, is_expert
 from mmplan.cost_models.ops import op_trainable
-from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.shard import Shard, shard_of
 from mmplan.cost_models.values import rows_of_context_rank
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 from mmplan.scenario.technique import Recompute, Sharding
@@ -126,11 +126,11 @@ class Layout:
     def shard(self, layer: Layer) -> Shard:
         """Degrees inside a layer: only language models split rows over cp, only layers with experts over ep."""
         if layer.module in self.spread:
-            return Shard(cp=self.tp * self.cp) if self.has_patches(layer) else Shard()
+            return shard_of(cp=self.tp * self.cp) if self.has_patches(layer) else shard_of()
         cp = self.cp if splits_rows(layer) else 1
         if self.ep > 1 and layer.has_experts:
-            return Shard(tp=self.tp, ep=self.ep, etp=self.etp, cp=cp)
-        return Shard(tp=self.tp, cp=cp)
+            return shard_of(tp=self.tp, ep=self.ep, etp=self.etp, cp=cp)
+        return shard_of(tp=self.tp, cp=cp)
 
     def load(self, layer: Layer, load: Load) -> Load:
         """A rank's part of a microbatch: whole images or clips where the module is spread, the most that any has."""

@@ -1,6 +1,7 @@
 """Over how many ranks the work and weights of a layer are split."""
 
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,3 +33,9 @@ class Shard:
 def as_shard(degrees: int | Shard) -> Shard:
     """A plain tensor-parallel degree as a shard."""
     return degrees if isinstance(degrees, Shard) else Shard(tp=degrees)
+
+
+@cache
+def shard_of(tp: int = 1, ep: int = 1, etp: int | None = None, cp: int = 1) -> Shard:
+    """The one object of these degrees: a search asks for the same ones millions of times."""
+    return Shard(tp=tp, ep=ep, etp=etp, cp=cp)

@@ -12,6 +12,8 @@ from mmplan.planner.finding import Finding
 from mmplan.planner.program import Action, Program, RankProgram
 
 _Node = tuple[object, ...]
+_Transfer = tuple[str, int, int, int, int]  # tensor, microbatch, bytes, from, to
+_Before = dict[_Node, list[tuple[_Node, tuple[int, Action, Action]]]]  # node -> what it waits for, and why
 
 
 def check_program(program: Program) -> tuple[Finding, ...]:
@@ -94,7 +96,7 @@ def _transfers_around_computes(rank: RankProgram) -> Iterator[Finding]:
 
 def _both_ends(program: Program) -> Iterator[Finding]:
     """For each pair of ranks, the same transfers in the same order on both."""
-    by_pair: dict[tuple[int, int], dict[int, list[str]]] = {}
+    by_pair: dict[tuple[int, int], dict[int, list[_Transfer]]] = {}
     known = {rank.rank for rank in program.ranks}
     for rank in program.ranks:
         for action in rank.actions:
@@ -104,18 +106,26 @@ def _both_ends(program: Program) -> Iterator[Finding]:
                 yield Finding(rule="peer", message=f"rank {rank.rank} lists {action}: no such peer in the program")
                 continue
             source, target = (rank.rank, action.peer) if action.kind == "SEND" else (action.peer, rank.rank)
-            key = f"{action.tensor} of microbatch {action.microbatch} ({action.bytes} bytes) {source} -> {target}"
             pair = (min(source, target), max(source, target))
-            by_pair.setdefault(pair, {}).setdefault(rank.rank, []).append(key)
+            transfer = (action.tensor, action.microbatch, action.bytes, source, target)
+            by_pair.setdefault(pair, {}).setdefault(rank.rank, []).append(transfer)
     for (low, high), ends in sorted(by_pair.items()):
         first, second = ends.get(low, []), ends.get(high, [])
         for index in range(max(len(first), len(second))):
-            a = first[index] if index < len(first) else "nothing"
-            b = second[index] if index < len(second) else "nothing"
+            a = first[index] if index < len(first) else None
+            b = second[index] if index < len(second) else None
             if a != b:
-                message = f"transfer {index} between ranks {low} and {high} is {a} on rank {low} and {b} on rank {high}"
+                both = f"{_transfer_text(a)} on rank {low} and {_transfer_text(b)} on rank {high}"
+                message = f"transfer {index} between ranks {low} and {high} is {both}"
                 yield Finding(rule="transfer order", message=message)
                 break
+
+
+def _transfer_text(transfer: _Transfer | None) -> str:
+    if transfer is None:
+        return "nothing"
+    tensor, microbatch, size, source, target = transfer
+    return f"{tensor} of microbatch {microbatch} ({size} bytes) {source} -> {target}"
 
 
 def _reductions(program: Program) -> Iterator[Finding]:
@@ -175,17 +185,17 @@ def _node(rank: RankProgram, position: int, action: Action) -> _Node:
 
 def circles(program: Program) -> Iterator[Finding]:
     """Remove nodes that wait for nothing until none is left; what remains waits in a circle."""
-    before: dict[_Node, list[tuple[_Node, str]]] = {}
+    before: _Before = {}
     after: dict[_Node, list[_Node]] = {}
     for rank in program.ranks:
-        previous: tuple[_Node, str] | None = None
+        previous: tuple[_Node, Action] | None = None
         for position, action in enumerate(rank.actions):
             node = _node(rank, position, action)
             before.setdefault(node, [])
             if previous is not None:
-                before[node].append((previous[0], f"rank {rank.rank}: {previous[1]} before {action}"))
+                before[node].append((previous[0], (rank.rank, previous[1], action)))
                 after.setdefault(previous[0], []).append(node)
-            previous = (node, str(action))
+            previous = (node, action)
     waits = {node: len(needs) for node, needs in before.items()}
     free = [node for node, count in waits.items() if count == 0]
     while free:
@@ -199,13 +209,13 @@ def circles(program: Program) -> Iterator[Finding]:
         yield Finding(rule="deadlock", message=f"ranks wait in a circle: {'; '.join(_walk_back(before, set(waits)))}")
 
 
-def _walk_back(before: dict[_Node, list[tuple[_Node, str]]], stuck: set[_Node]) -> Sequence[str]:
+def _walk_back(before: _Before, stuck: set[_Node]) -> Sequence[str]:
     """The reasons along one cycle inside `stuck`, where every node has a stuck predecessor."""
     node = next(candidate for candidate in before if candidate in stuck)
     path: list[_Node] = []
     reasons: list[str] = []
     while node not in path:
         path.append(node)
-        node, reason = next((other, text) for other, text in before[node] if other in stuck)
-        reasons.append(reason)
+        node, (rank, early, late) = next((other, why) for other, why in before[node] if other in stuck)
+        reasons.append(f"rank {rank}: {early} before {late}")
     return list(reversed(reasons[path.index(node) :]))

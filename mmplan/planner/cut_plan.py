@@ -175,7 +175,8 @@ def _at_level(
 ) -> StagePlan:
     """`held`: microbatches in flight, and those of layers that run several at once."""
     size, machine = configuration.microbatch_size, machine_of(prices.scenario, layout.pools)
-    priced = [prices.layers(layout, size)[layer] for layer in ids]
+    of_kinds = prices.of_kinds(layout, size)
+    priced = [of_kinds[prices.kind_of[layer]] for layer in ids]
     state_bytes = sum(one.state_bytes for one in priced)
     kept_bytes = sum(held[one.together > 1] * one.kept_bytes for one in priced)
     at_work_bytes = machine.reserved_bytes + prices.working_bytes(layout, size)

@@ -172,20 +172,21 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     bases = configurations.bases
     used = np.zeros((len(bases), len(sizes)), dtype=np.bool_)
     used[configurations.base, np.searchsorted(sizes, configurations.microbatch_size)] = True
-    *by_pool, forward_s = np.moveaxis(tabulated(kinds, alike, bases, used, len(pools) + 1, work_s), 2, 0)
+    of_bases = alike_bases(kinds, bases)
+    *by_pool, forward_s = np.moveaxis(tabulated(kinds, alike, of_bases, used, len(pools) + 1, work_s), 2, 0)
     by_pool_s = np.stack(by_pool, axis=2)
     kind_s = by_pool_s.min(axis=2)
     group_s = kind_s @ member.T  # [base, size, group]
     works = kind_s > 0
     ratios = np.where(works[:, :, None], by_pool_s / np.where(works, kind_s, 1.0)[:, :, None], np.inf)
-    unrecomputed, kept = np.moveaxis(tabulated(kinds, alike, bases, used, 2, kept_bytes), 2, 0)
+    unrecomputed, kept = np.moveaxis(tabulated(kinds, alike, of_bases, used, 2, kept_bytes), 2, 0)
     saved = unrecomputed - kept
     # which kinds a level recomputes that the quickest does not; unknown where attention alone may be recomputed
     drops = np.array([[Layout(recompute=level).recomputed(layer) != "none" for layer in kinds] for level in levels])
     selective = "selective" in levels
     further = drops[:1] & False if selective else drops & ~drops[0]
     rates = np.where(saved > 0, forward_s / np.where(saved > 0, saved, 1.0), np.inf).min(axis=2)
-    held = tabulated(kinds, prices.alike, bases, used[:, :1] | True, 27, counts)[:, 0] @ member.sum(axis=0)
+    held = tabulated(kinds, prices.alike, of_bases, used[:, :1] | True, 27, counts)[:, 0] @ member.sum(axis=0)
     return _Model(
         sizes=sizes,
         path_s=_paths(groups, group_s),
@@ -203,10 +204,26 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     )
 
 
+AlikeBases = list[tuple[Layout, IntArray]]
+
+
+def alike_bases(kinds: tuple[Layer, ...], bases: tuple[Layout, ...]) -> list[AlikeBases]:
+    """[kind] the first of the layouts that are the same to a layer, and the places of all of them."""
+    found = []
+    for layer in kinds:
+        places: dict[Hashable, list[int]] = {}
+        for index, base in enumerate(bases):
+            places.setdefault((base.shard(layer), base.sharing(layer), base.microbatches_of(layer.module)), []).append(
+                index
+            )
+        found.append([(bases[alike[0]], np.array(alike)) for alike in places.values()])
+    return found
+
+
 def tabulated(
     kinds: tuple[Layer, ...],
     alike: Sequence[int],
-    bases: tuple[Layout, ...],
+    of_bases: Sequence[AlikeBases],
     used: BoolArray,
     width: int,
     price: Callable[[Layer, Layout, int], list[float]],
@@ -214,19 +231,14 @@ def tabulated(
     """[base, size, value, kind], zero where no configuration has base and size; layouts that are the same to a layer
     are priced once."""
     table = np.zeros((*used.shape, width, len(kinds)))
-    sizes_of = [np.flatnonzero(row).tolist() for row in used]
     for kind, layer in enumerate(kinds):
         if (first := alike.index(alike[kind])) < kind:
             table[..., kind] = table[..., first]
             continue
-        known: dict[Hashable, list[float]] = {}
-        for index, base in enumerate(bases):
-            ranks = (base.shard(layer), base.sharing(layer), base.microbatches_of(layer.module))
-            for size in sizes_of[index]:
-                key = (ranks, size)
-                if key not in known:
-                    known[key] = price(layer, base, size)
-                table[index, size, :, kind] = known[key]
+        for base, places in of_bases[kind]:
+            with_size = used[places]
+            for size in np.flatnonzero(with_size.any(axis=0)).tolist():
+                table[places[with_size[:, size]], size, :, kind] = price(layer, base, size)
     return table
 
 

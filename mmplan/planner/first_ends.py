@@ -27,23 +27,30 @@ def whole_ends(prices: Prices, configurations: Configurations, counts: Floats) -
     """
     replicas = np.array(divisors(prices.scenario.global_batch))
     codes = configurations.base.astype(np.int64) * len(SHARDINGS) + configurations.sharding
-    codes = codes * len(replicas) + np.searchsorted(replicas, configurations.dp)
+    turns = np.zeros(replicas[-1] + 1, dtype=np.int64)
+    turns[replicas] = np.arange(len(replicas))
+    codes = codes * len(replicas) + turns[configurations.dp]
     there = np.zeros(len(configurations.bases) * len(SHARDINGS) * len(replicas), dtype=np.bool_)
     there[codes] = True  # sorting millions of codes takes a second
     distinct, which = np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
     known: dict[Hashable, tuple[float, float]] = {}
+    ends: dict[Hashable, tuple[float, float, float]] = {}
     table = np.empty((len(distinct), 3))
     for row, code in enumerate(distinct.tolist()):
         rest, divisor = divmod(code, len(replicas))
         index, sharding = divmod(rest, len(SHARDINGS))
         layout = replace(configurations.bases[index], dp=int(replicas[divisor]), sharding=SHARDINGS[sharding])
         own = counts[index].tolist()
-        alone_s, together_s = (_moved_s(prices, layout, own[first : first + 9]) for first in (9, 18))
-        table[row] = (
-            _finish_s(prices, layout, own[:3], known),
-            _state_bytes(prices, layout, own[3:9]),
-            alone_s + together_s / layout.batch_factor,
-        )
+        ranks = (layout.replicas, layout.tp, layout.expert_replicas, layout.expert_side, layout.batch_factor)
+        key = (sharding, ranks, *own, index if prices.scenario.technique.compression != "none" else 0)
+        if key not in ends:
+            alone_s, together_s = (_moved_s(prices, layout, own[first : first + 9]) for first in (9, 18))
+            ends[key] = (
+                _finish_s(prices, layout, own[:3], known),
+                _state_bytes(prices, layout, own[3:9]),
+                alone_s + together_s / layout.batch_factor,
+            )
+        table[row] = ends[key]
     return table, which
 
 

@@ -128,9 +128,11 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
         schedule="1f1b",  # others move the same seconds about; only relative changes count here
     )
 
+    layers, levels = [stage.layers for stage in plan.stages], [stage.recompute for stage in plan.stages]
+
     def seconds(*rules: Rules) -> float:
         moved = prices.with_costs(AnalyticCostModel(scenario, rules))
-        return cut_stages(moved, configuration, [stage.layers for stage in plan.stages])[1].objective_s
+        return cut_stages(moved, configuration, layers, levels)[1].objective_s
 
     return step_interval(step_s, pool_rules(scenario), seconds)
 

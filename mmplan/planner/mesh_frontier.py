@@ -21,7 +21,7 @@ from mmplan.cost_models.layout import Layout
 from mmplan.planner.bounds import NEVER, lower_bounds
 from mmplan.planner.configuration import MOST_FORWARDS, Configuration
 from mmplan.planner.configurations import Configurations
-from mmplan.planner.first_bounds import SAFE, busiest, first_bounds, tabulated
+from mmplan.planner.first_bounds import SAFE, alike_bases, busiest, first_bounds, tabulated
 from mmplan.planner.mesh_choices import Apart
 from mmplan.planner.mesh_options import MeshOptions, Options
 from mmplan.planner.mesh_problem import MeshedGroups
@@ -182,7 +182,8 @@ class MeshFrontier:
         used = np.zeros((len(rows.bases), len(sizes)), dtype=np.bool_)
         used[rows.base[chosen], np.searchsorted(sizes, rows.microbatch_size[chosen])] = True
         member = prices.members(self._groups).astype(np.float64)
-        group_s = tabulated(prices.kinds, prices.alike_at(level), rows.bases, used, 1, work_s)[:, :, 0] @ member.T
+        of_bases = alike_bases(prices.kinds, rows.bases)
+        group_s = tabulated(prices.kinds, prices.alike_at(level), of_bases, used, 1, work_s)[:, :, 0] @ member.T
         down_s = group_s.copy()
         for producer, consumer in sorted(self._groups.pairs, reverse=True):
             down_s[..., producer] = np.maximum(down_s[..., producer], group_s[..., producer] + down_s[..., consumer])

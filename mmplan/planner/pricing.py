@@ -161,6 +161,13 @@ class Prices:
 
     def of_kinds(self, layout: Layout, microbatch_size: int) -> tuple[LayerPrice, ...]:
         """The price of each kind of layer."""
+        key = (layout, microbatch_size)
+        found = self._priced.get(key)
+        if found is None:
+            found = self._priced[key] = self._of_kinds(layout, microbatch_size)
+        return found
+
+    def _of_kinds(self, layout: Layout, microbatch_size: int) -> tuple[LayerPrice, ...]:
         if layout.recompute in ("none", "full"):
             return self._alone(layout, microbatch_size, layout.recompute == "full")
         if layout.recompute == "selective":
@@ -235,7 +242,11 @@ class Prices:
         return _once(self._bytes, key, lambda: planned_kept_bytes(layer, load, self.scenario, layout))
 
     def working_bytes(self, layout: Layout, microbatch_size: int) -> int:
-        """What any stage needs at work beside states and activations."""
+        """What any stage needs at work beside states and activations; only sharded parameters ask for replicas."""
+        alike = replace(layout, dp=layout.dp if layout.sharding == "parameters" else 1, pools=(0,))
+        return _once(self._bytes, (alike, microbatch_size), lambda: self._most_at_work(alike, microbatch_size))
+
+    def _most_at_work(self, layout: Layout, microbatch_size: int) -> int:
         whole, (_, loads) = 0, self._loads_at(layout, microbatch_size)
         every = zip(self.alike, self.kinds, strict=True)
         work = max(self._working_bytes(like, layer, loads[layer.module], layout) for like, layer in every)

@@ -17,7 +17,6 @@ from mmplan.planner.priced_groups import PricedGroups, priced_groups
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import build_problem, room_bytes_of
 from mmplan.planner.quantise import lowered_ns, raised_ns
-from mmplan.planner.stage_cpsat import cut_by_cpsat
 from mmplan.planner.stage_solver import quick_cut, solve_cut, value_ceiling
 from mmplan.planner.stopping import Deadline
 from mmplan.planner.upsets import IntArray
@@ -149,6 +148,8 @@ def solve_configuration(
         target_ns = lowered_ns(objective_ns, tolerance)
         if target_ns <= space.bounds_ns[index] or deadline.passed():
             return _answer(stages, int(space.bounds_ns[index]), objective_ns > space.bounds_ns[index], cutoff_ns)
+    from mmplan.planner.stage_cpsat import cut_by_cpsat  # OR-Tools takes half a second to load
+
     better = cut_by_cpsat(
         problem,
         cutoff_ns=target_ns,
@@ -231,6 +232,8 @@ def confirm_by_cpsat(
     if configuration.vp > 1:
         return False
     problem = build_problem(space.prices, space.groups, configuration)
+    from mmplan.planner.stage_cpsat import cut_by_cpsat  # as above
+
     proof = cut_by_cpsat(
         problem,
         cutoff_ns=target_ns,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmplan.planner import coarse as coarse_module
-from mmplan.planner import space as space_module
+from mmplan.planner import stage_cpsat
 from mmplan.planner.check import check_plan
 from mmplan.planner.coarse import Coarse, coarse_enough, refined, spread
 from mmplan.planner.cut_problem import evaluate_cut
@@ -68,7 +68,7 @@ def test_six_encoders_are_planned_within_the_gap(tmp_path: Path) -> None:
 def test_one_stage_of_merged_layers_is_proved_without_cpsat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = with_encoders(tmp_path, (1280, 1664, 1280, 1024, 768, 1024), layers=12)
     space = build_space(replace(scenario, constraints=replace(scenario.constraints, pp=(1,))))
-    monkeypatch.setattr(space_module, "cut_by_cpsat", None)
+    monkeypatch.setattr(stage_cpsat, "cut_by_cpsat", None)
     for index in space.bounds_ns.argsort()[:20]:
         answer = solve_configuration(
             space, int(index), cutoff_ns=None, tolerance=0.0, seed=0, deadline=Deadline(limit_s=60.0)

@@ -10,6 +10,7 @@ Everything ends as soon as the bound is reached.
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import TYPE_CHECKING
 
 from mmplan.errors import NoPlanFoundError
 from mmplan.planner.schedule import Schedule
@@ -22,8 +23,10 @@ from mmplan.planner.schedules.search.evolution import evolve
 from mmplan.planner.schedules.search.nodes import Nodes, build_nodes
 from mmplan.planner.schedules.search.orders import Orders
 from mmplan.planner.schedules.search.tabu import TabuSearch
-from mmplan.planner.schedules.search.windows import WindowAnswer, solve_window
 from mmplan.planner.stopping import never
+
+if TYPE_CHECKING:
+    from mmplan.planner.schedules.search.windows import WindowAnswer
 
 SEARCH_S = 5.0  # of work where nobody says
 ISLANDS, GENERATIONS, ROUNDS, ITERATIONS = 2, 8, 30, 800
@@ -124,8 +127,10 @@ class _State:
 
     def solve(
         self, orders: Orders, low_s: float, high_s: float, effort: float, seed: int, proof: bool = False
-    ) -> WindowAnswer:
+    ) -> "WindowAnswer":
         """A window with all that is known of its actions, with the work that is left."""
+        from mmplan.planner.schedules.search.windows import solve_window  # OR-Tools takes half a second to load
+
         answer = solve_window(
             orders,
             low_s,
