@@ -181,6 +181,10 @@ def scheduled(
     """
     allowed = plan.scenario.constraints.schedule
     names = [name for name in SCHEDULE_NAMES if name in allowed] if allowed else [plan.schedule]
+    small = len(plan.stages) * plan.microbatches <= MOST_SEARCHED
+    searched_too = (not allowed and search_s > 0 and small) or "optimized" in names
+    if names == [plan.schedule] and not searched_too:
+        return plan  # nothing to compare
     best = plan if plan.schedule in names else None
     if best is not None and plan.batch_factor > 1:
         return best
@@ -193,8 +197,7 @@ def scheduled(
         step_s = simulate(choice.plan, graph, costs).step_time_s
         if step_s < best_s:
             best, best_s = choice.plan, step_s
-    small = len(plan.stages) * plan.microbatches <= MOST_SEARCHED
-    if (not allowed and search_s > 0 and small) or "optimized" in names:
+    if searched_too:
         try:
             searched = optimized(plan, graph, costs, search_s=search_s or LEAST_SEARCH_S, seed=seed, stop=stop)
         except NoPlanFoundError:
