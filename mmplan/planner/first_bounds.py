@@ -213,9 +213,8 @@ def alike_bases(kinds: tuple[Layer, ...], bases: tuple[Layout, ...]) -> list[Ali
     for layer in kinds:
         places: dict[Hashable, list[int]] = {}
         for index, base in enumerate(bases):
-            places.setdefault((base.shard(layer), base.sharing(layer), base.microbatches_of(layer.module)), []).append(
-                index
-            )
+            same = (base.shard(layer), base.sharing(layer), base.microbatches_of(layer.module))
+            places.setdefault(same, []).append(index)
         found.append([(bases[alike[0]], np.array(alike)) for alike in places.values()])
     return found
 
