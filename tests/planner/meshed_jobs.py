@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import permutations, product
 
 from brute_force import partition_value, partitions
+from pipeline_toys import fixed
 from random_jobs import random_job
 
 from mmplan.cost_models.patches import patch_modules
@@ -27,6 +28,18 @@ def meshed_job(seed: int) -> Scenario:
     """A random job in which meshes of their own are free, and so is the number of stages."""
     job = random_job(seed)
     return replace(job, constraints=replace(job.constraints, modules=None, pp=()))
+
+
+def long_job(seed: int) -> Scenario:
+    """The same with texts so long, and memory so large, that the rows of the language model lie on two ranks."""
+    job = meshed_job(seed)
+    pools = tuple(
+        replace(pool, device=replace(pool.device, memory_bytes=40 * pool.device.memory_bytes))
+        for pool in job.cluster.pools
+    )
+    rules = replace(job.constraints, etp=(), cp=(2,), recompute=("none",), sharding=("none",))
+    data = replace(job.data, text_tokens=fixed(640.0))
+    return replace(job, data=data, cluster=replace(job.cluster, pools=pools), constraints=rules)
 
 
 def best_meshed_by_trying(job: Scenario, best: float | None) -> tuple[float | None, int]:

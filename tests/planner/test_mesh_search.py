@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meshed_jobs import best_meshed_by_trying, meshed_configurations, meshed_job
+from meshed_jobs import best_meshed_by_trying, long_job, meshed_configurations, meshed_job
 from pipeline_toys import DEVICE, scenario
 from random_jobs import best_by_trying
 
@@ -49,6 +49,16 @@ def test_the_plan_is_the_best_of_everything_with_unlike_meshes(seed: int) -> Non
     assert bool(result.plan.meshes) == (shared_s is None or best_s < shared_s - CLOSE_S)
 
 
+@pytest.mark.parametrize("seed", [15, 26])
+def test_the_plan_is_the_best_of_everything_beside_rows_on_two_ranks(seed: int) -> None:
+    job = long_job(seed)
+    best_s, tried = best_meshed_by_trying(job, None)
+    plan = optimize(job, gap=0.0).plan
+    assert (plan.cp, bool(plan.meshes), tried > 0) == (2, True, True)
+    assert plan.certificate.objective_s == pytest.approx(best_s, abs=CLOSE_S)
+    assert check_plan(plan) == ()
+
+
 def test_experts_of_an_encoder_lie_over_ranks_of_its_own() -> None:
     job = meshed_job(15)
     modules = tuple(
@@ -69,10 +79,10 @@ def test_experts_of_an_encoder_lie_over_ranks_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("seed", "rules"),
-    [(9, {}), (18, {}), (39, {}), (18, {"recompute": ("full",)})],  # a quarter of the blocks at least
+    [(9, {}), (18, {}), (39, {}), (18, {"recompute": ("full",)}), (15, {"cp": (2,)}), (26, {"cp": (2,)})],
 )
 def test_no_bound_is_above_the_best_cut_of_its_configuration(seed: int, rules: dict[str, Any]) -> None:
-    job = meshed_job(seed)
+    job = long_job(seed) if "cp" in rules else meshed_job(seed)  # recomputed: a quarter of the blocks at least
     job = replace(job, constraints=replace(job.constraints, **rules))
     space = build_space(job)
     checked = 0
