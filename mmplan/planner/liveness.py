@@ -107,7 +107,8 @@ def peak_buffer_bytes(timed: Sequence[TimedAction]) -> int:
         if item.action.kind == "RECV":
             user = (item.action.stage, "B" if "<" in item.action.tensor else "F", item.action.microbatch)
             if user in used_s:
-                changes += [(item.end_s, item.action.bytes), (used_s[user], -item.action.bytes)]
+                size = item.action.bytes * item.action.copies
+                changes += [(item.end_s, size), (used_s[user], -size)]
     return max(held for _, held in _accumulate(changes, 0))
 
 

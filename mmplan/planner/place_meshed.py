@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmplan.planner.columns import RECV, SEND, Integers, ProgramColumns
-from mmplan.planner.mesh import takers
+from mmplan.planner.mesh import giver, takers
 from mmplan.planner.place import Lowered, Pipeline, Rows, replica_rows, shared_sizes, tensor_names
 
 
@@ -66,15 +66,18 @@ def place_meshed(pipeline: Pipeline, tensor_bytes: NDArray[np.int64], units: int
         tensors=tensor_names(pipeline),
         microbatches=pipeline.schedule.microbatches,
         replica_count=units,
-        copies=np.where(kind == SEND, _copies(pipeline)[rows.row[base], other], 1),
+        copies=np.select([kind == SEND, kind == RECV], [many[rows.row[base], other] for many in _copies(pipeline)], 1),
     )
     return Lowered(columns=columns, level=rows.level[base], match=_match(rows, base, kind, own, partner))
 
 
-def _copies(pipeline: Pipeline) -> Integers:
-    """`[row, other]`: shards of a replica of the other row that take rows from the first shard of one."""
-    counts = [[len(takers(0, source, target)) for target in pipeline.meshes] for source in pipeline.meshes]
-    return np.array(counts, dtype=np.int64)
+def _copies(pipeline: Pipeline) -> tuple[Integers, Integers]:
+    """`[row, other]`: shards of a replica of the other row that take rows from the first shard of one, and that give it
+    some."""
+    meshes = pipeline.meshes
+    taking = [[len(takers(0, own, other)) for other in meshes] for own in meshes]
+    giving = [[1 if own == other else len(giver(0, other, own)) for other in meshes] for own in meshes]
+    return np.array(taking, dtype=np.int64), np.array(giving, dtype=np.int64)
 
 
 def _of_rank(

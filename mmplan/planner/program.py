@@ -21,11 +21,11 @@ class Action:
     just produced, RECV posts the buffer early; the compute action that needs the tensor waits for it. `tensor` is
     `producer>consumer` (layer ids) for an activation and `producer<consumer` for its gradient. To a replica of another
     mesh the listed rank sends `copies`, one for each shard that takes its rows from it, of the part of the tensor that
-    begins at byte `offset` (0 until a rank's own program is made) of `whole_bytes` (0: it is all of it). REDUCE sums
-    the stage's gradients over its replicas; TIE then sums over stages the gradient of a matrix that each of them holds
-    (`ties.py`), whose number is in `microbatch`; STEP updates the weights. `bytes` of all but SEND and RECV are those
-    of the buffers handed to collectives meanwhile: among the replicas (`shared_bytes.py`), in a TIE among the ranks of
-    a replica that hold the matrix.
+    begins at byte `offset` (0 until a rank's own program is made) of `whole_bytes` (0: it is all of it); it gets one
+    from each shard that has some of its rows. REDUCE sums the stage's gradients over its replicas; TIE then sums over
+    stages the gradient of a matrix that each of them holds (`ties.py`), whose number is in `microbatch`; STEP updates
+    the weights. `bytes` of all but SEND and RECV are those of the buffers handed to collectives meanwhile: among the
+    replicas (`shared_bytes.py`), in a TIE among the ranks of a replica that hold the matrix.
     """
 
     kind: ActionKind

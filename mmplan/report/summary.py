@@ -117,7 +117,9 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         worst_memory_bytes=worst.memory_bytes,
         capacity_bytes=worst.capacity_bytes,
         stage_bytes=sum(alike[rank.rank] * rank.received_bytes for rank in prediction.ranks),
-        gradient_stage_bytes=sum(alike[t.rank] * t.action.bytes for t in received_gradients(prediction)),
+        gradient_stage_bytes=sum(
+            alike[t.rank] * t.action.bytes * t.action.copies for t in received_gradients(prediction)
+        ),
         reduce_bytes=sum(alike[rank.rank] * rank.reduce_bytes for rank in prediction.ranks),
         overlap_rate=overlap_rate(prediction.timeline),
     )

@@ -288,8 +288,9 @@ def test_a_rank_of_another_mesh_sends_each_shard_its_part() -> None:
         sent = sorted((rank, a.peer, *what) for rank, a, what in moves if a.kind == "SEND")
         assert sent == sorted((a.peer, rank, *what) for rank, a, what in moves if a.kind == "RECV")
         for rank in program.ranks:
-            planned = sum(a.bytes * a.copies for a in rank.actions if a.kind == "SEND")
-            assert planned == sum(a.bytes for a in own[rank.rank].actions if a.kind == "SEND")
+            for kind in ("SEND", "RECV"):
+                planned = sum(a.bytes * a.copies for a in rank.actions if a.kind == kind)
+                assert planned == sum(a.bytes for a in own[rank.rank].actions if a.kind == kind)
 
 
 def test_other_frameworks_are_told_what_they_cannot_run() -> None:
