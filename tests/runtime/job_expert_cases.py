@@ -42,6 +42,8 @@ def expert_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
             "qwen3_vl_moe",
             cut(vision, "llm.0", dp=2, ep=2, sharding="parameters"),
         ),
+        "rows, over all ranks, ZeRO-3": ("mixtral", cut(mixtral, dp=2, cp=2, ep=4, sharding="parameters")),
+        "rows, tensor parallel, recomputed": ("deepseek_v3", cut(deepseek, tp=2, cp=2, ep=2, recompute="full")),
         "frozen experts": ("qwen3_vl_moe", cut(frozen, "llm.0", dp=2, ep=2)),
     }
 

@@ -41,6 +41,8 @@ NAMES = (
     "zeros for experts that are not chosen",
     "zeros, over tensor-parallel ranks and replicas",
     "images before experts, ZeRO-3",
+    "rows, over all ranks, ZeRO-3",
+    "rows, tensor parallel, recomputed",
     "frozen experts",
 )
 
@@ -88,7 +90,7 @@ def test_ranks_have_some_experts_and_exchange_the_bytes_of_their_programs(
         for part in rank.parts:
             held[part.name] += part.gradient.numel() if part.name in whole else 0
     plan = plans[name][1]
-    copies = plan.dp * plan.tp // plan.ep if plan.sharding == "none" else 1  # replicas share out their state
+    copies = plan.dp * plan.width // plan.ep if plan.sharding == "none" else 1  # replicas share out their state
     assert +held == {key: size * copies for key, size in whole.items()}
 
 

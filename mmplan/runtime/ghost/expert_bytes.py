@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from mmplan.runtime.ghost.recording import Call
 from mmplan.runtime.ghost.split_experts import ExpertSplit
 from mmplan.runtime.tensor_sums import TensorRanks
 
@@ -16,18 +15,18 @@ class WithGradient:
     experts: bool
 
 
-def expert_forward_bytes(call: Call, split: ExpertSplit, ranks: TensorRanks, element_bytes: int) -> int:
+def expert_forward_bytes(tokens: int, split: ExpertSplit, ranks: TensorRanks, element_bytes: int) -> int:
     """Rows of this rank's tokens to experts and back, and the gather of results where tokens are dealt out."""
-    there = _own(call, split, ranks) * split.experts.width
-    return element_bytes * (2 * there + _joined(_dealt(call, split), split.experts.width, ranks))
+    there = _own(tokens, split, ranks) * split.experts.width
+    return element_bytes * (2 * there + _joined(_dealt(tokens, split), split.experts.width, ranks))
 
 
 def expert_backward_bytes(
-    call: Call, split: ExpertSplit, ranks: TensorRanks, element_bytes: int, gradient: WithGradient
+    tokens: int, split: ExpertSplit, ranks: TensorRanks, element_bytes: int, gradient: WithGradient
 ) -> int:
     """Their gradients: on the way back where results have one, on the way there where rows have one."""
-    experts, dealt = split.experts, _dealt(call, split)
-    there = _own(call, split, ranks) * experts.width
+    experts, dealt = split.experts, _dealt(tokens, split)
+    there = _own(tokens, split, ranks) * experts.width
     total = element_bytes * there * (int(gradient.rows or gradient.experts) + int(gradient.rows))
     total += element_bytes * _joined(dealt, experts.width, ranks) if gradient.rows else 0
     if experts.form == "chosen" and gradient.weights:
@@ -35,18 +34,14 @@ def expert_backward_bytes(
     return total
 
 
-def _tokens(call: Call, split: ExpertSplit) -> int:
-    return int(call.output.leaves[split.experts.output].numel()) // split.experts.width
-
-
-def _dealt(call: Call, split: ExpertSplit) -> int:
+def _dealt(tokens: int, split: ExpertSplit) -> int:
     """Rows that are dealt out over tensor-parallel ranks: tokens, or their copies for experts."""
-    return _tokens(call, split) * (1 if split.experts.form == "chosen" else split.topk)
+    return tokens * (1 if split.experts.form == "chosen" else split.topk)
 
 
-def _own(call: Call, split: ExpertSplit, ranks: TensorRanks) -> int:
+def _own(tokens: int, split: ExpertSplit, ranks: TensorRanks) -> int:
     """Copies that this rank sends to experts (see `exchange.own_rows`)."""
-    rows = _dealt(call, split)
+    rows = _dealt(tokens, split)
     size = -(-rows // ranks.degree)
     own = max(0, min(size, rows - ranks.index * size))
     return own * (split.topk if split.experts.form == "chosen" else 1)

@@ -12,11 +12,6 @@ def refuse_plan(plan: Plan) -> None:
             "`constraints.etp: [1]` in the scenario and optimize again"
         )
     shared = next((f"{name}={degree}" for name, degree in (("tp", plan.tp), ("ep", plan.ep)) if degree > 1), "")
-    if plan.cp > 1 and plan.ep > 1:
-        raise InputError(
-            f"the plan has ep={plan.ep} and cp={plan.cp}, and a model of your own is executed with one of both: set "
-            "`constraints.ep: [1]` or `constraints.cp: [1]` in the scenario and optimize again"
-        )
     compression = plan.scenario.technique.compression
     if shared and compression != "none":
         raise InputError(

@@ -13,6 +13,7 @@ from mmplan.runtime.ghost.returning import returning_calls, with_gradient
 from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.split_experts import ExpertSplit
 from mmplan.runtime.ghost.split_linears import Split
+from mmplan.runtime.ghost.unit_rows import has_rows
 from mmplan.runtime.tensor_sums import TensorRanks
 
 
@@ -61,7 +62,9 @@ class SplitSums:
         split = self.experts.get(call.unit)
         if split is None or self.ranks is None:
             return self.element_bytes * elements
-        return self.element_bytes * elements + expert_forward_bytes(call, split, self.ranks, self.element_bytes)
+        return self.element_bytes * elements + expert_forward_bytes(
+            self._tokens(call, split), split, self.ranks, self.element_bytes
+        )
 
     def _backward_bytes_of_experts(self, call: Call, given: Set[int]) -> int:
         split = self.experts.get(call.unit)
@@ -72,7 +75,7 @@ class SplitSums:
             weights=self._has_gradient(call, split.experts.weights_made_of, given),
             experts=any(f"{call.unit}.{name}" in self.trained for name in split.experts.parameters),
         )
-        return expert_backward_bytes(call, split, self.ranks, self.element_bytes, gradient)
+        return expert_backward_bytes(self._tokens(call, split), split, self.ranks, self.element_bytes, gradient)
 
     def _has_gradient(self, call: Call, made_of: Set[str | int], given: Set[int]) -> bool:
         return any(one in given or f"{call.unit}.{one}" in self.trained for one in made_of)
@@ -86,6 +89,12 @@ class SplitSums:
         of_inputs = sum(self._of_entry(call, entry) for entry in pair.entries if has_gradient(entry))
         between = [f"{call.unit}.{name}" for name in pair.between]
         return of_inputs + sum(self.model.get_parameter(name).numel() for name in between if name in self.trained)
+
+    def _tokens(self, call: Call, split: ExpertSplit) -> int:
+        """Of a call, on this rank."""
+        output = call.output.leaves[split.experts.output]
+        along = call.rows is not None and has_rows(output, call.rows[1])
+        return self._here(call, int(output.numel()) // split.experts.width, along=along)
 
     def _of_entry(self, call: Call, entry: Entry) -> int:
         """Elements that layers split by columns read."""
