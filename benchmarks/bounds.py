@@ -35,7 +35,7 @@ from mmplan.planner.stage_solver import solve_cut
 from mmplan.scenario.cluster import Pool
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import ModelModule, Scenario, Training
-from mmplan.scenario.technique import SHARDINGS, ContextParallel
+from mmplan.scenario.technique import OFFLOADS, SHARDINGS, ContextParallel
 
 SCENARIOS = ("tiny", "llava-1.5-7b-sft", "llama-3.2-11b-vision", "llava-1.5-7b-pretrain", "qwen2-vl-7b")
 SCENARIOS += ("qwen2-audio-7b", "whisper-llama3-8b", "qwen3-vl-30b-a3b", "vitl16-llama3-8b", "pixtral-12b")
@@ -100,7 +100,7 @@ def varied(draw: random.Random, kind: str) -> Scenario:
         attention="math" if draw.random() < 0.1 else "flash2",
         fp8="tensor" if draw.random() < 0.1 else "none",
         context_parallel="ring" if "patches" in axes else draw.choice(get_args(ContextParallel)),
-        offload=draw.choice(["optimizer", "parameters"]) if "host memory" in axes else "none",
+        offload=draw.choice(OFFLOADS[1:]) if "host memory" in axes else "none",
         compression=draw.choice(["topk", "fp8"]) if "compression" in axes else "none",
     )
     return replace(

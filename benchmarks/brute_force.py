@@ -1,14 +1,17 @@
 """The search against trying everything, on random jobs of one to three modalities with zones and unlike devices.
 
-    python benchmarks/brute_force.py [-o benchmarks/brute_force.csv] [--jobs 500]
+    python benchmarks/brute_force.py [-o benchmarks/brute_force.csv] [--jobs 500] [--wider 150]
 
-At most 12 layers in 9 pieces, at most 8 devices; several chunks per rank and experts among the configurations.
+At most 12 layers in 9 pieces, at most 8 devices; several chunks per rank and experts among the configurations. Beside these
+`wider` jobs of at most 7 pieces: states, weights or activations in host memory, cp by ring and by all-to-all, score
+matrices and their recomputation, GPipe, split rows.
 `equal`: the plan's closed form is the least over all pool orders, configurations and cuts, up to the launch of one
 operator; `bounded`: the proven bound is not above it.
 """
 
 import argparse
 import csv
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -17,24 +20,28 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "planner"))
 
 from pipeline_toys import DEVICE  # noqa: E402
-from random_jobs import MOST_GROUPS, best_by_trying, groups_of, random_job  # noqa: E402
+from random_jobs import MOST_GROUPS, best_by_trying, groups_of, random_job, wider_job  # noqa: E402
 
 from mmplan.cost_models.build import build_graph  # noqa: E402
 from mmplan.errors import InfeasibleError  # noqa: E402
 from mmplan.planner.search import optimize  # noqa: E402
 
+MOST_WIDER = 7  # each technique is tried by itself
 
-def row(seed: int) -> dict[str, object]:
-    job = random_job(seed)
+
+def row(seed: int, wider: bool) -> dict[str, object]:
+    job = wider_job(seed) if wider else random_job(seed)
     best_s, tried = best_by_trying(job)
     started = time.perf_counter()
     try:
-        certificate = optimize(job, gap=0.0).plan.certificate
+        plan = optimize(job, gap=0.0).plan
+        certificate = plan.certificate
     except InfeasibleError:
-        certificate = None
+        plan = certificate = None
     wall_s = time.perf_counter() - started
     return {
         "seed": seed,
+        "jobs": "wider" if wider else "random",
         "layers": len(build_graph(job).layers()),
         "pieces": groups_of(job),
         "modalities": len({module.modality for module in job.model.modules}),
@@ -49,6 +56,8 @@ def row(seed: int) -> dict[str, object]:
         if certificate is not None and best_s is not None
         else certificate is None and best_s is None,
         "bounded": certificate is None or best_s is None or certificate.bound_s <= best_s,
+        "offload": "" if plan is None else plan.scenario.technique.offload,
+        "cp": "" if plan is None else plan.cp,
         "wall_s": f"{wall_s:.3f}",
     }
 
@@ -57,13 +66,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=Path(__file__).with_suffix(".csv"))
     parser.add_argument("--jobs", type=int, default=500)
+    parser.add_argument("--wider", type=int, default=150)
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
-    seed = 0
-    while len(rows) < options.jobs:
-        if groups_of(random_job(seed)) <= MOST_GROUPS:
-            rows.append(row(seed))
-        seed += 1
+    for count, wider, pieces in ((options.jobs, False, MOST_GROUPS), (options.wider, True, MOST_WIDER)):
+        fitting = (seed for seed in itertools.count() if groups_of(random_job(seed)) <= pieces)
+        rows += [row(seed, wider) for seed in itertools.islice(fitting, count)]
     with options.output.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()

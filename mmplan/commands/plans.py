@@ -229,7 +229,8 @@ def fit(
     recompute: Annotated[str | None, typer.Option(help="none, selective, full, or layers per stage.")] = None,
     attention: Annotated[str | None, typer.Option(help="math, flash1, flash2, flash3 or cudnn.")] = None,
     offload: Annotated[
-        str | None, typer.Option(help="none, optimizer or parameters: what lives in host memory.")
+        str | None,
+        typer.Option(help="none, optimizer, parameters, activations or optimizer+activations: on the host."),
     ] = None,
     sequence_parallel: Annotated[
         bool | None, typer.Option("--sp/--no-sp", help="Sequence parallel; default: the stack's.")

@@ -219,7 +219,7 @@ class _PoolCosts:
 
     def _moves_states(self, layout: Layout) -> bool:
         """Whether weights or gradients of a rank are elsewhere between microbatches."""
-        away = self._rules.technique.offload == "parameters" and layout.sharding == "parameters"
+        away = self._rules.technique.host_states == "parameters" and layout.sharding == "parameters"
         return away or (layout.sharding in ("gradients", "parameters") and layout.most_replicas > 1)
 
     def _held(self, kind: int, layer: Layer, layout: Layout) -> tuple[Trained, Trained]:

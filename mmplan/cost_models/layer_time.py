@@ -10,7 +10,7 @@ from mmplan.cost_models.delta_ops import DeltaRule
 from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.exposed_time import add_cp, add_ep, add_tp
 from mmplan.cost_models.gemm import STREAM_FRACTION
-from mmplan.cost_models.host_offload import offloaded_seconds
+from mmplan.cost_models.host_offload import copied_activations_s, offloaded_seconds
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.op_time import add_attention, add_delta, add_pointwise, add_product
@@ -48,6 +48,7 @@ def layer_seconds(
     add_ep(seconds, rules, layer, load, shard)
     _add_recompute(seconds, rules, layer)
     _add_host(seconds, rules, parts[0][1] + parts[1][1])
+    _add_copies(seconds, copied_activations_s(rules, layer, load, shard))
     return seconds
 
 
@@ -89,7 +90,7 @@ def optimizer_seconds(rules: Rules, optimizer: Optimizer, parameters: float) -> 
     if parameters == 0:
         return 0.0
     host = rules.device.host_bytes_per_s
-    if rules.technique.offload != "none" and host is not None:
+    if rules.technique.host_states != "none" and host is not None:
         return max(offloaded_seconds(rules, parameters, host), rules.device.launch_s)
     moments = 2 * FP32_BYTES if optimizer.name == "adamw" else 0
     has_master = optimizer.name == "adamw" and rules.element_bytes < FP32_BYTES
@@ -153,3 +154,11 @@ def _add_host(seconds: Seconds, rules: Rules, launches: int) -> None:
     backward = seconds[DGRAD].sum() + seconds[WGRAD].sum()
     if backward > 0:
         seconds[DGRAD, column] = max(0.0, _BACKWARD_HOST * host_s - backward)
+
+
+def _add_copies(seconds: Seconds, copied_s: float) -> None:
+    """Of copies of activations to the host and back what is longer than the work beside them."""
+    backward_s = sum(seconds[phase].sum() for phase in (DGRAD, WGRAD, RECOMPUTE))
+    seconds[FORWARD, PART["host"]] += max(0.0, copied_s - seconds[FORWARD].sum())
+    if backward_s > 0:
+        seconds[DGRAD, PART["host"]] += max(0.0, copied_s - backward_s)

@@ -81,7 +81,7 @@ def state_parts(
     per = parameter_bytes(precision, optimizer, technique)
     stage = SHARDINGS.index(technique.sharding)
     split_from = memory_rules(technique.stack).gradients_split_from
-    on_host = ("none", "optimizer", "parameters").index(technique.offload)
+    on_host = ("none", "optimizer", "parameters").index(technique.host_states)
     frozen = counts.dense_frozen + counts.expert_frozen
     weights = split_bytes(counts, replicas, per.weight, stage >= 3)
     weights += math.ceil(frozen * per.frozen / (replicas.dense if stage >= 3 else 1))
@@ -114,16 +114,17 @@ def host_parts(
     counts: ParameterCounts, replicas: Replicas, precision: Dtype, optimizer: Optimizer, technique: Technique
 ) -> tuple[MemoryPart, ...]:
     """What offloading puts into (pinned) host memory, per rank (arXiv 2101.06840, section 3)."""
-    if technique.offload == "none":
+    if technique.host_states == "none":
         return ()
     per = parameter_bytes(precision, optimizer, technique)
     on_device = {
         part.name: part
         for part in state_parts(counts, replicas, precision, optimizer, replace(technique, offload="none"))
     }
-    names = ("optimizer state",) if technique.offload == "optimizer" else ("weights", "gradients", "optimizer state")
+    alone = technique.host_states == "optimizer"
+    names = ("optimizer state",) if alone else ("weights", "gradients", "optimizer state")
     moved = [on_device[name] for name in names if name in on_device]
-    copy = split_bytes(counts, replicas, per.gradient, True) if technique.offload == "optimizer" else 0
+    copy = split_bytes(counts, replicas, per.gradient, True) if alone else 0
     pinned = MemoryPart(
         name="pinned gradient copy", bytes=copy, why=f"gradients of the offloaded shard: {copy:,} B", level="device"
     )

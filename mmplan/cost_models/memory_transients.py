@@ -88,7 +88,7 @@ def optimizer_step_part(
     `shard_main_param.grad`; stage_1_and_2.py, `single_grad_partition`).
     """
     rules, per = memory_rules(technique.stack), parameter_bytes(precision, optimizer, technique)
-    if technique.offload != "none" or counts.trained == 0 or optimizer.name == "sgd":
+    if technique.host_states != "none" or counts.trained == 0 or optimizer.name == "sgd":
         return None
     size = split_bytes(counts, replicas, 4, technique.sharding != "none")
     if rules.engine in ("fsdp", "plain"):

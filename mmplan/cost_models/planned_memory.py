@@ -16,7 +16,7 @@ from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout, as_layout, trained_on_rank
 from mmplan.cost_models.load import Load, Loads
-from mmplan.cost_models.memory_activations import Setting, kept, kept_recomputed, logits_bytes, working_bytes
+from mmplan.cost_models.memory_activations import BLOCKS, Setting, kept, kept_recomputed, logits_bytes, working_bytes
 from mmplan.cost_models.memory_states import layer_counts, state_parts
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype, Scenario
 from mmplan.scenario.technique import Technique, recomputing
@@ -43,8 +43,21 @@ def unsent_bytes(layer: Layer, technique: Technique, layout: Layout) -> int:
 
 
 def planned_kept_bytes(layer: Layer, load: Load, scenario: Scenario, layout: int | Layout = 1) -> int:
-    """Bytes that a layer keeps of a microbatch from its forward to its backward, on each rank."""
-    ranks = as_layout(layout)
+    """Bytes that a layer keeps on the device of a microbatch from its forward to its backward, on each rank."""
+    if scenario.technique.host_activations and layer.kind in BLOCKS:
+        return 0
+    return _held_bytes(layer, load, scenario, as_layout(layout))
+
+
+def offloaded_bytes(layer: Layer, load: Load, scenario: Scenario, layout: Layout) -> int:
+    """Bytes of a microbatch that wait in host memory from a layer's forward to its backward; on the device they are
+    while the layer is at work, and while they are on their way beside the next one."""
+    if not scenario.technique.host_activations or layer.kind not in BLOCKS:
+        return 0
+    return _held_bytes(layer, load, scenario, layout)
+
+
+def _held_bytes(layer: Layer, load: Load, scenario: Scenario, ranks: Layout) -> int:
     setting, share = _setting(layer, scenario, ranks), ranks.load(layer, load)
     if layer.kind == "loss":
         return math.ceil(logits_bytes(layer, share, setting, _hidden(scenario))[0]) if layer.has_backward else 0
@@ -74,8 +87,8 @@ def planned_excess_bytes(layer: Layer, mean: Load, peak: Load, scenario: Scenari
 def planned_working_bytes(layers: Iterable[Layer], loads: Loads, scenario: Scenario, layout: Layout) -> int:
     """Bytes that any stage has at most at work, the loss apart: what one layer needs beside what it keeps, if it is
     recomputed its activations once more; with sharded parameters the layer, the next one, and a gradient (torch FSDP
-    docs, `BackwardPrefetch`)."""
-    work = whole = 0
+    docs, `BackwardPrefetch`); with activations in host memory those of the layer, and of another on their way."""
+    work = whole = away = 0
     seen: set[tuple[object, ...]] = set()
     for layer in layers:
         key = (layer.module, layer.kind, layer.ops, layer.grad_values, layout.recomputed(layer))
@@ -84,7 +97,8 @@ def planned_working_bytes(layers: Iterable[Layer], loads: Loads, scenario: Scena
         seen.add(key)
         work = max(work, layer_working_bytes(layer, loads[layer.module], scenario, layout))
         whole = max(whole, gathered_bytes(layer, scenario, layout))
-    return work + whole
+        away = max(away, offloaded_bytes(layer, loads[layer.module], scenario, layout))
+    return work + whole + away
 
 
 def layer_working_bytes(layer: Layer, load: Load, scenario: Scenario, layout: Layout) -> int:
@@ -94,8 +108,8 @@ def layer_working_bytes(layer: Layer, load: Load, scenario: Scenario, layout: La
     plain, share = layout.at("none"), layout.load(layer, load)
     size = math.ceil(working_bytes(layer, share, _setting(layer, scenario, plain)))
     if layout.recomputed(layer) == "full":
-        size += planned_kept_bytes(layer, load, scenario, plain) - planned_kept_bytes(layer, load, scenario, layout)
-    return size
+        size += _held_bytes(layer, load, scenario, plain) - _held_bytes(layer, load, scenario, layout)
+    return size + offloaded_bytes(layer, load, scenario, layout)
 
 
 def loss_working_bytes(layer: Layer, load: Load, scenario: Scenario, layout: Layout, beside: int) -> int:

@@ -44,6 +44,7 @@ def families(scenario: Scenario) -> tuple[Family, ...]:
         _zones(scenario),
         _offload(scenario, "optimizer"),
         _offload(scenario, "parameters"),
+        _away(scenario),
         _nodes(scenario),
         _memory(scenario),
         _batch(scenario),
@@ -109,6 +110,16 @@ def _offload(scenario: Scenario, place: Offload) -> Family:
         return f"with constraints.offload [{place}] (at least some {more} more per step)", away
 
     return Family(kind="offload", steps=int(possible), step=step)
+
+
+def _away(scenario: Scenario) -> Family:
+    """Activations of blocks in host memory."""
+    known = all(pool.device.host_bytes_per_s is not None for pool in scenario.cluster.pools)
+    away = replace(scenario, technique=replace(scenario.technique, offload="activations"))
+    clause = "with constraints.offload [activations]"
+    return Family(
+        kind="offload", steps=int(known and scenario.technique.offload == "none"), step=lambda _: (clause, away)
+    )
 
 
 def _nodes(scenario: Scenario) -> Family:

@@ -28,7 +28,7 @@ from mmplan.planner.configurations import Column, Configurations
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.first_ends import Floats, in_pools, whole_ends
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import allowed_levels, room_bytes_of
+from mmplan.planner.problem import allowed_levels, quickest_levels, room_bytes_of
 from mmplan.planner.stage_order import tail_start
 from mmplan.planner.upsets import BoolArray, IntArray
 from mmplan.scenario.cluster import Cluster
@@ -127,8 +127,8 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
 def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -> _Model:
     sizes = np.unique(configurations.microbatch_size).astype(np.int64)
     kinds, member = prices.kinds, prices.members(groups).astype(np.float64)
-    levels = allowed_levels(prices.scenario)
-    alike = prices.alike_at(levels[0], levels[-1])
+    levels, quickest = allowed_levels(prices.scenario), quickest_levels(prices.scenario)
+    alike = prices.alike_at(*quickest, levels[-1])
     costs, scenario = prices.costs, prices.scenario
 
     pools = range(len(prices.scenario.cluster.pools))
@@ -139,11 +139,15 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
         return prices.loads(int(sizes[size]) * count)[layer.module], count
 
     def work_s(layer: Layer, layout: Layout, size: int) -> list[float]:
-        """By pool; then of the forward, in the quickest."""
-        ways, (load, count) = in_pools(prices, replace(layout, recompute=levels[0])), at_once(layer, layout, size)
-        forward_s = [costs.forward_s(layer, load, at) / count for at in ways]
-        both_s = [one_s + costs.backward_s(layer, load, at) / count for one_s, at in zip(forward_s, ways, strict=True)]
-        return [*both_s, min(forward_s)]
+        """By pool; then of the forward, in the quickest. Each at the quickest level."""
+        (load, count), found = at_once(layer, layout, size), []
+        for level in quickest:
+            ways = in_pools(prices, replace(layout, recompute=level))
+            forward_s = [costs.forward_s(layer, load, at) / count for at in ways]
+            backward_s = [costs.backward_s(layer, load, at) / count for at in ways]
+            both_s = [there_s + back_s for there_s, back_s in zip(forward_s, backward_s, strict=True)]
+            found.append([*both_s, min(forward_s)])
+        return found[0] if len(found) == 1 else np.min(found, axis=0).tolist()
 
     def kept_bytes(layer: Layer, layout: Layout, size: int) -> list[float]:
         """At the quickest and the leanest level."""
@@ -184,7 +188,7 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -
     # which kinds a level recomputes that the quickest does not; unknown where attention alone may be recomputed
     drops = np.array([[Layout(recompute=level).recomputed(layer) != "none" for layer in kinds] for level in levels])
     selective = "selective" in levels
-    further = drops[:1] & False if selective else drops & ~drops[0]
+    further = drops[:1] & False if selective or len(quickest) > 1 else drops & ~drops[0]
     rates = np.where(saved > 0, forward_s / np.where(saved > 0, saved, 1.0), np.inf).min(axis=2)
     held = tabulated(kinds, prices.alike, of_bases, used[:, :1] | True, 27, counts)[:, 0] @ member.sum(axis=0)
     return _Model(

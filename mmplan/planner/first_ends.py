@@ -106,8 +106,8 @@ def _state_bytes(prices: Prices, layout: Layout, counts: list[float]) -> float:
     per = parameter_bytes(scenario.precision, scenario.optimizer, technique)
     split_from = memory_rules(technique.stack).gradients_split_from
     dense, expert = layout.replicas, layout.expert_replicas
-    on_device = 1 if technique.offload != "parameters" else 0
-    optimizer_bytes = per.optimizer if technique.offload == "none" else 0
+    on_device = 1 if technique.host_states != "parameters" else 0
+    optimizer_bytes = per.optimizer if technique.host_states == "none" else 0
     total = 0.0
     for trained, frozen, ranks in zip(counts[:3], counts[3:], (dense, dense * layout.tp, expert), strict=True):
         weights, gradients, states = (ranks if stage >= least else 1 for least in (3, split_from, 1))

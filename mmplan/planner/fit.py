@@ -123,6 +123,11 @@ def _single_changes(scenario: Scenario, degrees: Degrees) -> Iterator[tuple[str,
             replace(scenario, technique=replace(technique, offload="optimizer")),
             degrees,
         )
+        yield (
+            "offload the activations of blocks to host memory",
+            replace(scenario, technique=replace(technique, offload="activations")),
+            degrees,
+        )
     if degrees.microbatch_size > 1:
         half = replace(degrees, microbatch_size=degrees.microbatch_size // 2, microbatches=degrees.microbatches * 2)
         yield f"mbs {half.microbatch_size}", scenario, half

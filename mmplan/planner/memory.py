@@ -161,7 +161,10 @@ def _estimate(job: _Job, stage: _Stage) -> MemoryEstimate:
             Moment(name="training step", parts=_present(step)),
             Moment(name="optimizer update", parts=_present(update)),
         ),
-        host_parts=host_parts(counts, job.replicas, precision, optimizer, technique),
+        host_parts=(
+            *host_parts(counts, job.replicas, precision, optimizer, technique),
+            *_host_activations(job, stage),
+        ),
         largest=largest_tensors(stage.layers, job.peak, job.settings),
         limit_bytes=device.memory_bytes,
         headroom=scenario.constraints.memory_headroom,
@@ -198,7 +201,7 @@ def _recomputed(job: _Job, stage: _Stage) -> set[str]:
 
 
 def _activation_parts(job: _Job, stage: _Stage) -> tuple[MemoryPart, ...]:
-    again = _recomputed(job, stage)
+    again, away = _recomputed(job, stage), job.scenario.technique.host_activations
     total, logits = Kept(), (0.0, 0.0)
     for layers, alive in zip(stage.chunks, stage.in_flight, strict=True):
         for layer in layers if alive else ():
@@ -209,6 +212,8 @@ def _activation_parts(job: _Job, stage: _Stage) -> tuple[MemoryPart, ...]:
                 logits = (logits[0] + held * kept_logits, max(logits[1], at_work))
                 continue
             recomputed = layer.id in again
+            if away and layer.kind in BLOCKS:
+                continue
             total += _kept(job, layer, load, recomputed).scaled(alive - 1) + _kept(job, layer, peak, recomputed)
     live, name, why = _working(job, stage, again)
     if logits[1] > live:
@@ -220,9 +225,35 @@ def _activation_parts(job: _Job, stage: _Stage) -> tuple[MemoryPart, ...]:
         ("attention scores", total.scores, f"pairs x heads kept, {shown} microbatches alive"),
         ("dropout masks", total.masks, f"one byte per element, {shown} microbatches alive"),
         ("logits", logits[0], f"kept for the backward of the loss ({job.scenario.technique.cross_entropy})"),
+        ("activations on their way", *_travelling(job, stage, again)),
         (name, live, why),
     )
     return tuple(MemoryPart(name=name, bytes=math.ceil(size), why=why) for name, size, why in parts)
+
+
+def _travelling(job: _Job, stage: _Stage, again: set[str]) -> tuple[float, str]:
+    """Where activations of blocks wait in host memory: those of the block at work, and of another on their way."""
+    if not job.scenario.technique.host_activations:
+        return 0.0, ""
+    blocks = [layer for layer in stage.layers if layer.kind in BLOCKS]
+    most = max((_kept(job, layer, job.peak[layer.module], layer.id in again).total for layer in blocks), default=0.0)
+    return 2 * most, "what a block keeps, of the one at work and of one that is copied to the host or back"
+
+
+def _host_activations(job: _Job, stage: _Stage) -> tuple[MemoryPart, ...]:
+    """What waits in host memory for the backwards of all microbatches in flight."""
+    if not job.scenario.technique.host_activations:
+        return ()
+    again, total, blocks = _recomputed(job, stage), 0.0, 0
+    for layers, alive in zip(stage.chunks, stage.in_flight, strict=True):
+        for layer in layers:
+            if alive and layer.kind in BLOCKS:
+                recomputed, name, blocks = layer.id in again, layer.module, blocks + 1
+                total += (alive - 1) * _kept(job, layer, job.mean[name], recomputed).total
+                total += _kept(job, layer, job.peak[name], recomputed).total
+    shown = "+".join(str(count) for count in stage.in_flight)
+    why = f"what {blocks} blocks keep of {shown} microbatch(es)"
+    return (MemoryPart(name="activations", bytes=math.ceil(total), why=why, level="device"),)
 
 
 def _working(job: _Job, stage: _Stage, again: set[str]) -> tuple[float, str, str]:

@@ -28,7 +28,7 @@ from mmplan.planner.mesh_problem import MeshedGroups
 from mmplan.planner.mesh_rows import first_ranks, taken, without
 from mmplan.planner.objective import Scale
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import allowed_levels, build_problem, devices_per_node
+from mmplan.planner.problem import build_problem, devices_per_node, quickest_levels
 from mmplan.planner.quantise import NS_PER_S
 from mmplan.planner.stage_order import tail_start
 from mmplan.planner.stage_solver import solve_cut
@@ -173,17 +173,18 @@ class MeshFrontier:
         rows, prices = self._rows, self._own
         sizes = np.unique(rows.microbatch_size).astype(np.int64)
         loads, costs = [prices.loads(int(size)) for size in sizes], prices.costs
-        level, pools = allowed_levels(prices.scenario)[0], range(len(self._cluster.pools))
+        levels, pools = quickest_levels(prices.scenario), range(len(self._cluster.pools))
 
         def work_s(layer: Layer, layout: Layout, size: int) -> list[float]:
-            ways, load = [replace(layout, recompute=level, pools=(pool,)) for pool in pools], loads[size][layer.module]
+            load = loads[size][layer.module]
+            ways = [replace(layout, recompute=level, pools=(pool,)) for level in levels for pool in pools]
             return [min(costs.forward_s(layer, load, at) + costs.backward_s(layer, load, at) for at in ways)]
 
         used = np.zeros((len(rows.bases), len(sizes)), dtype=np.bool_)
         used[rows.base[chosen], np.searchsorted(sizes, rows.microbatch_size[chosen])] = True
         member = prices.members(self._groups).astype(np.float64)
         of_bases = alike_bases(prices.kinds, rows.bases)
-        group_s = tabulated(prices.kinds, prices.alike_at(level), of_bases, used, 1, work_s)[:, :, 0] @ member.T
+        group_s = tabulated(prices.kinds, prices.alike_at(*levels), of_bases, used, 1, work_s)[:, :, 0] @ member.T
         down_s = group_s.copy()
         for producer, consumer in sorted(self._groups.pairs, reverse=True):
             down_s[..., producer] = np.maximum(down_s[..., producer], group_s[..., producer] + down_s[..., consumer])

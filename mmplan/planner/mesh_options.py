@@ -10,7 +10,7 @@ from mmplan.planner.contract import GroupGraph
 from mmplan.planner.first_bounds import SAFE, busiest
 from mmplan.planner.mesh_choices import Apart
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import allowed_levels
+from mmplan.planner.problem import quickest_levels
 from mmplan.planner.quantise import NS_PER_S
 from mmplan.planner.upsets import BoolArray, IntArray
 
@@ -113,14 +113,14 @@ class MeshOptions:
         if key not in self._priced:
             (prices, groups), own = self._sides[mesh], self._apart[mesh].mesh(*width, 1)
             layout = Layout(tp=own.tp, cp=own.cp, ep=own.ep, spread=own.spread, patches=own.patches)
-            costs, level = prices.costs, allowed_levels(prices.scenario)[0]
+            costs, levels = prices.costs, quickest_levels(prices.scenario)
             pools = range(len(prices.scenario.cluster.pools))
             loads = prices.loads(samples)
             known: dict[int, float] = {}
-            alike = prices.alike_at(level)
+            alike = prices.alike_at(*levels)
             for like, layer in zip(alike, prices.kinds, strict=True):
                 if like not in known:
-                    ways = [replace(layout, recompute=level, pools=(pool,)) for pool in pools]
+                    ways = [replace(layout, recompute=level, pools=(pool,)) for level in levels for pool in pools]
                     load = loads[layer.module]
                     known[like] = min(costs.forward_s(layer, load, x) + costs.backward_s(layer, load, x) for x in ways)
             member = prices.members(groups).astype(np.float64)

@@ -20,6 +20,8 @@ IN_HOST_MEMORY: dict[str, str] = {
     "none": "",
     "optimizer": "optimizer state",
     "parameters": "weights, gradients and optimizer state",
+    "activations": "activations of blocks",
+    "optimizer+activations": "optimizer state and activations of blocks",
 }
 
 

@@ -22,6 +22,7 @@ from mmplan.cost_models.planned_memory import (
     handed_out_bytes,
     layer_working_bytes,
     loss_working_bytes,
+    offloaded_bytes,
     planned_kept_bytes,
     planned_state_bytes,
 )
@@ -234,7 +235,9 @@ class Prices:
         loads, kept = self.loads(1), [0]
         for like, layer in self._first_kinds():
             if layer.module not in layout.spread:  # kept bytes of the others are not linear in samples
-                kept.append(self._kept_bytes(like, layer, loads[layer.module], layout))
+                load = loads[layer.module]
+                held = self._kept_bytes(like, layer, load, layout), self._offloaded_bytes(like, layer, load, layout)
+                kept.append(sum(held))
         return math.floor(room_bytes / (max(kept) - 1)) if max(kept) > 1 else LARGEST_MICROBATCH
 
     def _kept_bytes(self, kind: int, layer: Layer, load: Load, layout: Layout) -> int:
@@ -255,7 +258,18 @@ class Prices:
             key = ("gathered", replace(layout, dp=1, recompute="none"), several)
             layers, scenario = self.kinds, self.scenario
             whole = _once(self._bytes, key, lambda: max(gathered_bytes(layer, scenario, layout) for layer in layers))
-        return work + whole
+        return work + whole + self._travelling_bytes(layout, loads)
+
+    def _travelling_bytes(self, layout: Layout, loads: Loads) -> int:
+        """Of one layer what is on its way to host memory or from it."""
+        if not self.scenario.technique.host_activations:
+            return 0
+        every = zip(self.alike, self.kinds, strict=True)
+        return max(self._offloaded_bytes(like, layer, loads[layer.module], layout) for like, layer in every)
+
+    def _offloaded_bytes(self, kind: int, layer: Layer, load: Load, layout: Layout) -> int:
+        key = ("away", kind, load, layout.shard(layer), layout.sharing(layer), layout.recomputed(layer))
+        return _once(self._bytes, key, lambda: offloaded_bytes(layer, load, self.scenario, layout))
 
     def _working_bytes(self, kind: int, layer: Layer, load: Load, layout: Layout) -> int:
         key = ("at work", kind, load, layout.shard(layer), layout.sharing(layer), layout.recomputed(layer))

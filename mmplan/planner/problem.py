@@ -282,6 +282,13 @@ def allowed_levels(scenario: Scenario) -> tuple[RecomputeLevel, ...]:
     )
 
 
+def quickest_levels(scenario: Scenario) -> tuple[RecomputeLevel, ...]:
+    """Those at one of which any layer takes least: to recompute less, or, where activations wait in host memory, to
+    copy less."""
+    levels = allowed_levels(scenario)
+    return levels if scenario.technique.host_activations else levels[:1]
+
+
 def least_of(rows: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """The least of each column."""
     return rows[0] if len(rows) == 1 else tuple(map(min, *rows))

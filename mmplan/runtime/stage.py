@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout
+from mmplan.cost_models.memory_activations import BLOCKS
 from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.compression.sums import messages_of
@@ -134,6 +135,8 @@ class LayerStage(WeightedStage):
         self._has_backward = any(layer.has_backward for layer in layers)
         # Where nothing is kept for a backward, nothing is to be made anew.
         self._recomputed = {la.id for la in layers if la.has_backward and layout.recomputed(la) == "full"}
+        on_host = scenario.technique.host_activations
+        self._away = {la.id for la in layers if on_host and la.has_backward and la.kind in BLOCKS}
         # A replica without rows still has experts that those of others go to.
         self._exchanging = {la.id for la in layers if la.has_experts and ranks is not None and ranks.experts}
         self._dtype = TORCH_DTYPES[model.precision]
@@ -208,7 +211,7 @@ class LayerStage(WeightedStage):
         for layer in layers:
             is_dealt = layer.id in self._dealt.parts
             self.state.enter(layer.id, backward=False)
-            with self.counting(state.kept, batch.addresses()):
+            with self.counting(state.kept, batch.addresses(), away=layer.id in self._away):
                 inputs = self._inputs(layer, values, whole, batch, state)
                 values[layer.id] = self._compute(layer, inputs, own if is_dealt else batch, state)
             self.outputs.add(microbatch, layer.id, values[layer.id])

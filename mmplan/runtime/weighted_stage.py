@@ -13,6 +13,7 @@ from torch.nn import Parameter
 
 from mmplan.runtime.finite import OutputSums, Unsound
 from mmplan.runtime.held import Buffer, Place
+from mmplan.runtime.host_activations import kept_on_host
 from mmplan.runtime.state import StageState
 from mmplan.runtime.weight_store import WeightStore
 
@@ -117,12 +118,17 @@ class WeightedStage(ABC):
         return self.state.memory_bytes() + sum(self.kept_bytes()) + postponed
 
     @contextmanager
-    def counting(self, kept: dict[int, int], given: Iterable[int]) -> Iterator[None]:
-        """Tensors that autograd saves inside are counted, by address; not those at the addresses of what was given."""
-        if not self._count_kept:
+    def counting(self, kept: dict[int, int], given: Iterable[int], *, away: bool = False) -> Iterator[None]:
+        """Tensors that autograd saves inside are counted, by address, or where they are to be `away` put into host
+        memory; not those at the addresses of what was given."""
+        if not self._count_kept and not away:
             yield
             return
         skipped = self.state.addresses() | set(given)
+        if away:
+            with kept_on_host(skipped):
+                yield
+            return
 
         def count(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()

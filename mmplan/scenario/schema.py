@@ -33,7 +33,7 @@ from mmplan.scenario.schema_values import (
     Schedules,
     Shardings,
 )
-from mmplan.scenario.technique import Recompute, Sharding
+from mmplan.scenario.technique import Offload, Recompute, Sharding
 
 
 class MoeSpec(Strict):
@@ -293,7 +293,8 @@ class ConstraintsSpec(Strict):
     offload: Offloads = Field(
         default=["none"],
         min_length=1,
-        description="what may lie in host memory, if that is faster: optimizer states; parameters: weights, too",
+        description="what may lie in host memory, if that is faster: optimizer states; parameters: weights, too; "
+        "activations: what blocks keep for their backward; optimizer+activations: both",
     )
     compression: Compressions = Field(
         default=["none"],
@@ -340,7 +341,7 @@ class TechniqueSpec(Strict):
     context_parallel: Literal["ring", "all-to-all"] | None = Field(
         default=None, description="with cp > 1: ring attention, or all-to-all over heads (Ulysses)"
     )
-    offload: Literal["none", "optimizer", "parameters"] | None = Field(default=None, description="kept in host memory")
+    offload: Offload | None = Field(default=None, description="kept in host memory")
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None, description="type gradients are summed and reduced in; default: the optimizer's"
     )

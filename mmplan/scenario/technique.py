@@ -6,15 +6,16 @@ shows which was used.
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, get_args
 
 Attention = Literal["math", "flash1", "flash2", "flash3", "cudnn"]
 Fp8 = Literal["none", "tensor", "block", "mx"]
 FP8S: tuple[Fp8, ...] = ("none", "tensor", "block", "mx")
 Recompute = Literal["none", "selective", "full"]
 Sharding = Literal["none", "optimizer", "gradients", "parameters"]
-Offload = Literal["none", "optimizer", "parameters"]
-OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "parameters")
+Offload = Literal["none", "optimizer", "parameters", "activations", "optimizer+activations"]
+OFFLOADS: tuple[Offload, ...] = get_args(Offload)
+OffloadedStates = Literal["none", "optimizer", "parameters"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 SHARDINGS: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters")  # ZeRO-0 to ZeRO-3
 Compression = Literal["none", "topk", "fp8"]
@@ -52,7 +53,8 @@ class Technique:
     attention trades rows for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
     offload: Offload = "none"
     """What lives in host memory (arXiv 2101.06840); `parameters` are weights, gradients and optimizer state, each
-    rank's share under ZeRO-3 (arXiv 2104.07857)."""
+    rank's share under ZeRO-3 (arXiv 2104.07857); `activations` what blocks keep for their backward (vDNN, arXiv
+    1602.08124)."""
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Type gradients are accumulated and reduced in; None: the optimizer's `gradient_dtype`."""
     compression: Compression = "none"
@@ -67,6 +69,18 @@ class Technique:
     frozen_hooks: bool = False
     """Frozen modules run with gradient hooks on (`enable_input_require_grads`): they keep activations although nothing
     in them is trained."""
+
+    @property
+    def host_states(self) -> OffloadedStates:
+        """Which states live in host memory."""
+        if self.offload == "parameters":
+            return "parameters"
+        return "optimizer" if self.offload in ("optimizer", "optimizer+activations") else "none"
+
+    @property
+    def host_activations(self) -> bool:
+        """Whether what blocks keep for their backward waits for it in host memory."""
+        return self.offload in ("activations", "optimizer+activations")
 
     def __post_init__(self) -> None:
         if self.recompute_layers is not None and (self.recompute != "full" or self.recompute_layers < 1):

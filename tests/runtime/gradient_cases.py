@@ -144,6 +144,12 @@ def cases() -> dict[str, Plan]:
         "frozen vision stage": hand_plan(frozen_all, FOUR_STAGES),
         "LoRA language model": hand_plan(adapted, FOUR_STAGES),
         "two replicas": hand_plan(tiny, TWO_STAGES, dp=2),
+        "activations in host memory, two replicas that share weights": replace(
+            hand_plan(_on_host(tiny), TWO_STAGES, dp=2), sharding="parameters"
+        ),
+        "activations in host memory, every second block recomputed": _recomputing(
+            hand_plan(_on_host(_experts(tiny)), ((*VISION, "deep.0"), *FOUR_STAGES[1:])), "half"
+        ),
         "balanced samples": replace(
             hand_plan(replace(tiny, global_batch=16), TWO_STAGES, dp=2, microbatch_size=2), composition="balance"
         ),
@@ -157,6 +163,10 @@ def cases() -> dict[str, Plan]:
         **_scheduled(tiny, adapted, frozen_all),
         **_over_stages(_tied(tiny)),
     }
+
+
+def _on_host(scenario: Scenario) -> Scenario:
+    return replace(scenario, technique=replace(scenario.technique, offload="activations"))
 
 
 def _over_stages(tied: Scenario) -> dict[str, Plan]:

@@ -51,7 +51,7 @@ def _refuse(plan: Plan) -> None:
         raise CheckError(f"{TARGET}'s pipelines have no axis for sequences; the plan has pp={plan.pp} and cp={plan.cp}")
     if plan.scenario.technique.fp8 != "none":
         raise CheckError(f"{TARGET}'s file has no word for technique.fp8 {plan.scenario.technique.fp8}")
-    if plan.scenario.technique.offload != "none" and plan.sharding == "none":
+    if plan.scenario.technique.host_states != "none" and plan.sharding == "none":
         raise CheckError(f"{TARGET} keeps optimizer state in host memory under ZeRO only; the plan shards nothing")
 
 
@@ -125,12 +125,17 @@ def _document(plan: Plan) -> dict[str, object]:
             "expert_tensor_parallel_size": plan.etp,
         }
     if plan.stages[0].recompute != "none":
-        document["activation_checkpointing"] = {"partition_activations": False, "contiguous_memory_optimization": False}
+        inputs = scenario.technique.host_activations and plan.stages[0].recompute == "full"
+        document["activation_checkpointing"] = {
+            "partition_activations": False,
+            "contiguous_memory_optimization": False,
+            **({"cpu_checkpointing": True} if inputs else {}),
+        }
     return document
 
 
 def _offload(plan: Plan) -> dict[str, object]:
-    kept = plan.scenario.technique.offload
+    kept = plan.scenario.technique.host_states
     names = {"none": (), "optimizer": ("offload_optimizer",), "parameters": ("offload_optimizer", "offload_param")}
     return {name: {"device": "cpu"} for name in names[kept]}
 

@@ -121,8 +121,13 @@ def _refuse_offload(plan: Plan) -> None:
     """Its offloaded state is that of the distributed optimizer (megatron/core/optimizer/optimizer_config.py)."""
     if plan.scenario.technique.offload == "parameters":
         raise CheckError(f"{TARGET} keeps no weights in host memory, the plan does (offload: parameters)")
+    if plan.scenario.technique.host_activations:
+        raise CheckError(
+            f"{TARGET} keeps activations in host memory of fewer than all blocks, without stages or recomputation "
+            f"(cpu_offloading_num_layers), the plan those of all (offload: {plan.scenario.technique.offload})"
+        )
     ours = plan.sharding == "optimizer" and plan.scenario.optimizer.name == "adamw"
-    if plan.scenario.technique.offload == "optimizer" and not ours:
+    if plan.scenario.technique.host_states == "optimizer" and not ours:
         name = plan.scenario.optimizer.name
         raise CheckError(
             f"{TARGET} keeps optimizer state in host memory for its distributed AdamW; the plan has {name} "
@@ -142,7 +147,7 @@ def _training(plan: Plan, module: ModelModule) -> Words:
     words += ("--attention-dropout", dropout, "--hidden-dropout", dropout)
     words += () if technique.cross_entropy == "plain" else ("--cross-entropy-loss-fusion",)
     words += ("--optimizer", "adam" if scenario.optimizer.name == "adamw" else "sgd")
-    if technique.offload == "optimizer":
+    if technique.host_states == "optimizer":
         words += ("--optimizer-cpu-offload", "--use-precision-aware-optimizer")
     words += ("--lr", f"{scenario.optimizer.learning_rate:g}", "--seed", str(scenario.seed or DEFAULT_SEED))
     return words

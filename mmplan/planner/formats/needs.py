@@ -130,8 +130,12 @@ def _rest(plan: Plan) -> Found:
     precision = {word for zone in scenario.constraints.zones for word in zone.forbid} & {"fp8", "low_precision_reduce"}
     if precision:
         yield "zones without low precision", " and ".join(sorted(precision))
-    if scenario.technique.offload != "none":
-        whole = scenario.technique.offload == "parameters"
+    if scenario.technique.host_activations:
+        inputs = all(stage.recompute == "full" for stage in plan.stages)
+        what = "inputs of recomputed blocks" if inputs else "activations"
+        yield f"{what} in host memory", f"offload {scenario.technique.offload}"
+    if scenario.technique.host_states != "none":
+        whole = scenario.technique.host_states == "parameters"
         name = "weights in host memory" if whole else "optimizer state in host memory"
         yield name, f"offload {scenario.technique.offload}"
     if scenario.technique.compression != "none":

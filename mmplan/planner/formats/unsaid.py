@@ -7,7 +7,13 @@ from mmplan.planner.formats.support import Cell, cell, target_of
 from mmplan.planner.plan import Plan
 from mmplan.scenario.document import listed
 
-_UNSAID = ("padded heads", "optimizer state in host memory", "weights in host memory")
+_UNSAID = (
+    "padded heads",
+    "optimizer state in host memory",
+    "weights in host memory",
+    "activations in host memory",
+    "inputs of recomputed blocks in host memory",
+)
 
 
 def unsaid(plan: Plan, target: str) -> tuple[Loss, ...]:

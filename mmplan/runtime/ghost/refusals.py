@@ -19,6 +19,11 @@ def refuse_plan(plan: Plan) -> None:
             f"choose unlike parts of what all have whole: set `constraints.{shared[:2]}: [1]` or "
             "`constraints.compression: none`"
         )
+    if plan.scenario.technique.host_activations:
+        raise InputError(
+            "the plan keeps activations of blocks in host memory, which is not done to a model of your own: take "
+            "activations out of `constraints.offload` and optimize again"
+        )
     if plan.spread:
         raise InputError(
             f"the plan lets ranks take images of {' and '.join(plan.spread)} in turn, and a model of your own runs all "

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,22 @@ def test_heads_that_are_filled_up_are_a_plug_in(tmp_path: Path, export: Callable
     plan = planned(tmp_path, "tp: 4, pad_heads: true")
     told = [loss.sentence for loss in export(plan).losses]
     assert any("padded heads" in sentence for sentence in told)
+
+
+def test_activations_in_host_memory_are_said_where_a_framework_has_a_word_for_them(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "tp: 1, dp: 4, recompute: none, offload: activations")
+    for export in (export_torch_pipelining, export_torchtitan, export_accelerate, export_jax, export_deepspeed):
+        told = [loss.sentence for loss in export(plan).losses if "activations in host memory" in loss.sentence]
+        assert len(told) == 1, export
+    with pytest.raises(CheckError, match="of fewer than all blocks"):
+        export_megatron(plan)
+
+
+def test_inputs_of_recomputed_blocks_in_host_memory_are_deepspeeds_cpu_checkpointing(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "tp: 1, dp: 4, sharding: optimizer, recompute: full, offload: optimizer+activations")
+    stages = tuple(replace(stage, recompute="full") for stage in plan.stages)
+    exported = export_deepspeed(replace(plan, stages=stages))
+    written = json.loads(exported.files["ds_config.json"])
+    assert written["activation_checkpointing"]["cpu_checkpointing"] is True
+    assert written["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+    assert not any("host memory" in loss.sentence for loss in exported.losses)
