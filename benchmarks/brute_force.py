@@ -2,8 +2,8 @@
 
     python benchmarks/brute_force.py [-o benchmarks/brute_force.csv] [--jobs 500] [--wider 150]
 
-At most 12 layers in 9 pieces, at most 8 devices; several chunks per rank and experts among the configurations. Beside these
-`wider` jobs of at most 7 pieces: states, weights or activations in host memory, cp by ring and by all-to-all, score
+At most 12 layers in 9 pieces, at most 8 devices; several chunks per rank and experts among the configurations.
+`wider` jobs, of at most 7 pieces: states, weights or activations in host memory, cp by ring and by all-to-all, score
 matrices and their recomputation, GPipe, split rows.
 `equal`: the plan's closed form is the least over all pool orders, configurations and cuts, up to the launch of one
 operator; `bounded`: the proven bound is not above it.
