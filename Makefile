@@ -53,7 +53,7 @@ test: setup
 # The parsers of Megatron, torchtitan, DeepSpeed, Accelerate, JAX and Kubernetes, without CUDA; Slurm's controller only
 # where apt can install it. About a minute and 2.3 GB.
 interop: $(INTEROP)/.installed
-$(INTEROP)/.installed: pyproject.toml constraints.txt interop.txt interop-alone.txt interop-older.txt
+$(INTEROP)/.installed: pyproject.toml constraints.txt $(wildcard interop*.txt)
 	@test -n "$(PYTHON)" || { echo "mmplan needs Python 3.11 to 3.13 on PATH, found: $$(python3 --version 2>&1)"; exit 2; }
 	@echo "set-up: $(PYTHON) -> $(INTEROP) (about a minute)"
 	@$(PYTHON) -m venv $(INTEROP)
@@ -62,6 +62,8 @@ $(INTEROP)/.installed: pyproject.toml constraints.txt interop.txt interop-alone.
 		--ignore-requires-python -r interop-alone.txt
 	@$(INTEROP)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(INTEROP)/older \
 		-r interop-older.txt
+	@$(INTEROP)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade \
+		--target $(INTEROP)/transformers -r interop-transformers.txt
 	@if ! command -v slurmctld > /dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
 		{ apt-get update && apt-get install -y --no-install-recommends slurm-client slurmctld; } > $(INTEROP)/apt.log 2>&1 \
 		|| echo "Slurm's controller could not be installed, see $(INTEROP)/apt.log: its test is left out"; fi
