@@ -28,6 +28,7 @@ from mmplan.scenario.schedule_names import ScheduleName
 
 # Where bisection ends, relative to T: a twentieth of the usual gap of 1 %.
 PRECISION = 0.0005
+FIRST_STRIDE = 64  # of it in T: most floors are near what was known before, so steps up begin small
 Shape = Literal["graph", "chain", "scattered"]
 # Work sums of all problems stand in one array of doubles, with errors of 1e-15 times the number of problems.
 ROUNDING = 1e-9
@@ -96,11 +97,14 @@ def busiest_floors(
     open_rows = np.flatnonzero(may)
     open_rows = open_rows[~_suffices(tables, rows.take(open_rows), least_ns[open_rows])]
     floors_ns[open_rows] += 1  # from here on: T = floor - 1 does not suffice, T = high does
+    stride_ns = floors_ns // FIRST_STRIDE + 1
     while len(open_rows):
-        trial_ns = (floors_ns[open_rows] + high_ns[open_rows]) // 2
+        floor_ns, stride = floors_ns[open_rows], stride_ns[open_rows]
+        trial_ns = np.minimum((floor_ns + high_ns[open_rows]) // 2, floor_ns + stride)
         enough = _suffices(tables, rows.take(open_rows), trial_ns)
         high_ns[open_rows[enough]] = trial_ns[enough]
         floors_ns[open_rows[~enough]] = trial_ns[~enough] + 1
+        stride_ns[open_rows[~enough]] = np.minimum(4 * stride[~enough], high_ns[open_rows[~enough]])
         width_ns = high_ns[open_rows] - floors_ns[open_rows]
         open_rows = open_rows[width_ns > PRECISION * floors_ns[open_rows]]
     return floors_ns, may
