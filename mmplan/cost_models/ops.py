@@ -347,6 +347,8 @@ Op = (
 def op_inputs(op: Op) -> tuple[Value, ...]:
     """The values an operator reads, raw inputs of the batch excluded when they are integers."""
     match op:
+        case Linear() | Norm():  # most operators, asked for millions of times
+            return (op.x,)
         case Attention():
             return (op.q, op.k, op.v)
         case Multiply() | Add() | JoinHeads() | AddRows():
