@@ -37,7 +37,7 @@ def unsent_bytes(layer: Layer, technique: Technique, layout: Layout) -> int:
     form = FORMATS.get(technique.compression)
     if form is None or layout.sharding != "none" or layout.replicas == 1:
         return 0
-    trained = trained_on_rank(layer, layout)
+    trained = trained_on_rank(layer, layout) + trained_on_rank(layer, layout, tied=True)
     coded = trained.dense - trained.kept
     return 0 if form.dense(coded) else FP32_BYTES * coded
 

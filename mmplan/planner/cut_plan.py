@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layout import Layout, RecomputeLevel, Trained
-from mmplan.cost_models.ties import trained_together
 from mmplan.planner.chunk_cut import most_held
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, module_of, scenario_hash
@@ -17,7 +16,7 @@ from mmplan.planner.schedules.plan_problem import plan_problem, whole_backwards
 from mmplan.planner.schedules.problem import NotApplicable
 from mmplan.planner.schedules.text import schedule_text
 from mmplan.planner.sides import Side, side_index, sides_of
-from mmplan.planner.tied_cut import tied_s
+from mmplan.planner.tied_cut import copied, tied_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,9 +99,10 @@ def _chunk_stages(
     finish = []
     for rank in range(p):
         layout = configuration.layout_of(rank, prices.scenario.cluster)
-        own = [[prices.graph.layer(layer) for layer in ids] for ids in chunks[rank::p]]
-        trained = sum((trained_together(layers, layout) for layers in own), Trained())
+        priced = prices.layers(layout, configuration.microbatch_size)
         held = [layer for ids in chunks[rank::p] for layer in ids]
+        copies = [one.copy for ids in chunks[rank::p] for one in copied(prices, layout, ids)]
+        trained = sum(copies, sum((priced[layer].trained for layer in held), Trained()))
         ends_s = finish_s(prices, configuration, trained, layout.pools)
         finish.append(ends_s + tied_s(prices, configuration, held, one_node(configuration, prices.scenario.cluster)))
     time = StepTime(
@@ -184,7 +184,7 @@ def _at_level(
         layers=ids,
         forward_s=sum(one.forward_s for one in priced),
         backward_s=sum(one.backward_s for one in priced),
-        finish_s=stage_finish_s(prices, configuration, ids, layout),
+        finish_s=stage_finish_s(prices, configuration, ids, layout, sum((one.trained for one in priced), Trained())),
         in_flight=held[0],
         memory_bytes=at_work_bytes + state_bytes + kept_bytes,
         capacity_bytes=machine.capacity_bytes,

@@ -12,7 +12,6 @@ import numpy as np
 
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, RecomputeLevel, Trained, base_of
-from mmplan.cost_models.ties import trained_together
 from mmplan.errors import InputError
 from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
@@ -20,7 +19,7 @@ from mmplan.planner.cut_problem import CutEdge, CutProblem, Level, StageKind
 from mmplan.planner.mesh import Mesh, joined_bytes, message_bytes, most_messages
 from mmplan.planner.pricing import Counts, Prices, way_s
 from mmplan.planner.quantise import floor_bytes, floor_ns, seconds
-from mmplan.planner.tied_cut import cut_ties, tied_matrices, tied_s
+from mmplan.planner.tied_cut import copied, cut_ties, tied_matrices, tied_s
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_bytes
@@ -73,9 +72,15 @@ class FinishPrice:
         return trained.dense * self.per_dense_s + trained.kept * self.per_kept_s + spread_s + expert_s
 
 
-def stage_finish_s(prices: Prices, configuration: Configuration, layers: Sequence[str], layout: Layout) -> float:
-    """`finish_s` of a stage with these layers, and what it hands to others that hold a matrix of its own."""
-    trained = trained_together([prices.graph.layer(layer) for layer in layers], layout)
+def stage_finish_s(
+    prices: Prices, configuration: Configuration, layers: Sequence[str], layout: Layout, trained: Trained
+) -> float:
+    """`finish_s` of a stage with these layers, and what it hands to others that hold a matrix of its own.
+
+    Args:
+        trained: parameters of the layers, without copies of other stages' tables.
+    """
+    trained = sum((one.copy for one in copied(prices, layout, layers)), trained)
     near = one_node(configuration, prices.scenario.cluster)
     return finish_s(prices, configuration, trained, layout.pools) + tied_s(prices, configuration, layers, near)
 

@@ -40,6 +40,11 @@ def tied_matrices(prices: Prices, layout: Layout) -> tuple[TiedMatrix, ...]:
     )
 
 
+def copied(prices: Prices, layout: Layout, layers: Collection[str]) -> list[TiedMatrix]:
+    """Those of which a stage with these layers has a copy for its head."""
+    return [one for one in tied_matrices(prices, layout) if one.head in layers and one.table not in layers]
+
+
 def tied_s(prices: Prices, configuration: Configuration, layers: Collection[str], near: bool) -> float:
     """Seconds in which a rank with these layers sums gradients with others that read a matrix of theirs."""
     return sum(

@@ -57,6 +57,11 @@ def refuse_forms(scenario: Scenario) -> None:
                 f"'{module.name}' has layers that this release prices and does not build (convolutions, queries): run "
                 "the model itself with `--job`, or rehearse the plan"
             )
+        if module.vocabulary is not None and module.vocabulary.elsewhere:
+            raise InputError(
+                f"'{module.name}' reads the token table of another module, which this release prices and does not "
+                "build: run the model itself with `--job`, or rehearse the plan"
+            )
 
 
 def _refuse_split_modules(plan: Plan) -> None:

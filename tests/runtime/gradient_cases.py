@@ -174,7 +174,18 @@ def _over_stages(tied: Scenario) -> dict[str, Plan]:
     chain = hand_plan(replace(tied, global_batch=8), CHAIN_STAGES)
     graph, costs = build_graph(chain.scenario), AnalyticCostModel(chain.scenario)
     frozen = _with_training(tied, {"llm": Training(mode="frozen")})
+    two = _talker(tied)
+    talker = two.model.module("talker")
+    assert talker.vocabulary is not None
+    two = _with_module(two, replace(talker, vocabulary=replace(talker.vocabulary, tied=True)))
+    three = (
+        (*VISION, *AUDIO),
+        ("llm.embed", "llm.0-5"),
+        ("llm.head", "llm.loss", "talker.embed"),
+        ("talker.0-1", "talker.head", "talker.loss"),
+    )
     return {
+        "two tables on three stages": hand_plan(two, three),
         "a table on two stages": hand_plan(tied, FOUR_STAGES),
         "a table on two stages of one rank": refuse_unusable(with_family(chain, "zb-v", graph, costs)),
         "a table on two stages, chunks": refuse_unusable(with_family(chain, "interleaved", graph, costs)),
