@@ -1,7 +1,10 @@
 """A head that reads the token table of another stage: what the plan says of it, in seconds, bytes and actions."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from pipeline_toys import scenario
@@ -171,3 +174,14 @@ def test_a_move_to_one_stage_leaves_the_copy_of_the_head_behind() -> None:
     per_parameter = 4 + 8  # fp32 weight, which is the master, and two moments
     moved = switch_cost(apart, together)
     assert untied.moved_bytes - moved.moved_bytes == table_elements(apart.scenario) * per_parameter
+
+
+def test_the_example_of_the_decision_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    page = (root / "docs/decisions/003-the-search-minimises-a-closed-form.md").read_text()
+    (example,) = re.findall(r"^    from dataclasses.*?(?=^\S)", page, re.MULTILINE | re.DOTALL)
+    exec(dedent(example), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["0 0TIE0: 131,072 B", "2 1TIE0: 131,072 B"]
+    assert all(f"`{line}`" in page for line in lines)
