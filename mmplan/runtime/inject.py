@@ -38,8 +38,8 @@ class Injection:
         kind: kill sends `signal` to the own process; raise raises; stall sleeps; stop halts the process by SIGSTOP; nan
             makes what the action computes no number.
         step: None: any.
-        action: `B2` on any stage, `1B2` on stage 1, `REDUCE`, `STEP`, or `start`, `data`, `save`, `end`; empty: the
-            first action of the step.
+        action: `B2` on any stage, `1B2` on stage 1, `REDUCE`, `TIE0`, `STEP`, or `start`, `data`, `save`, `end`;
+            empty: the first action of the step.
     """
 
     kind: Kind
@@ -131,7 +131,7 @@ def check_injections(injections: Sequence[Injection], plan: Plan, steps: int, ra
         if one.step is not None and one.step >= steps:
             raise InputError(f"--inject: step {one.step}, and the run has steps 0 to {steps - 1}")
         found = _ACTION.fullmatch(one.action)
-        if found is None:
+        if found is None or found[2] == "TIE":  # what stages of a job share is known when it runs
             continue
         stage, microbatch = found[1] or found[4], found[3]
         if stage and int(stage) >= len(plan.stages):

@@ -7,7 +7,7 @@ before. The first is to blame, and ranks of a circle are all.
 from collections.abc import Mapping, Sequence
 
 from mmplan.planner.plan import Plan
-from mmplan.runtime.places import one_process_each, place_of
+from mmplan.runtime.places import idle_ranks, one_process_each, place_of
 from mmplan.runtime.position import NO_STEP, Seen, where
 from mmplan.units import format_seconds
 
@@ -98,9 +98,10 @@ def _blockers(plan: Plan, world: int, own: Seen, seen: Mapping[int, Seen]) -> li
     words = own.waits.split(" ")
     if len(words) == 3 and words[0].isdigit():
         return [int(words[0])]
-    # before the first step groups of all are made; who shares what with whom a plan does not say
-    everybody = own.waits == EVERYBODY or own.step == NO_STEP or "TIE" in own.place
-    group = range(world) if everybody else _partners(plan, own.rank, world)
+    everybody = own.waits == EVERYBODY or own.step == NO_STEP  # before the first step groups of all are made
+    group: Sequence[int] = range(world) if everybody else _partners(plan, own.rank, world)
+    if "TIE" in own.place and not everybody:
+        group = _beside(plan, own.rank, world)
     return [rank for rank in group if rank != own.rank and not _together(seen.get(rank), own)]
 
 
@@ -113,6 +114,13 @@ def _met(one: Seen) -> str:
     """The place; of a sum over stages its number."""
     stage, tie, number = one.place.partition("TIE")
     return tie + number if tie else stage
+
+
+def _beside(plan: Plan, rank: int, world: int) -> list[int]:
+    """Ranks of other stages in the same place, some of which hold the same; which, a user's own model says."""
+    started = plan if world == plan.rank_count else one_process_each(plan)
+    places = {other: place_of(started, other) for other in range(world) if other not in idle_ranks(started)}
+    return [o for o, at in places.items() if (at.replica, at.shard) == (places[rank].replica, places[rank].shard)]
 
 
 def _partners(plan: Plan, rank: int, world: int) -> range:

@@ -62,6 +62,15 @@ def test_a_collective_waits_for_the_ranks_of_its_stage(plan: Plan) -> None:
     assert "for rank 3, for 30 s; rank 3 (host3) has been in step 3, B(0) of stage 1" in wait_chain(two, 4, ranks, 2)
 
 
+def test_a_sum_over_stages_waits_for_the_rank_in_the_same_place_of_another_stage(plan: Plan) -> None:
+    two = replace(plan, dp=2)
+    ranks = {1: seen(1, "0TIE0", collective=True), 3: seen(3, "1REDUCE"), 0: seen(0, "0F1"), 2: seen(2, "1F1")}
+    told = wait_chain(two, 4, ranks, 1)
+    assert "the sum of gradients that stage 0 shares with others for rank 3, for 30 s; rank 3 (host3) has been" in told
+    together = ranks | {3: seen(3, "1TIE0", collective=True)}
+    assert wait_chain(two, 4, together, 1).startswith("rank 1 (host1) has been in step 3, the sum of gradients")
+
+
 def test_who_is_gone_or_silent_ends_the_chain(plan: Plan) -> None:
     waiting = seen(0, "0B3", "1 RECV:llm.embed<llm.0 3")
     gone = {0: waiting, 1: seen(1, "1F4", "0 RECV:llm.embed>llm.0 4", alive=False)}
