@@ -145,8 +145,10 @@ def strategy_of(plan: Plan, module: ModelModule) -> str:
         parts.append(f"CP {plan.cp}")
     if plan.ep > 1 and module.transformer is not None and module.transformer.moe is not None:
         parts.append(f"EP {plan.ep}")
-    if replicas > 1:
-        parts.append(f"{_ZERO[plan.sharding]} over {replicas}" if plan.sharding != "none" else f"DP {dp}")
+    if replicas > 1 and plan.sharding != "none":
+        parts.append(f"{_ZERO[plan.sharding]} over {replicas}")
+    elif dp > 1:
+        parts.append(f"DP {dp}")
     stages = {plan.row(s) for s, stage in enumerate(plan.stages) if any(_of(name, module) for name in stage.layers)}
     if len(stages) > 1:
         parts.append(f"{len(stages)} stages")
