@@ -170,16 +170,13 @@ def test_experts_that_are_not_understood_are_named(block: nn.Module, reason: str
     assert isinstance(found, str) and found.startswith(reason)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"ep": 2, "etp": 2, "tp": 2}, r"etp=2, and experts of your own model lie whole on each of their ranks"),
-        ({"ep": 2, "cp": 2}, r"ep=2 and cp=2, and a model of your own is executed with one of both"),
-    ],
-)
-def test_what_experts_of_jobs_cannot_have_beside_them_is_refused(changes: dict[str, int], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        refuse_plan(replace(cut(tiny_scenario()), **changes))
+def test_what_experts_of_jobs_cannot_have_beside_them_is_refused() -> None:
+    plan = replace(cut(tiny_scenario(), dp=2), ep=2)
+    with pytest.raises(InputError, match=r"etp=2, and experts of your own model lie whole on each of their ranks"):
+        refuse_plan(replace(plan, tp=2, etp=2))
+    compressed = replace(plan.scenario, technique=replace(plan.scenario.technique, compression="topk"))
+    with pytest.raises(InputError, match=r"compresses gradients \(topk\) and has ep=2, .*`constraints\.ep: \[1\]` or"):
+        refuse_plan(replace(plan, scenario=compressed))
 
 
 def test_a_run_goes_on_with_experts_on_other_ranks_and_saves_them(folder: Path) -> None:
