@@ -197,7 +197,7 @@ def _allowed(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         factor = plan.batch_factor if name in plan.together else 1
         if factors and factor not in factors:
             names = ", ".join(map(str, factors))
-            message = f"{name} runs {factor} microbatches at once, constraints.encode_together allows {names}"
+            message = f"{name} has batch factor {factor}, constraints.encode_together allows {names}"
             yield Finding(rule="constraints", message=message)
     for name, value, allowed in limits:
         if allowed and value not in allowed:

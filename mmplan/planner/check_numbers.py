@@ -14,6 +14,7 @@ And with v stages on each of p pipeline ranks, laid round them in order, for int
     objective = (v m + p - 1) * max T_s + sum over stages s of max lag from s or before to behind s + max finish_rank
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import lcm
@@ -110,8 +111,8 @@ def _held_bytes(plan: Plan, graph: ComputationGraph, stage: int, loads: Loads, a
     for layer in map(graph.layer, plan.stages[stage].layers):
         load, count = _at_once(layer, loads, layout)
         runs = min(plan.microbatches // count, len({place // count for place in range(-alive + 1, 1)}))
-        total += runs * planned_kept_bytes(layer, load, scenario, layout)
-        total += runs * count * handed_out_bytes(layer, loads, graph, layout, scenario.precision)
+        each_bytes = math.ceil(planned_kept_bytes(layer, load, scenario, layout) / count)  # as plans count it
+        total += runs * count * (each_bytes + handed_out_bytes(layer, loads, graph, layout, scenario.precision))
     return total
 
 

@@ -10,7 +10,7 @@ from mmplan.planner.plan import Plan, module_of
 def check_together(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
     """They read nothing that is made one by one, in whole groups, under a schedule that is made for that."""
     k, m, names = plan.batch_factor, plan.microbatches, set(plan.together)
-    if k < 1 or (k > 1) != bool(names):
+    if k < 1 or (k > 1) != bool(names) or len(names) < len(plan.together):
         yield _finding(f"{' and '.join(plan.together) or 'no module'} would run {k} microbatches at once")
         return
     if m % k:

@@ -10,12 +10,15 @@ import pytest
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import InfeasibleError, InputError
 from mmplan.planner.check import check_plan
 from mmplan.planner.check_hangs import check_hangs
+from mmplan.planner.configuration import Configuration
 from mmplan.planner.configurations import list_configurations
+from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.formats.deepspeed import export_deepspeed
 from mmplan.planner.formats.jax_module import export_jax
 from mmplan.planner.formats.needs import plan_needs
@@ -109,20 +112,32 @@ def test_the_closed_form_is_near_the_simulation_and_memory_is_not_above_the_plan
     assert len(drawn.step_s) == 3
 
 
-def test_tensors_between_stages_of_the_encoder_go_once_for_all(plan: Plan, tmp_path: Path) -> None:
+def test_tensors_between_stages_of_the_encoder_go_once_for_all(plan: Plan) -> None:
     """A cut inside the encoder: one message forward with the first microbatch, one back with the last."""
-    deep = optimize(
-        loaded(tmp_path, "{vision: [4]}", "pp: [4], dp: [1], microbatch: 2, recompute: [none]"), gap=0.0
-    ).plan
-    assert check_plan(deep) == ()
-    graph = build_graph(deep.scenario)
-    program = lower(deep, graph, mean_step_loads(deep))
+    scenario, graph = plan.scenario, build_graph(plan.scenario)
+    names = [layer.id for layer in graph.layers()]
+    first = [name for name in names if name in ("vision.embed", "vision.0", "vision.1")]
+    second = [name for name in names if name not in first and not name.startswith("llm.")]
+    stages = (tuple(first), tuple(second), tuple(name for name in names if name.startswith("llm.")))
+    configuration = Configuration(
+        tp=1, dp=1, pp=3, microbatch_size=2, microbatches=8, schedule="1f1b", together=VISION, batch_factor=4
+    )
+    prices = Prices(scenario, graph, AnalyticCostModel(scenario))
+    cut = plan_from_cut(prices, configuration, stages, bound_s=0.0, status="given", wall_s=0.0)
+    assert {finding.rule for finding in check_plan(cut)} <= {"constraints"}  # which want two stages
+    assert [stage.in_flight for stage in cut.stages] == [8, 6, 1]
+    program = lower(cut, graph, mean_step_loads(cut))
     sends = [action for rank in program.ranks for action in rank.actions if action.kind == "SEND"]
-    inner = [action for action in sends if action.tensor.count("vision.") == 2]
-    assert {action.microbatch for action in inner if ">" in action.tensor} <= {0, 4}
-    assert {action.microbatch for action in inner if "<" in action.tensor} <= {3, 7}
-    outer = [action for action in sends if action.tensor.startswith("llm.")]
-    assert {action.microbatch for action in outer} == set(range(8))
+    inner = {
+        (action.tensor, action.microbatch, action.bytes) for action in sends if action.tensor.count("vision.") == 2
+    }
+    one_bytes = edge_bytes(graph.edge("vision.1", "vision.2"), mean_loads(scenario, 2), scenario.precision)
+    assert inner == {
+        *(("vision.1>vision.2", microbatch, 4 * one_bytes) for microbatch in (0, 4)),
+        *(("vision.1<vision.2", microbatch, 4 * one_bytes) for microbatch in (3, 7)),
+    }
+    outer = {action.microbatch for action in sends if action.tensor.startswith("projector.0>")}
+    assert outer == set(range(8))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +149,9 @@ def test_tensors_between_stages_of_the_encoder_go_once_for_all(plan: Plan, tmp_p
             {"together": ("vision", "llm")},
             "llm runs 4 microbatches at once, and is no module in front of a language model",
         ),
+        ({"together": (*VISION, "vision")}, "vision and projector and vision would run 4 microbatches at once"),
         ({"together": ()}, "no module would run 4 microbatches at once"),
-        ({"together": AUDIO}, "vision runs 1 microbatches at once, constraints.encode_together allows 4"),
+        ({"together": AUDIO}, "vision has batch factor 1, constraints.encode_together allows 4"),
     ],
 )
 def test_a_plan_that_cannot_run_so_is_told_why(plan: Plan, changes: dict[str, object], sentence: str) -> None:
