@@ -206,14 +206,14 @@ def all_rows(x: Tensor, own: OwnRowsOf, ranks: TensorRanks, peers: Peers, *, bac
     everything = x.new_empty(own.degree * x.shape[0], x.shape[1])
     gather(everything, x.contiguous(), peers.group)
     ranks.count(everything, backward=backward)
-    return everything.index_select(0, _order(own, x.device))
+    return everything.index_select(0, rank_order(own, x.device))
 
 
 def among_all(x: Tensor, own: OwnRowsOf) -> Tensor:
     """A rank's rows at their places among all, zeros elsewhere."""
     everything = x.new_zeros(own.degree * x.shape[0], x.shape[1])
     everything[own.index * x.shape[0] : (own.index + 1) * x.shape[0]] = x
-    return everything.index_select(0, _order(own, x.device))
+    return everything.index_select(0, rank_order(own, x.device))
 
 
 def _gather_rows(x: Tensor, own: OwnRowsOf, ranks: TensorRanks, peers: Peers) -> Tensor:
@@ -235,7 +235,7 @@ class _GatherRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         own, ranks = ctx.own, ctx.ranks
         everything = gradients[0].new_zeros(own.degree * 2 * own.size, gradients[0].shape[1])
-        everything.index_copy_(0, _order(own, gradients[0].device), gradients[0])
+        everything.index_copy_(0, rank_order(own, gradients[0].device), gradients[0])
         all_reduce(everything, ctx.peers.group)
         ranks.count(everything, backward=True)
         rows = 2 * own.size
@@ -243,7 +243,7 @@ class _GatherRows(torch.autograd.Function):
 
 
 @lru_cache(maxsize=64)
-def _order(own: OwnRowsOf, device: torch.device) -> Tensor:
+def rank_order(own: OwnRowsOf, device: torch.device) -> Tensor:
     """Where each row lies among those of all ranks, rank by rank."""
     places = torch.empty(2 * own.degree * own.size, dtype=torch.int64)
     for rank in range(own.degree):

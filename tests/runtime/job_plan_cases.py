@@ -130,6 +130,8 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         "a head in glue, rows, ZeRO-1": ("glue", cut(gemma, dp=2, cp=2, sharding="optimizer")),
         "Qwen2.5-VL, rows, recomputed": ("qwen2_5_vl", cut(qwen, dp=2, cp=2, recompute="full")),
         "DeepStack in two stages, rows": ("qwen3_vl", cut(deep, "llm.0", cp=2)),
+        "LLaVA, rows for heads, recomputed": ("llava", cut(by_heads(llava), dp=2, cp=2, recompute="full")),
+        "Gemma 3 in two stages, rows for heads": ("gemma3", cut(by_heads(gemma), "llm.0", cp=2)),
         "Gemma 3, rows, tensor parallel": ("gemma3", cut(gemma, cp=2, tp=2)),
         "cross-attention, rows, tensor parallel, ZeRO-3, recomputed": (
             "mllama",
@@ -137,6 +139,11 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         ),
         "cross-attention, rows, ZeRO-3, recomputed": ("mllama", cut(mllama, cp=2, recompute="full", **zero_3)),
     }
+
+
+def by_heads(scenario: Scenario) -> Scenario:
+    """Attention over rows on several ranks exchanges these for heads."""
+    return replace(scenario, technique=replace(scenario.technique, context_parallel="all-to-all"))
 
 
 def with_training(scenario: Scenario, module: str, mode: Any) -> Scenario:

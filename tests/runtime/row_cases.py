@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmplan.errors import InputError
-from mmplan.runtime.ghost.own_rows import RowRanks
+from mmplan.runtime.ghost.own_rows import RowRanks, cut
 from mmplan.runtime.ghost.recording import Recorder
+from mmplan.runtime.ghost.row_heads import to_heads, to_rows
 from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless
@@ -88,6 +90,7 @@ def dropped(more: nn.Module, x: Tensor) -> Tensor:
     return F.dropout(x, 0.5)
 
 
+RUN = ("causal", "masked", "pointwise")
 BLOCKS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "causal": (lambda: Attends(nothing), False),
     "masked": (lambda: Attends(nothing), True),
@@ -114,6 +117,20 @@ def tried(build: Callable[[], nn.Module], ranks: RowRanks) -> str:
     return ""
 
 
+def exchanged(ranks: RowRanks) -> str:
+    """What is wrong with rows that were exchanged for heads and back."""
+    whole, own = torch.arange(2.0 * 4 * ROWS * 3).view(2, 4, ROWS, 3), ranks.own(ROWS)
+    rows = cut(whole, (-2,), own)
+    (heads,) = to_heads((rows,), own, ranks.ranks, ranks.peers)
+    if not heads.equal(whole[:, 2 * ranks.peers.index :][:, :2]):
+        return f"heads are {heads}"
+    moved = ranks.ranks.total_bytes
+    back = to_rows(heads, own, ranks.ranks, ranks.peers)
+    if ranks.ranks.total_bytes - moved != rows.nbytes:
+        return f"{ranks.ranks.total_bytes - moved} bytes for rows of {rows.nbytes}"
+    return "" if back.equal(rows) else f"rows are {back}"
+
+
 def run_row_cases(rank: int, folder: str) -> None:
     """Body of one of two processes; writes its results to `folder`."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -125,6 +142,12 @@ def run_row_cases(rank: int, folder: str) -> None:
     told = {}
     for name, (block, masked) in BLOCKS.items():
         told[name] = tried(lambda block=block, masked=masked: Model(block(), masked=masked), ranks)
+    for name in RUN:
+        block, masked = BLOCKS[name]
+        told[f"{name}, by heads"] = tried(
+            lambda block=block, masked=masked: Model(block(), masked=masked), replace(ranks, by_heads=True)
+        )
+    told["heads"] = exchanged(ranks)
     torch.save(told, Path(folder) / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

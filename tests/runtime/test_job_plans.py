@@ -40,6 +40,8 @@ NAMES = (
     "a head in glue, rows, ZeRO-1",
     "Qwen2.5-VL, rows, recomputed",
     "DeepStack in two stages, rows",
+    "LLaVA, rows for heads, recomputed",
+    "Gemma 3 in two stages, rows for heads",
     "Gemma 3, rows, tensor parallel",
     "cross-attention, rows, tensor parallel, ZeRO-3, recomputed",
     "cross-attention, rows, ZeRO-3, recomputed",

@@ -1,24 +1,24 @@
 """Which blocks of a user's own run on some rows of a sequence, what is told of others, and what glue does with rows."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from case_processes import run_on_ranks
-from row_cases import BLOCKS, RANKS, run_row_cases
+from row_cases import BLOCKS, RANKS, RUN, run_row_cases
 from torch import Tensor
 
 from mmplan.runtime.context import OwnRowsOf
 from mmplan.runtime.ghost.cut_rows import CutRows, Follow, cut_rows
 
-RUN = ("causal", "masked", "pointwise")
 LINES = {
-    "convolution": "rows are mixed in row_cases.py, line 74, in convolved: result: Tensor = more(x.transpose(1, 2))",
-    "positions": "rows are mixed in row_cases.py, line 79, in counted: positions = torch.arange(x.shape[1]",
-    "mean": "rows are mixed in row_cases.py, line 84, in pooled: return x - x.mean(1, keepdim=True)",
-    "by hand": "rows are mixed in row_cases.py, line 42, in forward: return x + scores.softmax(-1) @ x",
-    "own mask": "the mask of its attention is made inside, in row_cases.py, line 35, in forward: attended = F.",
+    "convolution": "rows are mixed in row_cases.py, line N, in convolved: result: Tensor = more(x.transpose(1, 2))",
+    "positions": "rows are mixed in row_cases.py, line N, in counted: positions = torch.arange(x.shape[1]",
+    "mean": "rows are mixed in row_cases.py, line N, in pooled: return x - x.mean(1, keepdim=True)",
+    "by hand": "rows are mixed in row_cases.py, line N, in forward: return x + scores.softmax(-1) @ x",
+    "own mask": "the mask of its attention is made inside, in row_cases.py, line N, in forward: attended = F.",
     "dropout": "it draws random numbers (dropout), which each rank would draw for itself",
 }
 
@@ -31,11 +31,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 
 def test_every_block_is_told_of(told: list[dict[str, str]]) -> None:
-    assert {*RUN, *LINES} == BLOCKS.keys() == told[0].keys()
+    assert {*RUN, *LINES} == BLOCKS.keys() <= told[0].keys()
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", [*RUN, *(f"{name}, by heads" for name in RUN), "heads"])
 def test_blocks_that_mix_rows_in_attention_alone_run_on_some(name: str, told: list[dict[str, str]]) -> None:
     assert [one[name] for one in told] == [""] * RANKS
 
@@ -45,7 +45,7 @@ def test_blocks_that_mix_rows_in_attention_alone_run_on_some(name: str, told: li
 def test_blocks_that_mix_rows_otherwise_are_refused_with_the_line(name: str, told: list[dict[str, str]]) -> None:
     for one in told:
         assert one[name].startswith("the plan has cp=2, and 'blocks.0' cannot be run on some rows of a sequence: ")
-        assert LINES[name] in one[name] and "set `constraints.cp: [1]`" in one[name]
+        assert LINES[name] in re.sub(r"line \d+", "line N", one[name]) and "set `constraints.cp: [1]`" in one[name]
 
 
 class Ranks:

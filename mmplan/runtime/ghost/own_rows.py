@@ -1,9 +1,9 @@
 """A unit run on the rows that a context-parallel rank has: its own forward stays as it is.
 
 Arguments with a dim of the sequence are cut to the rank's rows, in every such dim. Where the forward reaches torch's
-`scaled_dot_product_attention` over the sequence, keys and values of all rows are gathered, and again for the backward,
-and the mask is that of the whole argument. Everything else computes each row of itself; a trial says so
-(`row_trials.py`).
+`scaled_dot_product_attention` over the sequence, keys and values of all rows are gathered, and again for the backward
+(or rows are exchanged for heads, `row_heads.py`), and the mask is that of the whole argument. Everything else computes
+each row of itself; a trial says so (`row_trials.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mmplan.runtime.context import OwnRowsOf, rows_of, whole_states
 from mmplan.runtime.ghost.cut_rows import CutRows
+from mmplan.runtime.ghost.row_heads import to_heads, to_rows
+from mmplan.runtime.ghost.unit_rows import heads_of
 from mmplan.runtime.network import all_reduce
 from mmplan.runtime.tensor_sums import Peers, TensorRanks
 
@@ -48,10 +50,17 @@ class RowWay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowRanks:
-    """The ranks that have other rows; `ranks` counts what they exchange."""
+    """The ranks that have other rows; `ranks` counts what they exchange. `by_heads`: attention is over all rows of some
+    heads, where these divide (all-to-all); else over the rank's rows of all heads."""
 
     ranks: TensorRanks
     peers: Peers
+    by_heads: bool = False
+
+    def exchanges(self, query_heads: int, key_heads: int) -> bool:
+        """Whether an attention of so many heads is over those of a rank."""
+        cp = self.peers.degree
+        return self.by_heads and min(query_heads, key_heads) > 0 and query_heads % cp == key_heads % cp == 0
 
     def own(self, rows: int) -> OwnRowsOf:
         return rows_of([rows], self.peers)
@@ -156,6 +165,11 @@ class _OverRows(TorchFunctionMode):
         **options: Any,
     ) -> Tensor:
         mask = None if attention.mask is None else self._masks[attention.mask]
+        if self._ranks.exchanges(heads_of(query), heads_of(key)):
+            heads = self._of_heads(mask, heads_of(query))
+            query, key, value = to_heads((query, key, value), self._own, self._ranks.ranks, self._ranks.peers)
+            result = F.scaled_dot_product_attention(query, key, value, heads, dropout_p, is_causal, **options)
+            return to_rows(result, self._own, self._ranks.ranks, self._ranks.peers)
 
         def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             joined = self._ranks.whole(torch.cat((key, value), dim=-1), self._own.count)
@@ -164,8 +178,15 @@ class _OverRows(TorchFunctionMode):
 
         if not torch.is_grad_enabled() or not any(x.requires_grad for x in (query, key, value)):
             return run(query, key, value)
-        result: Tensor = checkpoint(run, query, key, value, use_reentrant=False, preserve_rng_state=False)
-        return result
+        attended: Tensor = checkpoint(run, query, key, value, use_reentrant=False, preserve_rng_state=False)
+        return attended
+
+    def _of_heads(self, mask: Tensor | None, heads: int) -> Tensor | None:
+        """Of a mask that differs between heads, what is of this rank's."""
+        if mask is None or mask.dim() < 4 or mask.shape[1] == 1:
+            return mask
+        own = heads // self._ranks.peers.degree
+        return mask.narrow(1, self._ranks.peers.index * own, own)
 
     def _by_chunks(
         self,

@@ -24,7 +24,15 @@ from mmplan.errors import InputError
 from mmplan.runtime.ghost.cut_rows import CutRows, Follow, cut_rows, plain_of
 from mmplan.runtime.ghost.half_meta import META, any_routing, as_input, half_meta
 from mmplan.runtime.ghost.trials import fresh
-from mmplan.runtime.ghost.unit_rows import as_shape, attended, has_rows, pattern_of, rows_of_call, shapes_of
+from mmplan.runtime.ghost.unit_rows import (
+    AttendedRow,
+    as_shape,
+    attended_row,
+    has_rows,
+    pattern_of,
+    rows_of_call,
+    shapes_of,
+)
 
 Batch = Mapping[str, Any]  # the keyword arguments of the model's forward
 MOST_KINDS = 32  # shapes of calls alike that are remembered: enough to tell lengths from widths
@@ -62,8 +70,8 @@ class Output:
 class Call:
     """`reads`: outputs of other units that its arguments are made of; `parameters`: those read by glue on the way;
     `arguments`: both of each argument that it uses, by position; `linears`: elements that linear layers inside take and
-    give, by their names there; `attentions`: bytes of a row of keys and values at each attention inside; `rows`: the
-    argument whose rows ranks may share, and how many it has; `pattern`: the kinds of its arguments."""
+    give, by their names there; `attentions`: rows at each attention inside; `rows`: the argument whose rows ranks may
+    share, and how many it has; `pattern`: the kinds of its arguments."""
 
     unit: str
     number: int
@@ -72,7 +80,7 @@ class Call:
     output: Output
     arguments: Mapping[int, tuple[frozenset[Source], frozenset[str]]] = field(default_factory=dict)
     linears: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    attentions: tuple[int, ...] = ()
+    attentions: tuple[AttendedRow, ...] = ()
     rows: tuple[int, int] | None = None
     pattern: tuple[Any, ...] = ()
 
@@ -241,7 +249,7 @@ class _Ran:
     output: Output
     used: tuple[int, ...]
     linears: Mapping[str, tuple[int, int]]
-    attentions: tuple[int, ...]
+    attentions: tuple[AttendedRow, ...]
 
 
 @contextmanager
@@ -289,7 +297,7 @@ class _Flow(TorchFunctionMode):
         self.inside = False
         self.touched: set[int] = set()  # by the unit that runs
         self.linears: dict[str, tuple[int, int]] = {}  # weight -> elements of input and output, in that unit
-        self.attentions: list[int] = []  # bytes of a row of keys and values, in that unit
+        self.attentions: list[AttendedRow] = []  # in that unit
         self.read: set[str] = set()  # parameters, by glue
         self._parameters = parameters
         self._of: dict[int, tuple[frozenset[Source], frozenset[str]]] = {}
@@ -331,7 +339,7 @@ class _Flow(TorchFunctionMode):
             if func is F.linear and len(args) > 1 and id(args[1]) in self._parameters:
                 self.linears[self._parameters[id(args[1])]] = args[0].numel(), result.numel()
             if func is F.scaled_dot_product_attention:
-                self.attentions.append(sum(x.nbytes // max(1, x.shape[-2]) for x in attended(args, kwargs)[1:]))
+                self.attentions.append(attended_row(args, kwargs, result))
             return result
         valued = args[1:] if name in _LIKE_FIRST else args[:1] if name in _LIKE_SECOND else args
         reads, parameters = self.sources((valued, kwargs))

@@ -1,6 +1,6 @@
 """Bytes that context-parallel ranks give to gathers and sums in a forward and in a backward, told from a recording."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from torch import nn
@@ -11,6 +11,7 @@ from mmplan.runtime.ghost.recording import Call, Recording, Source
 from mmplan.runtime.ghost.returning import returning_calls, with_gradient
 from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.split_linears import Split
+from mmplan.runtime.ghost.unit_rows import AttendedRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,14 +36,14 @@ class RowSums:
         return self.units
 
     def forward_bytes(self, recording: Recording) -> int:
-        """Keys and values of all rows, outputs that glue needs whole, and losses."""
+        """Keys and values of all rows, or rows for heads and back; outputs that glue needs whole; and losses."""
         total = recording.summed_bytes if self.computes_loss else 0
         for call in self._calls(recording):
             total += sum(self._attentions(call)) + self._whole_bytes(recording, call)
         return total
 
     def backward_bytes(self, recording: Recording) -> int:
-        """Keys and values once more, and the gradients of all that was gathered."""
+        """Keys and values once more, and the gradients of all that was gathered or exchanged."""
         returning = returning_calls(recording, self.model, self.trained)
         of_loss = {(source.unit, source.call) for source in recording.loss.reads}
         returns = bool(of_loss & returning or recording.loss.parameters & self.trained)
@@ -54,8 +55,9 @@ class RowSums:
                 return any(one in given or f"{unit}.{one}" in self.trained for one in made_of)
 
             attentions = self._attentions(call)
-            for attention, size in zip(self.ways.of(call).attentions, attentions, strict=True):
-                total += size * (has_gradient(attention.made_of) + has_gradient(attention.keys_of))
+            for attention, row, size in self._each(call, attentions):
+                by_heads = self._exchanges(call, attention, row)
+                total += size * (has_gradient(attention.made_of) + (not by_heads and has_gradient(attention.keys_of)))
             if (call.unit, call.number) in returning:
                 total += self._whole_bytes(recording, call) + sum(attentions) * (call.unit in self.recomputed)
         return total
@@ -64,17 +66,27 @@ class RowSums:
         return [call for call in recording.calls if call.unit in self.units and call.rows is not None]
 
     def _attentions(self, call: Call) -> list[int]:
-        """What each attention of a call gathers."""
+        """What each attention of a call gathers or exchanges."""
         found = []
-        for attention, size in zip(self.ways.of(call).attentions, call.attentions, strict=True):
-            size = size // self.ways.ranks.ranks.degree if self._by_heads(call, attention) else size
-            found.append(self._padded(call) * size if attention.over_rows else 0)
+        for attention, row in zip(self.ways.of(call).attentions, call.attentions, strict=True):
+            size = row.keys * self._padded(call)
+            if self._exchanges(call, attention, row):
+                size = (row.queries + row.keys + row.results) * self._padded(call) // self.ways.ranks.peers.degree
+            found.append(size // self._parts(call, attention) if attention.over_rows else 0)
         return found
 
-    def _by_heads(self, call: Call, attention: Attention) -> bool:
-        """Whether a tensor-parallel rank has keys of its own heads alone."""
+    def _each(self, call: Call, sizes: Sequence[int]) -> Iterable[tuple[Attention, AttendedRow, int]]:
+        return zip(self.ways.of(call).attentions, call.attentions, sizes, strict=True)
+
+    def _exchanges(self, call: Call, attention: Attention, row: AttendedRow) -> bool:
+        parts = self._parts(call, attention)
+        return self.ways.ranks.exchanges(row.query_heads // parts, row.key_heads // parts)
+
+    def _parts(self, call: Call, attention: Attention) -> int:
+        """Into how many parts tensor-parallel ranks split its heads."""
         columns = {name for split in self.splits.get(call.unit, ()) for name in split.pair.columns}
-        return bool(columns & {one.rpartition(".")[0] for one in attention.keys_of if isinstance(one, str)})
+        shared = columns & {one.rpartition(".")[0] for one in attention.keys_of if isinstance(one, str)}
+        return self.ways.ranks.ranks.degree if shared else 1
 
     def _whole_bytes(self, recording: Recording, call: Call) -> int:
         """Outputs of a call that are gathered for glue."""

@@ -1,6 +1,7 @@
 """Which arguments and outputs of a unit have a row for each position of a sequence."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,6 +43,34 @@ def attended(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Te
     """Queries, keys and values of a call of `scaled_dot_product_attention`."""
     given = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs)
     return given["query"], given["key"], given["value"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttendedRow:
+    """Of a call of `scaled_dot_product_attention`: bytes of a row of queries, of keys and values, and of results, and
+    how many heads queries and keys have; 0: there are no heads."""
+
+    queries: int
+    keys: int
+    results: int
+    query_heads: int
+    key_heads: int
+
+
+def attended_row(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> AttendedRow:
+    query, key, value = attended(args, kwargs)
+    return AttendedRow(
+        queries=query.nbytes // max(1, query.shape[-2]),
+        keys=(key.nbytes + value.nbytes) // max(1, key.shape[-2]),
+        results=result.nbytes // max(1, result.shape[-2]),
+        query_heads=heads_of(query),
+        key_heads=heads_of(key),
+    )
+
+
+def heads_of(x: Tensor) -> int:
+    """[batch, heads, rows, width] -> heads; 0 in another form."""
+    return x.shape[1] if x.dim() == 4 else 0
 
 
 def as_shape(value: Any) -> Any:
