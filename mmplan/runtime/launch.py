@@ -130,7 +130,8 @@ def execute(
     if is_main_process():
         check_checkpoints(plan, options)
         started = one_process_each(plan) if rehearse else plan
-        check_injections(options.inject, started, steps, process_count(plan, rehearse=rehearse))
+        processes = process_count(plan, rehearse=rehearse, own_model=job is not None)
+        check_injections(options.inject, started, steps, processes)
         if failure_file is not None:
             failure_file.unlink(missing_ok=True)  # of a run before
     if local is None:
@@ -138,7 +139,7 @@ def execute(
         from mmplan.runtime.worker import run_worker
 
         return run_worker(plan, options, on_step, on_note, on_failure)
-    check_local_run(plan, local, rehearse=rehearse)
+    check_local_run(plan, local, rehearse=rehearse, own_model=job is not None)
     if job is None and not rehearse:
         refuse_forms(plan.scenario)
     with _unwound_by_signals(), tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:

@@ -3,6 +3,7 @@
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.expert_ops import Dispatch
@@ -18,9 +19,12 @@ from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_bytes
 
 
-def process_count(plan: Plan, *, rehearse: bool) -> int:
+def process_count(plan: Plan, *, rehearse: bool, own_model: bool = False) -> int:
     """Processes that a run of the plan takes, those without work between others included; in a rehearsal one stands for
     each group that shares layers.
+
+    Args:
+        own_model: it runs a model of the user's own, which is asked itself what its layers do with rows.
 
     Raises:
         InputError: the plan is to be run for real, and splits heads, recomputes in a way or was made for a technique
@@ -29,9 +33,12 @@ def process_count(plan: Plan, *, rehearse: bool) -> int:
     if rehearse:
         return len(widths(plan))
     _refuse_together(plan)
-    require_executable(plan.scenario)
+    technique = plan.scenario.technique
+    exchanged = replace(technique, context_parallel="ring") if own_model or plan.cp == 1 else technique
+    require_executable(replace(plan.scenario, technique=exchanged))
     _refuse_split_modules(plan)
-    _refuse_split_rows(plan)
+    if not own_model:
+        _refuse_split_rows(plan)
     _refuse_mixed_readers(plan)
     _refuse_recomputation(plan)
     _refuse_split_backwards(plan)
@@ -153,13 +160,13 @@ def _refuse_split_backwards(plan: Plan) -> None:
             )
 
 
-def check_local_run(plan: Plan, local: int, *, rehearse: bool) -> None:
+def check_local_run(plan: Plan, local: int, *, rehearse: bool, own_model: bool) -> None:
     """Refuse a run on this machine that cannot work.
 
     Raises:
         InputError: another number of processes is needed, or the gradient buffers of a rehearsal exceed the memory.
     """
-    expected = process_count(plan, rehearse=rehearse)
+    expected = process_count(plan, rehearse=rehearse, own_model=own_model)
     if local != expected:
         raise InputError(f"{local} local processes, the plan needs {_product(plan, rehearse)} = {expected}")
     if rehearse and expected > plan.pp:

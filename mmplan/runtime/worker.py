@@ -87,7 +87,7 @@ def run_worker(
             go on from its checkpoints.
         RunError: this rank or another one failed, or a loss is no number.
     """
-    expected = process_count(plan, rehearse=options.rehearse)
+    expected = process_count(plan, rehearse=options.rehearse, own_model=options.job is not None)
     if options.job is None and not options.rehearse:
         refuse_forms(plan.scenario)
     if "RANK" not in os.environ:

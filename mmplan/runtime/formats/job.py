@@ -81,7 +81,7 @@ def launch_job(
     Raises:
         InputError: this release cannot execute the plan (see `process_count`).
     """
-    count = process_count(plan, rehearse=rehearse)
+    count = process_count(plan, rehearse=rehearse, own_model="--job" in arguments)
     # In a rehearsal one process stands for all that share a stage's layers.
     groups = _groups(plan.scenario.cluster, listed_ranks(plan) if rehearse else range(count))
     return LaunchJob(
