@@ -300,3 +300,18 @@ def test_other_frameworks_are_told_what_they_cannot_run() -> None:
         assert any("16 processes" in text for text in exported(made(WIDE), launcher).files.values())
     with pytest.raises(InputError, match="on ranks of their own, which megatron-pp does not run"):
         check_hangs(made(WIDE), "megatron-pp")
+
+
+@pytest.mark.parametrize("shape", [SLICED, PATCHED, UNEVEN])
+def test_drawn_steps_and_missing_images_keep_programs_of_slices_and_overlaps_sound(shape: dict[str, object]) -> None:
+    images_of, samples = ((), ((8, 8),), ((8, 8),) * 2), 48 if shape is UNEVEN else 32
+    manifest = tuple(Sample(text_tokens=5 + i, images=images_of[i % 3]) for i in range(samples))
+    one = meshed(job(devices=24, manifest=manifest, global_batch=samples), **shape)  # type: ignore[arg-type]
+    graph, costs = build_graph(one.scenario), AnalyticCostModel(one.scenario)
+    assert check_hangs(one) == ()
+    assert check_program(lower(one, graph, drawn_step_loads(one, 1))) == ()
+    (times,) = step_times(one, graph, costs, steps=1, compositions=("in order",))
+    assert times.step_s[0] == simulate(one, graph, costs, drawn_step_loads(one, 0)).step_time_s
+    (split,) = compare_families(one, ("zb-h1",), graph, costs)
+    assert split.plan is not None
+    assert check_plan(split.plan) == ()
