@@ -88,7 +88,8 @@ def share_out(
     """With the splits of the rank's units. Collective over the ranks that share them.
 
     Raises:
-        InputError: there are blocks among them, and none can be split; or experts are not understood.
+        InputError: there are blocks among them, and none can be split; experts are not understood; or
+            stages share what is split.
     """
     here = {piece for stage in plan.stages_of(at.row) for piece in laid.held.pieces[stage]}
     units = [name for name in find_units(laid.model) if name in here & laid.owners.used]
@@ -110,11 +111,13 @@ def share_out(
         cuts=model_cuts(found.splits, laid.model, plan.tp),
         experts=None if ranks.experts is None else held_experts(shared, ranks.experts),
     )
-    cut = [name for tie in held.ties for name in tie.names if name in held.cuts]
+    in_parts = held.cuts.keys() | (set() if held.experts is None else held.experts.here | held.experts.away)
+    cut = [name for tie in held.ties for name in tie.names if name in in_parts]
     if cut:
         raise InputError(
-            f"'{cut[0]}' is shared by several stages and split over tp={plan.tp} ranks, and this release does one of "
-            "both: set `constraints.tp: [1]` in the scenario and optimize again"
+            f"'{cut[0]}' is shared by several stages and split over the ranks of each (tp={plan.tp}, ep={plan.ep}), "
+            "and this release does one of both: set `constraints.tp: [1]` and `constraints.ep: [1]` in the scenario "
+            "and optimize again"
         )
     return replace(laid, held=held, splits=found.splits, experts=shared, ranks=ranks)
 
