@@ -231,7 +231,7 @@ def _checkpointing(values: Mapping[str, Any], take: Any, warnings: list[str]) ->
     if values.get("number_checkpoints") or values.get("partition_activations") is True:
         take("recompute", "activation_checkpointing", "full")
     if values.get("cpu_checkpointing") is True:
-        warnings.append("activation_checkpointing.cpu_checkpointing: activations in host memory are not priced")
+        warnings.append("activation_checkpointing.cpu_checkpointing: priced by `technique.offload: activations` alone")
 
 
 def _check_batch(facts: dict[str, Fact]) -> None:

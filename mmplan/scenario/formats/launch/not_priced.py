@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 NOT_PRICED: Mapping[str, str] = {
-    "cpu_offloading": "activations in host memory are not priced",
-    "swap_attention": "activations in host memory are not priced",
+    "cpu_offloading": "activations in host memory are not read from here: `technique.offload: activations` prices them",
+    "swap_attention": "activations in host memory are not read from here: `technique.offload: activations` prices them",
     "mtp_num_layers": "layers that predict further tokens are not priced",
     "encoder_tensor_model_parallel_size": "the encoder's own degrees are not read; the recipe holds the decoder's",
     "encoder_pipeline_model_parallel_size": "the encoder's own stages are not read; the recipe holds the decoder's",
