@@ -82,9 +82,9 @@ def find_experts(block: nn.Module, args: Any, kwargs: Any, count: int) -> Expert
 
 
 def place_of_code(module: nn.Module) -> str:
-    """`file:line` of a module's forward."""
-    code = inspect.unwrap(type(module).forward).__code__
-    return f"{code.co_filename}:{code.co_firstlineno}"
+    """`file:line` of a module's forward, its class where that has no code in Python."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return type(module).__qualname__ if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _stacks(module: nn.Module, count: int) -> bool:

@@ -179,7 +179,9 @@ class _Trial:
         block = drawn_block(self._block, self._device, lambda _, value: value)
         counts = rows_given(block, self._experts)
         found = self._run(block)
-        assert not isinstance(found, str), f"{self._name} fails alone: {found}"
+        if isinstance(found, str):
+            reason = f"alone, on drawn numbers, it fails ({found})"
+            raise _refused(self._name, self._block, self._of_experts.degree, reason)
         # Ranks that share layers have the same tokens.
         return self._summed(found, self._holders, self._ranks.degree), sum(counts)
 
