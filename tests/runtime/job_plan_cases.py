@@ -102,7 +102,7 @@ def chunks(plan: Plan) -> Plan:
 def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
     """Name -> family and plan."""
     llava, gemma, deep, mllama = (scenario_of(name, folder) for name in ("llava", "gemma3", "qwen3_vl", "mllama"))
-    qwen = scenario_of("qwen2_5_vl", folder)
+    qwen, still = scenario_of("qwen2_5_vl", folder), with_training(llava, "llm", "frozen")
     frozen, zero_3 = with_training(llava, "vision", "frozen"), {"dp": 2, "sharding": "parameters"}
     return {
         "LLaVA, ZeRO-3": ("llava", cut(llava, dp=4, sharding="parameters")),
@@ -130,6 +130,14 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         "a head in glue, rows, ZeRO-1": ("glue", cut(gemma, dp=2, cp=2, sharding="optimizer")),
         "Qwen2.5-VL, rows, recomputed": ("qwen2_5_vl", cut(qwen, dp=2, cp=2, recompute="full")),
         "DeepStack in two stages, rows": ("qwen3_vl", cut(deep, "llm.0", cp=2)),
+        "frozen language model in two stages, rows": (
+            "llava",
+            cut(still, "llm.0", cp=2),
+        ),
+        "frozen language model in two stages, tensor parallel": (
+            "llava",
+            cut(still, "llm.0", tp=2),
+        ),
         "LLaVA, rows for heads, recomputed": ("llava", cut(by_heads(llava), dp=2, cp=2, recompute="full")),
         "Gemma 3 in two stages, rows for heads": ("gemma3", cut(by_heads(gemma), "llm.0", cp=2)),
         "Gemma 3, rows, tensor parallel": ("gemma3", cut(gemma, cp=2, tp=2)),

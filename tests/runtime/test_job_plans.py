@@ -40,6 +40,8 @@ NAMES = (
     "a head in glue, rows, ZeRO-1",
     "Qwen2.5-VL, rows, recomputed",
     "DeepStack in two stages, rows",
+    "frozen language model in two stages, rows",
+    "frozen language model in two stages, tensor parallel",
     "LLaVA, rows for heads, recomputed",
     "Gemma 3 in two stages, rows for heads",
     "Gemma 3, rows, tensor parallel",

@@ -44,7 +44,7 @@ class RowSums:
 
     def backward_bytes(self, recording: Recording) -> int:
         """Keys and values once more, and the gradients of all that was gathered or exchanged."""
-        returning = returning_calls(recording, self.model, self.trained)
+        returning = self.returning(recording)
         of_loss = {(source.unit, source.call) for source in recording.loss.reads}
         returns = bool(of_loss & returning or recording.loss.parameters & self.trained)
         total = recording.summed_bytes if self.computes_loss and returns else 0
@@ -61,6 +61,9 @@ class RowSums:
             if (call.unit, call.number) in returning:
                 total += self._whole_bytes(recording, call) + sum(attentions) * (call.unit in self.recomputed)
         return total
+
+    def returning(self, recording: Recording) -> set[tuple[str, int]]:
+        return returning_calls(recording, self.model, self.trained)
 
     def _calls(self, recording: Recording) -> list[Call]:
         return [call for call in recording.calls if call.unit in self.units and call.rows is not None]

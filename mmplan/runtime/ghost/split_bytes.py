@@ -45,7 +45,7 @@ class SplitSums:
 
     def backward_bytes(self, recording: Recording) -> int:
         """What is summed in a backward, sums that are made once more included."""
-        returning = returning_calls(recording, self.model, self.trained)
+        returning = self.returning(recording)
         total = 0
         for call in recording.calls:
             if call.unit not in self.exchanging:
@@ -56,6 +56,9 @@ class SplitSums:
             if call.unit in self.recomputed and (call.unit, call.number) in returning:
                 total += self._forward_bytes(call)
         return total
+
+    def returning(self, recording: Recording) -> set[tuple[str, int]]:
+        return returning_calls(recording, self.model, self.trained)
 
     def _forward_bytes(self, call: Call) -> int:
         elements = sum(self._of_row(call, split.pair) for split in self.splits.get(call.unit, ()))

@@ -55,6 +55,9 @@ class StageSums(Protocol):
 
     def backward_bytes(self, recording: Recording) -> int: ...
 
+    def returning(self, recording: Recording) -> Set[tuple[str, int]]:
+        """Calls whose outputs have a gradient."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointSums:
@@ -72,6 +75,9 @@ class JointSums:
 
     def backward_bytes(self, recording: Recording) -> int:
         return self.first.backward_bytes(recording) + self.second.backward_bytes(recording)
+
+    def returning(self, recording: Recording) -> Set[tuple[str, int]]:
+        return self.first.returning(recording)
 
 
 class GhostStage(WeightedStage):
@@ -212,14 +218,16 @@ class GhostStage(WeightedStage):
         return payload(recording, self._owners, cut.edge.producer, readers)
 
     def _leaves(self, recording: Recording, received: Mapping[str, Tensor]) -> dict[Source, Tensor]:
-        """Received tensors; those whose gradient goes back require one."""
+        """Received tensors; those whose gradient goes back require one, where what they are made of is trained."""
         leaves: dict[Source, Tensor] = {}
+        returning = self._sums.returning(recording) if self._incoming else set()
         for cut in self._incoming:
             sources = self._sent(recording, cut, self._layers)
             if sources:
                 parts = _unpacked(received[cut.activation], recording, sources, self._cp)
                 for source, part in parts.items():
-                    leaves[source] = part.requires_grad_(cut.carries_grad and part.is_floating_point())
+                    returns = cut.carries_grad and (source.unit, source.call) in returning
+                    leaves[source] = part.requires_grad_(returns and part.is_floating_point())
         return leaves
 
     def _returned(self, recording: Recording, cut: CutTensor, leaves: Mapping[Source, Tensor]) -> Tensor:
