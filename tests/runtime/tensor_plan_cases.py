@@ -169,6 +169,8 @@ def _together_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
     every = replace(hand_plan(tiny, TWO_STAGES), tp=TP, together=encoders, batch_factor=2)
     again = tuple(replace(stage, recompute="full") for stage in every.stages)
     more = {"under DeepStack": under, "all encoders": every, "all encoders, recomputed": replace(every, stages=again)}
+    technique = replace(tiny.technique, offload="activations")
+    more["kept on the host"] = replace(every, scenario=replace(tiny, technique=technique))
     return {f"{name}, several microbatches at once": plan for name, plan in (batched | more).items()}
 
 
