@@ -21,14 +21,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from mmplan.errors import InputError
-from mmplan.runtime.ghost.cut_rows import CutRows, Follow, cut_rows, plain_of
 from mmplan.runtime.ghost.half_meta import META, any_routing, as_input, half_meta
+from mmplan.runtime.ghost.recorded_rows import RecordedRows
 from mmplan.runtime.ghost.trials import fresh
 from mmplan.runtime.ghost.unit_rows import (
     AttendedRow,
     as_shape,
     attended_row,
-    has_rows,
     pattern_of,
     rows_of_call,
     shapes_of,
@@ -149,7 +148,7 @@ class Recorder:
         """
         flow = _Flow(self._names)
         calls: list[Call] = []
-        cut, whole, summed = set[Source](), set[Source](), list[int]()
+        seen = RecordedRows()
         numbers = dict.fromkeys(self._units, 0)
 
         def recorded(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,22 +159,13 @@ class Recorder:
                 numbers[name] += 1
                 arguments = tree_leaves((args, kwargs))
                 rows = rows_of_call(arguments, flow.sources) if name in self.cut else None
-                for leaf in arguments:
-                    if isinstance(leaf, CutRows) and (rows is None or leaf.ids is not None):
-                        leaf.follow.whole()
-                args, kwargs = tree_map(plain_of, (args, kwargs))
+                args, kwargs = seen.plain((args, kwargs), along=rows is not None)
                 if rows is not None:
                     self._keep_kind(name, args, kwargs)
                 with flow.unit():
                     result, ran = self._run(name, forward, args, kwargs, flow)
                 reads, parameters = flow.sources([arguments[position] for position in ran.used])
-                if rows is not None:
-                    leaves, spec = tree_flatten(result)
-                    for slot, leaf in enumerate(leaves):
-                        if has_rows(leaf, rows[1]):
-                            cut.add(source := Source(name, number, slot))
-                            leaves[slot] = cut_rows(leaf, None, follow(source, rows[1]))
-                    result = tree_unflatten(leaves, spec)
+                result = result if rows is None else seen.carried(name, number, result, rows[1])
                 flow.begin(name, number, tree_leaves(result))
                 call = Call(
                     unit=name,
@@ -194,13 +184,6 @@ class Recorder:
 
             return called
 
-        def follow(source: Source, rows: int) -> Follow:
-            def total(loss: Tensor) -> Tensor:
-                summed.append(loss.nbytes)
-                return loss
-
-            return Follow(place=torch.arange(rows), whole=lambda: whole.add(source), total=total)
-
         given = {key: as_input(value) for key, value in batch.items()}  # outside, where tensors on meta can be made
         with replaced_forwards(self._units, recorded), torch.no_grad(), half_meta(), flow:
             loss = loss_of(self._model(**given))
@@ -210,9 +193,9 @@ class Recorder:
             calls=tuple(calls),
             loss=Call(unit="", number=0, reads=reads, parameters=parameters, output=leaf),
             glue=frozenset(flow.read),
-            cut=frozenset(cut),
-            whole=frozenset(whole),
-            summed_bytes=sum(summed),
+            cut=frozenset(Source(*output) for output in seen.cut),
+            whole=frozenset(Source(*output) for output in seen.whole),
+            summed_bytes=seen.summed_bytes,
         )
 
     def _keep_kind(self, name: str, args: Any, kwargs: Any) -> None:
