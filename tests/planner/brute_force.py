@@ -99,16 +99,22 @@ def stage_works(problem: CutProblem, block_of: list[int]) -> list[tuple[int, int
         )
         k = problem.batch_factor
         whole = min(problem.microbatches, k * len({place // k for place in range(-alive + 1, 1)}))  # of groups of k
-        held = {g: whole if problem.encoded and problem.encoded[g] else alive for g in inside}
         fitting = [
             (sum(level.work_ns[g] for g in inside), sum((level.path_ns or level.work_ns)[g] for g in inside))
             for level in (problem.choices[index] for index in kind.levels)
-            if level.working_bytes + states + sum(held[g] * level.kept_bytes[g] for g in inside) <= kind.capacity_bytes
+            if level.working_bytes + states + _held_bytes(level, inside, alive, whole) <= kind.capacity_bytes
         ]
         if not fitting:
             return None
         work.append(min(fitting))
     return work
+
+
+def _held_bytes(level: Level, inside: list[int], alive: int, whole: int) -> int:
+    """Activations: `alive` microbatches, and `whole` ones of what runs several at once, which a group may hold beside
+    other layers."""
+    encoded = level.encoded_bytes or (0,) * len(level.kept_bytes)
+    return sum(alive * (level.kept_bytes[g] - encoded[g]) + whole * encoded[g] for g in inside)
 
 
 def brute_force(problem: CutProblem) -> int | None:
