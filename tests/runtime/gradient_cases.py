@@ -26,9 +26,11 @@ from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.groups import group_maker
 from mmplan.runtime.model import MultimodalModel, module_path
+from mmplan.runtime.network import all_reduce
 from mmplan.runtime.places import Place, mesh_of_row
 from mmplan.runtime.stage import LayerStage
 from mmplan.runtime.train import build_stages, step_data, step_microbatches, tie_stages
+from mmplan.runtime.weighted_stage import WeightedStage
 from mmplan.scenario.attention_forms import Mla
 from mmplan.scenario.scenario import (
     Distribution,
@@ -58,6 +60,9 @@ CHAIN_STAGES = (
 )
 PROCESSES = 4
 TABLE_ON_TWO, LEFT_OUT = "a table on two stages, sharding none", "the sum over two stages left out"
+WRONG_SCALE, NO_WEIGHTS, STALE = "gradients times 1 / dp", "a weight gradient left out", "stale features"
+# Errors put in on purpose, and the case that each is put into.
+FAULTS = {WRONG_SCALE: "two replicas", NO_WEIGHTS: "zb-1p", STALE: "1f1b"}
 STEP_LENGTH = 2.0**20
 CPU = torch.device("cpu")
 
@@ -359,6 +364,35 @@ def run_rank(plan: Plan, rank: int, replicas: dist.ProcessGroup | None, control:
     )
 
 
+def _mean(x: Tensor, group: dist.ProcessGroup) -> None:
+    """As DDP does, over replicas that have each a part of the sum."""
+    all_reduce(x, group)
+    x /= group.size()
+
+
+def _but_for_one(stage: WeightedStage, microbatch: int) -> None:
+    if microbatch != 1:
+        WEIGHTS_OF(stage, microbatch)
+
+
+def _stale(stage: LayerStage, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor is the first one of its name and size."""
+    first = stage.__dict__.setdefault("first_of_size", {})
+    kept = {name: first.setdefault((name, x.nbytes), x.clone()) for name, x in received.items()}
+    return FORWARD_OF(stage, microbatch, kept)
+
+
+FORWARD_OF, WEIGHTS_OF = LayerStage.forward, WeightedStage.backward_weight
+
+
+def _faulty() -> dict[str, Any]:
+    return {
+        WRONG_SCALE: patch("mmplan.runtime.flat.all_reduce", _mean),
+        NO_WEIGHTS: patch.object(WeightedStage, "backward_weight", _but_for_one),
+        STALE: patch.object(LayerStage, "forward", _stale),
+    }
+
+
 def run_all_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes; writes its results to `folder`."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -372,6 +406,10 @@ def run_all_cases(rank: int, folder: str) -> None:
     }
     with patch("mmplan.runtime.ties.all_reduce"):
         results[LEFT_OUT] = run_rank(cases()[TABLE_ON_TWO], rank, pairs[rank // 2], world)
+    for fault, patched in _faulty().items():
+        plan = cases()[FAULTS[fault]]
+        with patched:
+            results[fault] = run_rank(plan, rank, pairs[rank // 2] if plan.dp == 2 else None, world)
     torch.save(results, Path(folder) / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()

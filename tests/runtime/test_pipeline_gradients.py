@@ -6,8 +6,21 @@ from functools import cache
 import pytest
 import torch
 from case_processes import run_on_ranks
-from gradient_cases import LEFT_OUT, PROCESSES, TABLE_ON_TWO, RankResult, cases, run_all_cases, whole_model
+from gradient_cases import (
+    FAULTS,
+    LEFT_OUT,
+    NO_WEIGHTS,
+    PROCESSES,
+    STALE,
+    TABLE_ON_TWO,
+    WRONG_SCALE,
+    RankResult,
+    cases,
+    run_all_cases,
+    whole_model,
+)
 
+from mmplan.planner.plan import Plan
 from mmplan.runtime.train import step_data
 
 pytestmark = pytest.mark.distributed
@@ -20,7 +33,7 @@ Results = dict[str, list[RankResult]]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     ranks = run_on_ranks(run_all_cases, PROCESSES, tmp_path_factory.mktemp("ranks"))
-    return {name: [rank[name] for rank in ranks] for name in (*CASES, LEFT_OUT)}
+    return {name: [rank[name] for rank in ranks] for name in (*CASES, LEFT_OUT, *FAULTS)}
 
 
 @cache
@@ -32,8 +45,32 @@ def _whole(*same: object) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_pipeline_equals_one_process(name: str, results: Results) -> None:
+    _require_equal(CASES[name], results[name])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_errors_put_in_on_purpose_are_caught(fault: str, results: Results) -> None:
+    with pytest.raises(AssertionError, match=r"^layers\.[\w.]+: \d"):
+        _require_equal(CASES[FAULTS[fault]], results[fault])
+
+
+def test_errors_put_in_on_purpose_do_what_their_names_say(results: Results) -> None:
+    """Half of every sum over two replicas; other losses only where features are stale."""
+    for fault, case in FAULTS.items():
+        plan = CASES[case]
+        expected, losses = _whole(plan.scenario, plan.dp, plan.microbatch_size, plan.composition)
+        found = {name: gradient for rank in results[fault] for name, gradient in rank.gradients.items()}
+        loss = sum(rank.losses.get("llm", 0.0) for rank in results[fault])
+        assert (loss == pytest.approx(losses["llm"], rel=1e-6)) == (fault != STALE)
+        name = max(expected, key=lambda key: float(expected[key].abs().max()))
+        if fault == WRONG_SCALE:
+            assert torch.allclose(2 * found[name], expected[name], atol=1e-5 * float(expected[name].abs().max()))
+        if fault == NO_WEIGHTS:
+            assert not torch.equal(found[name], expected[name])
+
+
+def _require_equal(plan: Plan, ranks: list[RankResult]) -> None:
     """To 1e-6 of each gradient's largest element, in fp32; one that is 0 but for rounding (of a key bias) stays so."""
-    plan, ranks = CASES[name], results[name]
     expected, expected_losses = _whole(plan.scenario, plan.dp, plan.microbatch_size, plan.composition)
     found: dict[str, torch.Tensor] = {}
     for rank in ranks:
