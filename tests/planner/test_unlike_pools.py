@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 from random_jobs import random_job
@@ -88,6 +89,15 @@ def test_that_one_order_cannot_fit_proves_nothing_of_one_left_unsolved() -> None
             on_improvement=lambda progress: told.append(progress.doing),
             stop=lambda: told.count("reading model and data") > 1,
         )
+
+
+def test_seconds_of_the_search_are_told_once_for_all_orders() -> None:
+    job = random_job(19)
+    started_s = perf_counter()
+    result = optimize(job, gap=0.0)
+    spent_s = perf_counter() - started_s
+    assert len(list(in_pool_orders(job))) == 2
+    assert 0 < result.plan.certificate.wall_s == result.wall_s <= spent_s
 
 
 def test_a_stage_keeps_within_the_memory_of_its_own_pool(job: Scenario) -> None:
