@@ -195,6 +195,9 @@ def broken_rule(scenario: Scenario, pins: Pins) -> str:
     unknown = [pool.device.name for pool in scenario.cluster.pools if pool.device.host_bytes_per_s is None]
     if pins.of("offload") and "none" not in pins.of("offload") and unknown:
         return f"the link of {unknown[0]} to host memory is not in the catalogue, so nothing is offloaded to it"
+    without = [pool.device.name for pool in scenario.cluster.pools if pool.device.fp8_flops_per_s is None]
+    if pins.of("fp8") and "none" not in pins.of("fp8") and without:
+        return f"{without[0]} has no FP8 units"
     reasons = [_tensor_parallel(scenario, tp) for tp in pins.of("tp")]
     if reasons and all(reasons):
         return reasons[0]

@@ -117,6 +117,11 @@ def test_rules_answer_with_their_arithmetic(tiny: Scenario, best: Plan) -> None:
     }
 
 
+def test_fp8_on_devices_without_it_is_excluded(tiny: Scenario, best: Plan) -> None:
+    answer = ask(tiny, best, "fp8=block")
+    assert (answer.verdict, answer.reason) == ("excluded", "cpu-core has no FP8 units")
+
+
 def test_prime_heads_are_told_by_name(tiny: Scenario, best: Plan) -> None:
     modules = tuple(
         module
