@@ -93,6 +93,8 @@ def kept(layer: Layer, load: Load, setting: Setting) -> Kept:
         masks += sum(setting.elements(layer, value, load) for value in _dropped(layer))
     values = width * sum(setting.elements(layer, value, load) for value in wide)
     values += sum(setting.elements(layer, value, load) for value in narrow)
+    if setting.shard.cp > 1 and technique.context_parallel == "all-to-all":
+        values += width * sum(setting.elements(layer, value, load) for value in _kept_twice(layer, technique))
     return Kept(values=values + fp32 * FP32_BYTES, scores=scores, masks=masks)
 
 
@@ -106,6 +108,18 @@ def _keeping(layer: Layer, technique: Technique) -> tuple[tuple[Value, ...], tup
             (narrow if _in_fp8(layer, op, technique) else wide)[value.name] = value
     others = tuple(op for op in layer.ops if isinstance(op, KEEPS_FP32) and op.y.name in layer.grad_values)
     return tuple(wide.values()), tuple(narrow.values()), others
+
+
+@lru_cache(maxsize=4096)
+def _kept_twice(layer: Layer, technique: Technique) -> tuple[Value, ...]:
+    """Results of attention around which cp ranks exchange rows for heads: attention keeps all rows of some heads, the
+    product that reads them its own rows (arXiv 2309.14509, figure 2)."""
+    if layer.modality not in ("text", "speech"):
+        return ()
+    attentions = [op for op in layer.ops if isinstance(op, Attention) and not op.cross]
+    others = [op for op in layer.ops if not isinstance(op, Attention) and not _in_fp8(layer, op, technique)]
+    read = {value.name for op in others for value in _saved(layer, op, technique)}
+    return tuple(op.y for op in attentions if op.y.name in read and op.y in _saved(layer, op, technique))
 
 
 def kept_recomputed(layer: Layer, load: Load, setting: Setting) -> Kept:

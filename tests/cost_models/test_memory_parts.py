@@ -103,6 +103,15 @@ def test_context_parallel_divides_rows_and_scores() -> None:
     assert kept(block(), LOAD, setting(technique, cp=2)).total == kept(block(), LOAD, setting(technique)).total / 2
 
 
+def test_attention_and_its_reader_keep_the_result_apart_where_rows_are_exchanged_for_heads() -> None:
+    """By heads and by rows, in 16 bit; of an encoder keys are gathered whatever the technique says."""
+    ring = technique_of("torch-2025", sequence_parallel=False)
+    by_heads = replace(ring, context_parallel="all-to-all")
+    wide, narrow = (kept(block(LLM), LOAD, setting(way, cp=2)).values for way in (by_heads, ring))
+    assert wide - narrow == 32 / 2 * LLM.heads * LLM.head_dim * 2
+    assert kept(block(LLM), LOAD, setting(by_heads)) == kept(block(LLM), LOAD, setting(ring))
+
+
 def test_full_recompute_keeps_the_input() -> None:
     assert kept_recomputed(block(), LOAD, setting(technique_of("megatron-2021"))).total == 32 * GPT.hidden * 2
 
