@@ -139,9 +139,7 @@ def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int 
         elif isinstance(op, OwnRows) and op.x.name in local.grad_values:
             elements += _joined_elements(layer, op.x, load, shard)
         elif isinstance(op, Attention) and shard.cp > 1 and not op.cross:
-            keys = [op.k, op.v] if op.y.name in local.grad_values else []  # gathered again
-            keys += [value for value in (op.k, op.v) if value.name in local.grad_values]
-            elements += sum(_gathered_elements(value, load, shard) for value in keys)
+            elements += _returned_elements(op, local.grad_values, load, shard)
         elif isinstance(op, ToExperts | FromExperts) and op.x.name in local.grad_values:
             elements += _routed_elements(layer, op, load, shard)
         elif shard.tp > 1 and isinstance(op, Norm) and op.name in wide:
@@ -163,7 +161,7 @@ def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype, sh
         elif isinstance(op, JoinRows):
             total += _joined_elements(layer, op.y, load, shard) * DTYPE_BYTES[precision]
         elif isinstance(op, Attention) and shard.cp > 1 and not op.cross:
-            total += sum(_gathered_elements(value, load, shard) for value in (op.k, op.v)) * DTYPE_BYTES[precision]
+            total += _attended_elements(op, load, shard) * DTYPE_BYTES[precision]
         elif shard.tp == 1:
             continue
         elif isinstance(op, SumParts | Embedding):
@@ -191,8 +189,24 @@ def _joined_elements(layer: Layer, value: Value, load: Load, shard: Shard) -> in
     return math.ceil(_rows(layer, value, load, shard) / shard.tp) * shard.tp * value.width
 
 
+def _attended_elements(op: Attention, load: Load, shard: Shard) -> int:
+    """Of what cp ranks hand to collectives for attention: keys and values of all rows, or of a rank's own rows these
+    and queries for all rows of some heads, and the result of these for its own rows."""
+    if shard.by_heads:
+        return sum(_gathered_elements(value, load, shard) for value in (op.q, op.k, op.v, op.y)) // shard.cp
+    return sum(_gathered_elements(value, load, shard) for value in (op.k, op.v))
+
+
+def _returned_elements(op: Attention, grad_values: Sequence[str], load: Load, shard: Shard) -> int:
+    """The same in the backward: keys and values once more, and gradients of what was gathered or exchanged."""
+    again = _attended_elements(op, load, shard) if op.y.name in grad_values else 0
+    if shard.by_heads:
+        return again
+    return again + sum(_gathered_elements(value, load, shard) for value in (op.k, op.v) if value.name in grad_values)
+
+
 def _gathered_elements(value: Value, load: Load, shard: Shard) -> int:
-    """Of keys or values of all rows, gathered over cp."""
+    """Of all rows, of which each of cp ranks has its own."""
     return shard.cp * rows_of_context_rank(value.rows.of(load), shard.cp) * value.width
 
 

@@ -18,7 +18,7 @@ def check_degrees(scenario: Scenario, degrees: Degrees) -> None:
         if module.kind == "language_model":
             _check_tp(module, degrees.tp)
             if scenario.technique.context_parallel == "all-to-all":
-                _check_exchange(module, degrees)
+                check_exchange(module, degrees.tp, degrees.cp)
             _check_linear_attention(module, degrees)
             _check_experts(module, degrees)
     _check_blocks(scenario, degrees)
@@ -53,16 +53,20 @@ def _check_tp(module: ModelModule, tp: int) -> None:
             )
 
 
-def _check_exchange(module: ModelModule, degrees: Degrees) -> None:
-    """Context parallelism by all-to-all deals out the heads that tp leaves (arXiv 2309.14509, section 3.2)."""
+def check_exchange(module: ModelModule, tp: int, cp: int) -> None:
+    """Context parallelism by all-to-all deals out the heads that tp leaves (arXiv 2309.14509, section 3.2).
+
+    Raises:
+        ImpossibleError: these do not divide.
+    """
     if module.transformer is None:
         return
     counts = [pair for shape in module.transformer.shapes() for pair in heads_of(shape)]
     for what, count in counts:
-        if count % (degrees.tp * degrees.cp):
+        if count % (tp * cp):
             raise ImpossibleError(
-                f"{module.name}: {what} = {count} / (tp {degrees.tp} x cp {degrees.cp}) = "
-                f"{count / degrees.tp / degrees.cp:g} is no whole number, and cp by all-to-all gives each rank whole "
+                f"{module.name}: {what} = {count} / (tp {tp} x cp {cp}) = "
+                f"{count / tp / cp:g} is no whole number, and cp by all-to-all gives each rank whole "
                 "heads; take a smaller cp, or `technique.context_parallel: ring`"
             )
 

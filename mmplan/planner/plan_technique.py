@@ -51,7 +51,8 @@ def require_executable(scenario: Scenario) -> None:
         wanted, done = getattr(technique, name), getattr(own, name)
         if name == "gradient_dtype" and wanted in (None, scenario.optimizer.gradient_dtype):
             continue
-        if name in ("recompute", "sharding", "compression") or wanted == "activations":  # a plan says what it has
+        # A plan says what it has of these, and both ways of context parallelism are done.
+        if name in ("recompute", "sharding", "compression", "context_parallel") or wanted == "activations":
             continue
         if wanted != done:
             raise InputError(

@@ -2,10 +2,12 @@
 What validation holds a run to.
 """
 
+from dataclasses import replace
+
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import Layout
+from mmplan.cost_models.layout import Layout, splits_rows
 from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes, recomputed_sum_bytes
 from mmplan.cost_models.values import rows_of_context_rank
@@ -28,7 +30,7 @@ def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: S
             gathered = _gathered(plan, graph, stage)
             for microbatch in range(plan.microbatches):
                 load = seen.of_compute(stage, rank.replica, "F", microbatch)
-                total += sum(_layer_bytes(la, layout, load[la.module], precision) for la in layers if la.module in load)
+                total += sum(_layer_bytes(plan, la, layout, load[la.module]) for la in layers if la.module in load)
                 total += sum(
                     _whole_bytes(edge, load, precision, over) for edge, over in gathered if edge.load_module in load
                 )
@@ -47,8 +49,10 @@ def _joined_bytes(plan: Plan, cut: CutTensor, seen: StageLoads, replica: int) ->
     return sum(sizes) * slices(source, target) * (1 + cut.carries_grad)
 
 
-def _layer_bytes(layer: Layer, layout: Layout, load: Load, precision: Dtype) -> int:
-    shard = layout.shard(layer)
+def _layer_bytes(plan: Plan, layer: Layer, layout: Layout, load: Load) -> int:
+    precision, technique = plan.scenario.precision, plan.scenario.technique
+    by_heads = technique.context_parallel == "all-to-all" and splits_rows(layer)
+    shard = replace(layout.shard(layer), by_heads=by_heads)
     summed = forward_sum_bytes(layer, load, precision, shard) + backward_sum_bytes(layer, load, precision, shard)
     return summed + (recomputed_sum_bytes(layer, load, precision, shard) if layout.recomputed(layer) == "full" else 0)
 

@@ -3,13 +3,13 @@
 import os
 import re
 from collections import Counter
-from dataclasses import replace
 
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.expert_ops import Dispatch
 from mmplan.cost_models.layout import splits_rows
 from mmplan.cost_models.ops import Positions
 from mmplan.errors import InputError
+from mmplan.planner.check_degrees import check_exchange
 from mmplan.planner.lower import stage_gradient_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.plan_technique import require_executable
@@ -29,13 +29,12 @@ def process_count(plan: Plan, *, rehearse: bool, own_model: bool = False) -> int
     Raises:
         InputError: the plan is to be run for real, and splits heads, recomputes in a way or was made for a technique
             that the runtime does not do.
+        ImpossibleError: its cp exchanges heads that do not divide.
     """
     if rehearse:
         return len(widths(plan))
     _refuse_together(plan)
-    technique = plan.scenario.technique
-    exchanged = replace(technique, context_parallel="ring") if own_model or plan.cp == 1 else technique
-    require_executable(replace(plan.scenario, technique=exchanged))
+    require_executable(plan.scenario)
     _refuse_split_modules(plan)
     if not own_model:
         _refuse_split_rows(plan)
@@ -102,6 +101,10 @@ def _refuse_split_rows(plan: Plan) -> None:
     if plan.cp == 1:
         return
     model = plan.scenario.model
+    if plan.scenario.technique.context_parallel == "all-to-all":
+        for module in model.modules:
+            if module.kind == "language_model":
+                check_exchange(module, plan.tp, plan.cp)
     own = {name for mesh in plan.meshes for name in mesh.modules}
     for layer in build_graph(plan.scenario).layers():
         if layer.module in own:

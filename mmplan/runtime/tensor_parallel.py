@@ -4,6 +4,7 @@ Weights are slices of those that one process would have, so every degree starts 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch.nn import Parameter
 
 from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import splits_rows
 from mmplan.cost_models.local_layer import local_layer, norm_of_heads, norms_over_heads
 from mmplan.cost_models.ops import AddRows, Attention, CrossEntropy, Embedding, Op, Rope
 from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
@@ -22,6 +24,7 @@ from mmplan.runtime.exchange import Exchange, from_experts, join_rows, own_rows,
 from mmplan.runtime.experts import rows_per_expert
 from mmplan.runtime.held import Place, whole_place
 from mmplan.runtime.layers import Blocks, LayerModule, build_layer, joined
+from mmplan.runtime.row_heads import packed_to_heads, packed_to_rows
 from mmplan.runtime.rows import add_rows
 from mmplan.runtime.split_norm import split_rms_norm
 from mmplan.runtime.tensor_sums import TensorRanks, look_up, split_cross_entropy, sum_gradients, sum_parts
@@ -141,6 +144,8 @@ class SplitLayer(LayerModule):
                     return own_queries(
                         q, k, v, own, lengths=lengths, key_lengths=context, heads=heads, kv_heads=kv_heads
                     )
+                if self._ranks.by_heads and splits_rows(self._whole) and own.count:
+                    return self._attend_by_heads(op, inputs, own, batch)
                 cut = op.window is not None and not op.sliding
                 return own_attention(
                     q,
@@ -155,6 +160,13 @@ class SplitLayer(LayerModule):
                     causal=op.causal,
                     sliding=op.window if op.sliding else None,
                 )
+
+    def _attend_by_heads(self, op: Attention, inputs: Sequence[Tensor], own: OwnRowsOf, batch: Microbatch) -> Tensor:
+        """All rows of some of the heads, for which the rank gives others its rows of theirs."""
+        peers, counts = self._ranks.peers(self._whole), (op.heads, op.kv_heads, op.kv_heads)
+        q, k, v = packed_to_heads(inputs, counts, own, self._ranks, peers)
+        few = replace(op, heads=op.heads // peers.degree, kv_heads=op.kv_heads // peers.degree)
+        return packed_to_rows(joined(self._attend(few, q, k, v, batch)), few.heads, own, self._ranks, peers)
 
     def _loss(self, logits: Tensor, labels: Tensor, batch: Microbatch) -> Tensor:
         module = self.layer.module

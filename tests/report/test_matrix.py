@@ -35,17 +35,21 @@ def test_a_ready_framework_is_written_as_it_is_and_a_refused_plan_is_not_ready(s
 
 
 def test_what_the_runtime_does_is_what_the_table_says_of_it() -> None:
-    """Experts, rows over ranks and modules on ranks of their own are executed; all-to-all around attention is not."""
+    """Experts, rows over ranks in both ways and modules on ranks of their own are executed; other attention is not."""
     names = ("expert parallelism", "tensor parallel experts", "modules on meshes of their own", "spread modules")
     cp = ("context parallelism by ring", "context parallelism in a pipeline", "context beside tensor parallelism")
     assert {cell("mmplan", name).status for name in (*names, *cp, "padded heads")} == {"native"}
     plan = flat_plan(0, cp=2, tp=1)
-    for way, refused in (("ring", False), ("all-to-all", True)):
-        technique = replace(plan.scenario.technique, context_parallel=way)  # type: ignore[arg-type]
+    for changes, refused in (
+        ({"context_parallel": "ring"}, False),
+        ({"context_parallel": "all-to-all"}, False),
+        ({"attention": "math"}, True),
+    ):
+        technique = replace(plan.scenario.technique, **changes)  # type: ignore[arg-type]
         scenario = replace(plan.scenario, technique=technique)
         matrix = matrix_of(replace(plan, scenario=scenario, scenario_hash=scenario_hash(scenario)))
         (column,) = [column for column in matrix.columns if column.target.id == "mmplan"]
-        assert column.verdict is not None and ("context_parallel" in column.verdict.refused) == refused
+        assert column.verdict is not None and ("technique.attention" in column.verdict.refused) == refused
         assert any(one is not None and one.status == "impossible" for one in column.cells) == refused
 
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from mmplan.errors import InputError
 from mmplan.runtime.ghost.own_rows import RowRanks, cut
 from mmplan.runtime.ghost.recording import Recorder
-from mmplan.runtime.ghost.row_heads import to_heads, to_rows
 from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless
+from mmplan.runtime.row_heads import to_heads, to_rows
 from mmplan.runtime.tensor_sums import Peers, TensorRanks
 
 WIDTH, ROWS = 12, 7  # rows that do not divide into chunks

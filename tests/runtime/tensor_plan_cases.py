@@ -73,6 +73,7 @@ def tensor_cases() -> dict[str, Plan]:
     return {
         **split,
         **_context_cases(models),
+        **_exchanged_cases(models),
         **_dealt_cases(models),
         **_patch_cases(models),
         **_together_cases(models),
@@ -99,6 +100,41 @@ def _context_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
         "rows and columns of a talker": replace(hand_plan(models["talker"], ((*TALKER[0], *TALKER[1]),)), cp=2, tp=2),
         "rows, replicas and experts": replace(hand_plan(experts, (layers,), dp=2), cp=2, ep=4, sharding="parameters"),
     }
+
+
+def _exchanged_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
+    """Rows of the language model on two ranks, which exchange them for heads."""
+    tiny, encoders = models["1f1b"], ("vision", "projector", "audio", "audio_projector")
+    two = hand_plan(tiny, TWO_STAGES, microbatch_size=2)
+    full = tuple(replace(stage, recompute="full") for stage in two.stages)
+    experts = models["experts, latent attention and DeepStack"]
+    layers = tuple(name for stage in DEEP for name in stage)
+    one = hand_plan(tiny, ONE_STAGE, microbatch_size=2)
+    again = tuple(replace(stage, recompute="full") for stage in one.stages)
+    plans = {
+        "alone": replace(hand_plan(tiny, ONE_STAGE, dp=2), cp=2),
+        "in two stages, recomputed": replace(two, cp=2, stages=full),
+        "sliding windows and adapters": replace(
+            changed_module(hand_plan(models["LoRA language model"], TWO_STAGES), "llm", window_tokens=24, sliding=True),
+            cp=2,
+        ),
+        "columns": replace(changed_module(one, "llm", heads=8, kv_heads=4, head_dim=16), cp=2, tp=2),
+        "columns of cross-attention, recomputed": replace(
+            changed_module(hand_plan(models["cross-attention in two stages"], ONE_STAGE), "llm", kv_heads=4),
+            cp=2,
+            tp=2,
+            stages=again,
+        ),
+        "a talker": replace(hand_plan(models["talker"], TALKER, microbatch_size=2), cp=2),
+        "patches over rows of text": replace(two, cp=2, spread=encoders, patches=("vision",)),
+        "replicas and experts": replace(hand_plan(experts, (layers,), dp=2), cp=2, ep=4, sharding="parameters"),
+    }
+    return {f"rows for heads, {name}": _exchanging(plan) for name, plan in plans.items()}
+
+
+def _exchanging(plan: Plan) -> Plan:
+    technique = replace(plan.scenario.technique, context_parallel="all-to-all")
+    return replace(plan, scenario=replace(plan.scenario, technique=technique))
 
 
 def _dealt_cases(models: dict[str, Scenario]) -> dict[str, Plan]:

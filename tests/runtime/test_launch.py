@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_plans import FOUR_STAGES, TWO_STAGES, changed_module, hand_plan, tiny_scenario
 
-from mmplan.errors import InputError
+from mmplan.errors import ImpossibleError, InputError
 from mmplan.planner.plan import Plan, scenario_hash
 from mmplan.runtime.launch import execute
 from mmplan.runtime.measurement import load_run, save_run
@@ -154,6 +154,16 @@ def test_what_context_parallel_ranks_do_not_share_is_refused_with_the_constraint
     moe = Moe(experts=4, topk=2, expert_ffn=8, capacity_factor=1.5)
     with pytest.raises(InputError, match=r"cp=2, and 'llm' drops tokens beyond .* set `constraints.cp: \[1\]`"):
         process_count(changed_module(plan, "llm", moe=moe), rehearse=False)
+
+
+def test_heads_that_do_not_divide_are_refused_where_rows_are_exchanged_for_them() -> None:
+    plan = replace(two_stage_plan(), cp=4)
+    technique = replace(plan.scenario.technique, context_parallel="all-to-all")
+    by_heads = replace(plan, scenario=replace(plan.scenario, technique=technique))
+    assert process_count(plan, rehearse=False) == process_count(by_heads, rehearse=False, own_model=True)
+    with pytest.raises(ImpossibleError, match=r"llm: .* = 2 / \(tp 1 x cp 4\) = 0.5 is no whole number, .*: ring`"):
+        process_count(by_heads, rehearse=False)
+    assert process_count(replace(by_heads, cp=2), rehearse=False) == 4
 
 
 def test_a_plan_for_another_technique_is_refused_but_may_be_rehearsed() -> None:

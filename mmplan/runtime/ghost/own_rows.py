@@ -19,9 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from mmplan.runtime.context import OwnRowsOf, rows_of, whole_states
 from mmplan.runtime.ghost.cut_rows import CutRows
-from mmplan.runtime.ghost.row_heads import to_heads, to_rows
 from mmplan.runtime.ghost.unit_rows import heads_of
 from mmplan.runtime.network import all_reduce
+from mmplan.runtime.row_heads import to_heads, to_rows
 from mmplan.runtime.tensor_sums import Peers, TensorRanks
 
 

@@ -27,6 +27,20 @@ def to_rows(x: Tensor, own: OwnRowsOf, ranks: TensorRanks, peers: Peers) -> Tens
     return result
 
 
+def packed_to_heads(
+    parts: Sequence[Tensor], heads: Sequence[int], own: OwnRowsOf, ranks: TensorRanks, peers: Peers
+) -> tuple[Tensor, ...]:
+    """Each [own rows, heads * width] with at least one row -> [all rows, heads / cp * width]. Collective."""
+    by_head = [torch.unflatten(x, 1, (count, -1)).transpose(0, 1)[None] for x, count in zip(parts, heads, strict=True)]
+    return tuple(x[0].transpose(0, 1).flatten(1) for x in to_heads(by_head, own, ranks, peers))
+
+
+def packed_to_rows(x: Tensor, heads: int, own: OwnRowsOf, ranks: TensorRanks, peers: Peers) -> Tensor:
+    """The way back of one, of which a rank has so many heads. Collective."""
+    by_head = torch.unflatten(x, 1, (heads, -1)).transpose(0, 1)[None]
+    return to_rows(by_head, own, ranks, peers)[0].transpose(0, 1).flatten(1)
+
+
 class _ToHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: OwnRowsOf, ranks: TensorRanks, peers: Peers, *parts: Tensor) -> tuple[Tensor, ...]:
