@@ -62,7 +62,8 @@ def optimize(
     from mmplan.report.progress import search_progress
     from mmplan.report.simulation import simulate_plan
     from mmplan.report.summary import summarise
-    from mmplan.report.tables import optimize_tables
+    from mmplan.report.tables import execution_notes, optimize_tables
+    from mmplan.runtime.requirements import why_not_executed
     from mmplan.scenario.load import load_scenario
 
     require_folder(output, html, json_path(json_file))
@@ -79,8 +80,11 @@ def optimize(
     prediction = simulate_plan(result.plan)
     interval = plan_interval(result.plan, prediction.step_time_s)
     summary = summarise(loaded.name, result.plan, prediction, interval)
+    refused = why_not_executed(result.plan)
     document = {**optimize_document(result, summary, interval), **alternatives_values(told, prices)}
+    document["not_executed"] = refused
     tables = [*optimize_tables(result, summary, interval, target, explain), *alternatives_tables(told, prices)]
+    tables += execution_notes(refused)
     if html is not None:
         from mmplan.report.plan_page import plan_page  # pictures take a fifth of a second to import
 
@@ -189,11 +193,14 @@ def check(
     from mmplan.planner.plan import load_plan
     from mmplan.report.console import emit
     from mmplan.report.documents import check_document
-    from mmplan.report.tables import findings_table
+    from mmplan.report.tables import execution_notes, findings_table
+    from mmplan.runtime.requirements import why_not_executed
 
     plan = load_plan(plan_file)
     findings = check_plan(plan) or check_hangs(plan, runtime_name(runtime))
-    emit(json_file, check_document(plan, findings), findings_table(plan, findings))
+    refused = None if findings else why_not_executed(plan)
+    tables = findings_table(plan, findings), *execution_notes(refused)
+    emit(json_file, check_document(plan, findings, refused), *tables)
     raise typer.Exit(1 if findings else 0)
 
 

@@ -102,9 +102,14 @@ def recipe_values(planned: PlannedRecipe) -> Document:
     return {**values(planned.recipe), **made, "reason": planned.reason, "note": planned.note}
 
 
-def check_document(plan: Plan, findings: Sequence[Finding]) -> Document:
-    name = plan.scenario.name
-    return {"schema": "mmplan.check/1", "scenario": name, "sound": not findings, "findings": values(list(findings))}
+def check_document(plan: Plan, findings: Sequence[Finding], not_executed: str | None) -> Document:
+    return {
+        "schema": "mmplan.check/1",
+        "scenario": plan.scenario.name,
+        "sound": not findings,
+        "findings": values(list(findings)),
+        "not_executed": not_executed,
+    }
 
 
 def execute_document(measurement: Measurement) -> Document:

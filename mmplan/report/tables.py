@@ -151,6 +151,11 @@ def findings_table(plan: Plan, findings: Sequence[Finding]) -> Table | str:
     return result
 
 
+def execution_notes(refused: str | None) -> list[Table | str]:
+    """A line that the runtime refuses a plan, with its reason; none where it runs it."""
+    return [] if refused is None else [f"[yellow]priced, not executed[/yellow]: {escape(refused)}"]
+
+
 def optimize_tables(
     result: OptimizeResult, summary: PlanSummary, interval: StepInterval, plan_file: Path, explain: bool
 ) -> list[Table | str]:

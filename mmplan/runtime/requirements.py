@@ -44,6 +44,16 @@ def process_count(plan: Plan, *, rehearse: bool, own_model: bool = False) -> int
     return plan.world
 
 
+def why_not_executed(plan: Plan) -> str | None:
+    """What the runtime would say of running the scenario's model by this plan; None where it runs it."""
+    try:
+        process_count(plan, rehearse=False)
+        refuse_forms(plan.scenario)
+    except InputError as error:
+        return str(error)
+    return None
+
+
 def _refuse_together(plan: Plan) -> None:
     for module in plan.scenario.model.modules:
         moe = None if module.transformer is None else module.transformer.moe
