@@ -8,7 +8,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.expert_ops import Dispatch
 from mmplan.cost_models.layout import splits_rows
 from mmplan.cost_models.ops import Positions
-from mmplan.errors import InputError
+from mmplan.errors import ImpossibleError, InputError
 from mmplan.planner.check_degrees import check_exchange
 from mmplan.planner.lower import stage_gradient_bytes
 from mmplan.planner.plan import Plan
@@ -29,7 +29,6 @@ def process_count(plan: Plan, *, rehearse: bool, own_model: bool = False) -> int
     Raises:
         InputError: the plan is to be run for real, and splits heads, recomputes in a way or was made for a technique
             that the runtime does not do.
-        ImpossibleError: its cp exchanges heads that do not divide.
     """
     if rehearse:
         return len(widths(plan))
@@ -114,7 +113,10 @@ def _refuse_split_rows(plan: Plan) -> None:
     if plan.scenario.technique.context_parallel == "all-to-all":
         for module in model.modules:
             if module.kind == "language_model":
-                check_exchange(module, plan.tp, plan.cp)
+                try:
+                    check_exchange(module, plan.tp, plan.cp)
+                except ImpossibleError as error:
+                    raise InputError(f"{error}, or rehearse the plan") from error
     own = {name for mesh in plan.meshes for name in mesh.modules}
     for layer in build_graph(plan.scenario).layers():
         if layer.module in own:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tiny_plans import FOUR_STAGES, TWO_STAGES, changed_module, hand_plan, tiny_scenario
 
-from mmplan.errors import ImpossibleError, InputError
+from mmplan.errors import InputError
 from mmplan.planner.plan import Plan, scenario_hash
 from mmplan.runtime.launch import execute
 from mmplan.runtime.measurement import load_run, save_run
-from mmplan.runtime.requirements import process_count
+from mmplan.runtime.requirements import process_count, why_not_executed
 from mmplan.runtime.validate import validate
 from mmplan.scenario.scenario import Moe
 
@@ -161,8 +161,9 @@ def test_heads_that_do_not_divide_are_refused_where_rows_are_exchanged_for_them(
     technique = replace(plan.scenario.technique, context_parallel="all-to-all")
     by_heads = replace(plan, scenario=replace(plan.scenario, technique=technique))
     assert process_count(plan, rehearse=False) == process_count(by_heads, rehearse=False, own_model=True)
-    with pytest.raises(ImpossibleError, match=r"llm: .* = 2 / \(tp 1 x cp 4\) = 0.5 is no whole number, .*: ring`"):
+    with pytest.raises(InputError, match=r"llm: .* = 2 / \(tp 1 x cp 4\) = 0.5 is no whole number, .*: ring`, or"):
         process_count(by_heads, rehearse=False)
+    assert "no whole number" in (why_not_executed(by_heads) or "")
     assert process_count(replace(by_heads, cp=2), rehearse=False) == 4
 
 
