@@ -31,7 +31,7 @@ def least_busiest(problem: CutProblem) -> int | None:
     for block_of in numbered(problem):
         if partition_value(problem, block_of) is None:
             continue
-        work = max(stage_works(problem, block_of) or [0])
+        work = max((alone for alone, _ in stage_works(problem, block_of) or ()), default=0)
         best = work if best is None else min(best, work)
     return best
 
