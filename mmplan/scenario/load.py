@@ -1,6 +1,6 @@
 """`load_scenario`: from a YAML file to a checked `Scenario`, in the order a reader would check it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -213,14 +213,19 @@ def _fp8(spec: ConstraintsSpec, cluster: Cluster, document: Document) -> tuple[F
     return ("none",) if without else tuple(spec.fp8)
 
 
+def _require_encoders(names: Iterable[str], key: str, cannot: str, model: Model, document: Document) -> None:
+    """A constraint of modules names no language model and none that is not there."""
+    others = [module.name for module in model.modules if module.kind != "language_model"]
+    for name in names:
+        if name not in others:
+            hint = did_you_mean(name, others) or f"; modules that can: {listed(others)}"
+            raise document.error(("constraints", key, name), f"'{name}' cannot {cannot}{hint}")
+
+
 def _own_ranks(spec: ConstraintsSpec, model: Model, document: Document) -> tuple[OwnRanks, ...] | None:
     if spec.modules == "any":
         return None
-    others = [module.name for module in model.modules if module.kind != "language_model"]
-    for name in spec.modules:
-        if name not in others:
-            hint = did_you_mean(name, others) or f"; modules that can: {listed(others)}"
-            raise document.error(("constraints", "modules", name), f"'{name}' cannot have ranks of its own{hint}")
+    _require_encoders(spec.modules, "modules", "have ranks of its own", model, document)
     return tuple(
         OwnRanks(module=name, tp=tuple(one.tp), dp=tuple(one.dp), pp=tuple(one.pp), cp=tuple(one.cp), ep=tuple(one.ep))
         for name, one in spec.modules.items()
@@ -232,10 +237,5 @@ def _encode_together(
 ) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
     if spec.encode_together == "any":
         return None
-    others = [module.name for module in model.modules if module.kind != "language_model"]
-    for name in spec.encode_together:
-        if name not in others:
-            hint = did_you_mean(name, others) or f"; modules that can: {listed(others)}"
-            message = f"'{name}' cannot run for several microbatches at once{hint}"
-            raise document.error(("constraints", "encode_together", name), message)
+    _require_encoders(spec.encode_together, "encode_together", "run for several microbatches at once", model, document)
     return tuple((name, tuple(sorted(set(factors)))) for name, factors in spec.encode_together.items())

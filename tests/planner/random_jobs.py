@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import networkx as nx
 import numpy as np
+import pytest
 from brute_force import chunk_cuts, chunk_value, numbered, partition_value
 from pipeline_toys import DEVICE, LINK, fixed, scenario
 
 from mmplan.cost_models.build import build_graph
 from mmplan.errors import InfeasibleError
+from mmplan.planner.check import check_plan
 from mmplan.planner.configuration import CHUNKS
 from mmplan.planner.configurations import list_configurations
 from mmplan.planner.cut_plan import cut_stages
@@ -16,8 +18,10 @@ from mmplan.planner.cut_problem import CutProblem
 from mmplan.planner.pool_order import in_pool_orders, with_techniques
 from mmplan.planner.priced_groups import priced_groups
 from mmplan.planner.problem import build_problem
-from mmplan.planner.quantise import seconds
-from mmplan.planner.space import stage_layers
+from mmplan.planner.quantise import NS_PER_S, seconds
+from mmplan.planner.search import optimize
+from mmplan.planner.space import build_space, stage_layers
+from mmplan.planner.stage_solver import solve_cut
 from mmplan.scenario.cluster import Cluster, Pool
 from mmplan.scenario.scenario import Constraints, Moe, Scenario
 from mmplan.scenario.technique import OFFLOADS
@@ -175,6 +179,35 @@ def best_by_trying(job: Scenario) -> tuple[float | None, int]:
                 step_s = cut_stages(priced.prices, configuration, stages)[1].objective_s
                 best = step_s if best is None else min(best, step_s)
     return best, tried
+
+
+def require_the_best_of_everything(job: Scenario) -> None:
+    """The search agrees with trying everything, and its bound is not above. What it minimises is below the closed form
+    by less than the launch of an operator, see `problem.py`."""
+    best_s, _ = best_by_trying(job)
+    if best_s is None:
+        with pytest.raises(InfeasibleError):
+            optimize(job, gap=0.0)
+        return
+    plan = optimize(job, gap=0.0).plan
+    assert plan.certificate.objective_s == pytest.approx(best_s, abs=job.cluster.pools[0].device.launch_s)
+    assert plan.certificate.bound_s <= best_s
+    assert check_plan(plan) == ()
+
+
+def cuts_above_bounds(of: Scenario) -> int:
+    """How many configurations have a cut; no bound of them is above the best one."""
+    space, solved = build_space(of), 0
+    first_ns = space.bounds_ns.copy()
+    space.bounds.sharpen(np.arange(len(space.configurations)))
+    for index, configuration in enumerate(space.configurations):
+        best = solve_cut(build_problem(space.prices, space.groups, configuration), space.coarse.upsets)
+        if best.stage_of is not None:
+            stages = stage_layers(space.groups, best.stage_of, configuration.stages)
+            best_ns = cut_stages(space.prices, configuration, stages)[1].objective_s * NS_PER_S
+            assert first_ns[index] <= space.bounds_ns[index] <= best_ns
+            solved += 1
+    return solved
 
 
 def _along_edges(problem: CutProblem, block_of: list[int]) -> list[int]:

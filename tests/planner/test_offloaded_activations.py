@@ -5,9 +5,8 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from random_jobs import best_by_trying, groups_of, wider_job
+from random_jobs import cuts_above_bounds, groups_of, require_the_best_of_everything, wider_job
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
@@ -16,13 +15,10 @@ from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.planned_memory import layer_working_bytes, offloaded_bytes, planned_kept_bytes
 from mmplan.errors import InfeasibleError
 from mmplan.planner.check import check_plan
-from mmplan.planner.cut_plan import cut_stages
 from mmplan.planner.degrees import Degrees
 from mmplan.planner.fit import fit
-from mmplan.planner.problem import build_problem, quickest_levels
+from mmplan.planner.problem import quickest_levels
 from mmplan.planner.search import optimize
-from mmplan.planner.space import build_space, stage_layers
-from mmplan.planner.stage_solver import solve_cut
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.technique import Offload
@@ -115,29 +111,9 @@ def test_no_bound_is_above_the_best_cut(tmp_path: Path) -> None:
     )
     of = replace(of, cluster=replace(of.cluster, pools=pools), constraints=replace(of.constraints, microbatch=()))
     assert len(quickest_levels(of)) > 1
-    space = build_space(of)
-    first_ns = space.bounds_ns.copy()
-    space.bounds.sharpen(np.arange(len(space.configurations)))
-    solved = 0
-    for index, configuration in enumerate(space.configurations):
-        best = solve_cut(build_problem(space.prices, space.groups, configuration), space.coarse.upsets)
-        if best.stage_of is not None:
-            stages = stage_layers(space.groups, best.stage_of, configuration.stages)
-            best_ns = cut_stages(space.prices, configuration, stages)[1].objective_s * 1e9
-            assert first_ns[index] <= space.bounds_ns[index] <= best_ns
-            solved += 1
-    assert solved > 10
+    assert cuts_above_bounds(of) > 10
 
 
 @pytest.mark.parametrize("seed", [seed for seed in range(24) if groups_of(wider_job(seed)) <= 7])
 def test_the_plan_is_the_best_of_everything_with_more_axes(seed: int) -> None:
-    job = wider_job(seed)
-    best_s, _ = best_by_trying(job)
-    if best_s is None:
-        with pytest.raises(InfeasibleError):
-            optimize(job, gap=0.0)
-        return
-    plan = optimize(job, gap=0.0).plan
-    assert plan.certificate.objective_s == pytest.approx(best_s, abs=job.cluster.pools[0].device.launch_s)
-    assert plan.certificate.bound_s <= best_s
-    assert check_plan(plan) == ()
+    require_the_best_of_everything(wider_job(seed))
