@@ -9,10 +9,11 @@ OUT ?= out/demo
 export OMP_NUM_THREADS ?= 1
 export MPLBACKEND := Agg
 
-.PHONY: help setup demo test interop test-interop gpu-check check format schema clean
+.PHONY: help setup demo test test-plans interop test-interop gpu-check check format schema clean
 help:
 	@echo "make demo    set up, then the whole loop on the tiny scenario: optimize, compare, simulate, execute, validate"
 	@echo "make test    set up, then all tests"
+	@echo "make test-plans  set up, then the whole matrix of plans against one process, of which make test leaves mixtures out"
 	@echo "make test-interop  set up the parsers of other frameworks, then the tests that feed them what mmplan exports"
 	@echo "make gpu-check  train, calibrate, predict and validate on one CUDA device with the torch that is there; 8 minutes"
 	@echo "make check   set up, then lint, format, types and the architecture test"
@@ -49,6 +50,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -rs
+
+# Of the matrix of plans against one process also those that mix what others have one by one: three minutes.
+test-plans: setup
+	MMPLAN_EVERY_PLAN=1 $(BIN)/python -m pytest tests/runtime/test_tensor_plans.py tests/runtime/test_job_plans.py
 
 # The parsers of Megatron, torchtitan, DeepSpeed, Accelerate, JAX and Kubernetes, without CUDA; Slurm's controller only
 # where apt can install it. About a minute and 2.3 GB.

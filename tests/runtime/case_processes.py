@@ -1,11 +1,20 @@
 """Cases that processes run together: one start for all of a module, because starting costs more than running."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import multiprocessing
+
+T = TypeVar("T")
+EVERY_PLAN = bool(os.environ.get("MMPLAN_EVERY_PLAN"))
+
+
+def chosen(plans: Mapping[str, T], mixed: Collection[str]) -> dict[str, T]:
+    """Plans but for those that mix what others have one by one: these run too with `make test-plans`."""
+    return {name: plan for name, plan in plans.items() if EVERY_PLAN or name not in mixed}
 
 
 def run_on_ranks(worker: Callable[..., None], processes: int, folder: Path) -> list[Any]:

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from case_processes import chosen
 from gradient_cases import CPU, PROCESSES, cases, perturb, table_name, trained_weights
 from meshed_plan_cases import meshed_cases, uneven_cases
 from tiny_plans import AUDIO, TWO_STAGES, VISION, changed_module, hand_plan
@@ -47,6 +48,38 @@ HALVES = (
 ONE_STAGE = (tuple(layer for stage in TWO_STAGES for layer in stage),)
 
 
+MIXED = (
+    "rows and columns of a talker",
+    "rows for heads, sliding windows and adapters",
+    "rows for heads, a talker",
+    "rows for heads, patches over rows of text",
+    "an encoder in two stages dealt out",
+    "dealt out, one replica whose ranks share states",
+    "a projector dealt out",
+    "patches, a projector in columns",
+    "patches in two stages",
+    "patches over rows of text",
+    "patches of a frozen encoder",
+    "patches, replicas that share weights",
+    "in front of two stages, several microbatches at once",
+    "an encoder in two stages dealt out, several microbatches at once",
+    "gradients shared by replicas, several microbatches at once",
+    "cross-attention, several microbatches at once",
+    "all encoders, several microbatches at once",
+    "kept on the host, several microbatches at once",
+    "experts over replicas that share gradients",
+    "experts over tp, replicas that share weights",
+    "cross-attention, 2 replicas of encoders",
+    "vision in two stages, recomputed",
+    "a frozen encoder on tp 2",
+    "vision in two stages, rows and clips on 2 ranks",
+    "experts of an encoder over tp 2, language model on 2 replicas",
+    "patches on 2 ranks, language model on 2 replicas",
+    "images in turn on 2 ranks, cross-attention, 2 replicas",
+    "patches on 2 ranks, their projector elsewhere",
+)
+
+
 def tensor_cases() -> dict[str, Plan]:
     """Name -> plan; models and microbatches of the pipelines' cases."""
     models: dict[str, Scenario] = {name: plan.scenario for name, plan in cases().items()}
@@ -70,7 +103,7 @@ def tensor_cases() -> dict[str, Plan]:
         "two stages on a rank, backwards in two parts": refuse_unusable(folded),
     }
     split = {name: replace(plan, tp=TP) for name, plan in plans.items()}
-    return {
+    every = {
         **split,
         **_context_cases(models),
         **_exchanged_cases(models),
@@ -80,6 +113,7 @@ def tensor_cases() -> dict[str, Plan]:
         **_expert_cases(models["experts, latent attention and DeepStack"]),
         **meshed_cases(models),
     }
+    return chosen(every, MIXED)
 
 
 def _context_cases(models: dict[str, Scenario]) -> dict[str, Plan]:

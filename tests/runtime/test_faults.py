@@ -45,8 +45,8 @@ def test_a_killed_rank_is_named_with_its_signal_and_where_it_was() -> None:
 
 
 def test_a_halted_process_is_named_by_the_rank_that_waits_for_it() -> None:
-    told = failure("stop rank=1 step=1 action=F2", two_stage_plan(), timeout_s=5.0)
-    assert told.startswith("after the time limit of 5 s: rank 0 (")
+    told = failure("stop rank=1 step=1 action=F2", two_stage_plan(), timeout_s=4.0)
+    assert told.startswith("after the time limit of 4 s: rank 0 (")
     # gradients of earlier microbatches may be under way when the process is halted: its threads send them
     assert re.search(r" waits in step 1, B\(([012])\) of stage 0 for B\(\1\) of stage 1 from rank 1, for ", told)
     assert ") does not answer: its process is halted, or its host or network gone; " in told
@@ -56,8 +56,8 @@ def test_a_halted_process_is_named_by_the_rank_that_waits_for_it() -> None:
 def test_a_step_that_nobody_waits_for_ends_at_its_own_limit() -> None:
     one = ((*VISION, *AUDIO, "llm.embed", "llm.0-5", "llm.head", "llm.loss"),)
     plan = hand_plan(replace(tiny_scenario(), global_batch=2), one)
-    told = failure("stall rank=0 step=1 action=data", plan, step_timeout_s=6.0)
-    assert told.startswith("step 1 takes longer than the limit of 6 s: rank 0 (")
+    told = failure("stall rank=0 step=1 action=data", plan, step_timeout_s=5.0)
+    assert told.startswith("step 1 takes longer than the limit of 5 s: rank 0 (")
     assert " has been in step 1, the data of the step for " in told
 
 

@@ -29,4 +29,6 @@ def test_the_example_runs_on_two_processes(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(file)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path)
+    if "terminate called without an active exception" in result.stderr:  # threads of gloo, when a process has ended
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
