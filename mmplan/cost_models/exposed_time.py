@@ -14,10 +14,8 @@ _RING_MERGE_BYTES = 10  # per step and element of the output: fp32 sum read and 
 
 def add_cp(seconds: Seconds, rules: Rules, op: Attention, load: Load, shard: Shard) -> None:
     """What context parallelism adds to an attention operator."""
-    if shard.cp > 1 and rules.technique.context_parallel == "all-to-all":
-        _add_cp_exchange(seconds, rules, op, load, shard)
-    elif shard.cp > 1:
-        _add_cp_ring(seconds, rules, op, load, shard)
+    if shard.cp > 1:
+        _ADD_CP[rules.technique.context_parallel](seconds, rules, op, load, shard)
 
 
 def _add_cp_ring(seconds: Seconds, rules: Rules, op: Attention, load: Load, shard: Shard) -> None:
@@ -47,6 +45,21 @@ def _add_cp_exchange(seconds: Seconds, rules: Rules, op: Attention, load: Load, 
     for phase in (FORWARD, DGRAD):
         if seconds[phase, PART["attention"]] > 0:
             seconds[phase, PART["cp"]] += once
+
+
+def _add_cp_gather(seconds: Seconds, rules: Rules, op: Attention, load: Load, shard: Shard) -> None:
+    """Keys and values of all rows are gathered in front of attention (Llama 3, arXiv 2407.21783, section 3.3.2), and
+    once more for the backward, behind which the gradients of all rows are summed. Nothing runs beside them."""
+    group, links = group_of(shard.cp, shard.tp, rules.devices_per_node), (rules.node_link, rules.network_link)
+    sizes = [shard.cp * value.elements(load, shard) * rules.element_bytes for value in (op.k, op.v)]
+    gathers = sum(gather_s(size, group, *links) for size in sizes)
+    sums = sum(all_reduce_s(size, group, *links) for size in sizes)
+    for phase, waited in ((FORWARD, gathers), (DGRAD, gathers + sums)):
+        if seconds[phase, PART["attention"]] > 0:
+            seconds[phase, PART["cp"]] += waited
+
+
+_ADD_CP = {"ring": _add_cp_ring, "gather": _add_cp_gather, "all-to-all": _add_cp_exchange}
 
 
 def reduced_forward_elements(layer: Layer, load: Load, shard: Shard) -> tuple[float, ...]:

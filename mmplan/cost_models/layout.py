@@ -16,7 +16,7 @@ from mmplan.cost_models.ops import op_trainable
 from mmplan.cost_models.shard import Shard, shard_of
 from mmplan.cost_models.values import rows_of_context_rank
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
-from mmplan.scenario.technique import Recompute, Sharding
+from mmplan.scenario.technique import ContextParallel, Recompute, Sharding
 
 RecomputeLevel = Literal["none", "selective", "quarter", "half", "three quarters", "full"]
 RECOMPUTE_LEVELS: tuple[RecomputeLevel, ...] = get_args(RecomputeLevel)
@@ -36,8 +36,8 @@ class Layout:
         spread: modules that are not split: each of the tp * cp ranks runs whole layers on its part of the images or
             clips of a microbatch, and the outputs are gathered (Megatron-LM's encoders run so with
             `--encoder-tensor-model-parallel-size 1`; InternVL3.5, arXiv 2508.18265, section 2.4).
-        patches: those of them whose blocks cut the rows of all images over the ranks instead (patch groups), with keys
-            and values gathered for attention; their first layer runs whole on each rank.
+        patches: those of them whose blocks cut the rows of all images over the ranks instead (patch groups), whose
+            keys and values pass around or are gathered; their first layer runs whole on each rank.
         together: modules in front of language models that run once for `batch_factor` microbatches in a row.
         recompute: what the blocks of this stage drop in their forward.
         pools: of the cluster, those that hold ranks of this stage.
@@ -177,6 +177,11 @@ class Layout:
 def splits_rows(layer: Layer) -> bool:
     """Whether context parallelism splits the layer's rows."""
     return layer.modality in ("text", "speech")
+
+
+def attention_way(layer: Layer, way: ContextParallel) -> ContextParallel:
+    """How keys and values of a layer's rows come together: heads of encoders are never dealt out."""
+    return "ring" if way == "all-to-all" and not splits_rows(layer) else way
 
 
 def base_of(level: RecomputeLevel) -> Recompute:

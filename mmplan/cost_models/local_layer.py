@@ -190,19 +190,29 @@ def _joined_elements(layer: Layer, value: Value, load: Load, shard: Shard) -> in
 
 
 def _attended_elements(op: Attention, load: Load, shard: Shard) -> int:
-    """Of what cp ranks hand to collectives for attention: keys and values of all rows, or of a rank's own rows these
-    and queries for all rows of some heads, and the result of these for its own rows."""
-    if shard.by_heads:
+    """Of what a cp rank hands over for attention: keys and values of its own and others' rows but one, from hand to
+    hand; or of all rows to gathers; or of its own rows these and queries for all rows of some heads, and the result of
+    these for its own rows."""
+    if shard.context_parallel == "all-to-all":
         return sum(_gathered_elements(value, load, shard) for value in (op.q, op.k, op.v, op.y)) // shard.cp
-    return sum(_gathered_elements(value, load, shard) for value in (op.k, op.v))
+    return sum(_passed_elements(value, load, shard) for value in (op.k, op.v))
 
 
 def _returned_elements(op: Attention, grad_values: Sequence[str], load: Load, shard: Shard) -> int:
-    """The same in the backward: keys and values once more, and gradients of what was gathered or exchanged."""
+    """The same in the backward: keys and values once more, and gradients of what came; around a ring those of keys and
+    values together, where one has any."""
     again = _attended_elements(op, load, shard) if op.y.name in grad_values else 0
-    if shard.by_heads:
+    if shard.context_parallel == "all-to-all":
         return again
-    return again + sum(_gathered_elements(value, load, shard) for value in (op.k, op.v) if value.name in grad_values)
+    returned = [value for value in (op.k, op.v) if value.name in grad_values]
+    returned = [op.k, op.v] if returned and shard.context_parallel == "ring" else returned
+    return again + sum(_passed_elements(value, load, shard) for value in returned)
+
+
+def _passed_elements(value: Value, load: Load, shard: Shard) -> int:
+    """Of keys or values on their way to all ranks."""
+    everything = _gathered_elements(value, load, shard)
+    return everything * (shard.cp - 1) // shard.cp if shard.context_parallel == "ring" else everything
 
 
 def _gathered_elements(value: Value, load: Load, shard: Shard) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
+from mmplan.scenario.technique import ContextParallel
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
@@ -10,7 +12,8 @@ class Shard:
 
     tp: tensor parallel (heads, MLP widths, vocabulary; Megatron, arXiv 1909.08053). ep: routed experts are spread over
     so many ranks. etp: each routed expert's width is split over so many ranks; None means as `tp`. cp: every sequence's
-    rows are split over so many ranks, which for self-attention exchange rows for heads (`by_heads`) or gather keys.
+    rows are split over so many ranks, whose keys and values come together in one way for self-attention
+    (`context_parallel`).
 
     Routed rows on a rank are tokens * topk * etp / tp whatever `ep` is: the ep * etp ranks of an expert group hold
     ep * etp / tp different sets of tokens and ep sets of experts (Megatron Core's parallel folding, arXiv 2504.14960).
@@ -20,7 +23,7 @@ class Shard:
     ep: int = 1
     etp: int | None = None
     cp: int = 1
-    by_heads: bool = False
+    context_parallel: ContextParallel = "ring"
 
     def __post_init__(self) -> None:
         if min(self.tp, self.ep, self.expert_tp, self.cp) < 1:

@@ -291,7 +291,7 @@ def wanted_patches(scenario: Scenario) -> tuple[str, ...]:
     wanted, able = scenario.constraints.patches, patch_modules(scenario.model)
     if wanted == ():
         return ()
-    if scenario.technique.context_parallel != "ring":
+    if scenario.technique.context_parallel == "all-to-all":
         able = ()
     for name in wanted or ():
         if name not in able:

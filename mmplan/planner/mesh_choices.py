@@ -53,7 +53,7 @@ def _free(scenario: Scenario, modules: tuple[str, ...], pin: OwnRanks | None = N
     tps = [tp for tp in _widths(scenario, modules) if not pin.tp or tp in pin.tp]
     cps = [2**k for k in range(MOST_CP.bit_length()) if not pin.cp or 2**k in pin.cp]
     eps = [ep for ep in divisors(experts_of(scenario, modules)) if not pin.ep or ep in pin.ep]
-    able = patch_modules(scenario.model) if scenario.technique.context_parallel == "ring" else ()
+    able = patch_modules(scenario.model) if scenario.technique.context_parallel != "all-to-all" else ()
     return Apart(
         modules=modules,
         widths=tuple(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import Layout, splits_rows
+from mmplan.cost_models.layout import Layout, attention_way
 from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes, recomputed_sum_bytes
 from mmplan.cost_models.values import rows_of_context_rank
@@ -51,8 +51,7 @@ def _joined_bytes(plan: Plan, cut: CutTensor, seen: StageLoads, replica: int) ->
 
 def _layer_bytes(plan: Plan, layer: Layer, layout: Layout, load: Load) -> int:
     precision, technique = plan.scenario.precision, plan.scenario.technique
-    by_heads = technique.context_parallel == "all-to-all" and splits_rows(layer)
-    shard = replace(layout.shard(layer), by_heads=by_heads)
+    shard = replace(layout.shard(layer), context_parallel=attention_way(layer, technique.context_parallel))
     summed = forward_sum_bytes(layer, load, precision, shard) + backward_sum_bytes(layer, load, precision, shard)
     return summed + (recomputed_sum_bytes(layer, load, precision, shard) if layout.recomputed(layer) == "full" else 0)
 

@@ -1,11 +1,11 @@
 """Context parallelism: each of cp ranks has some rows of every packed microbatch of a language model, or each of all
 ranks that share a stage some rows of the images of an encoder (patch groups).
 
-Rows are cut into 2 cp equal chunks; a rank has one from the front and its counterpart from the back. Keys and values of
-all rows are gathered for attention and again for its backward, so that between the two a rank keeps its own.
+Rows are cut into 2 cp equal chunks; a rank has one from the front and its counterpart from the back. What needs rows of
+others gathers them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from mmplan.cost_models.values import rows_of_context_rank
 from mmplan.runtime.attention import rope_table
@@ -81,122 +80,9 @@ def _own_table(
     return own.take(cos), own.take(sin)
 
 
-def own_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    own: OwnRowsOf,
-    ranks: TensorRanks,
-    peers: Peers,
-    *,
-    lengths: Sequence[int],
-    heads: int,
-    kv_heads: int,
-    causal: bool,
-    sliding: int | None,
-) -> Tensor:
-    """A rank's queries against the keys and values of all rows: rows of q, k, v as the rank has them -> same rows."""
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = (_gather_rows(x, own, ranks, peers) for x in (k, v))
-        return _attended(q, keys, values, own, lengths, heads, kv_heads, causal, sliding)
-
-    if not torch.is_grad_enabled() or not any(x.requires_grad for x in (q, k, v)):
-        return run(q, k, v)
-    result: Tensor = checkpoint(run, q, k, v, use_reentrant=False, preserve_rng_state=False)
-    return result
-
-
-def own_queries(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    own: OwnRowsOf,
-    *,
-    lengths: Sequence[int],
-    key_lengths: Sequence[int],
-    heads: int,
-    kv_heads: int,
-) -> Tensor:
-    """Cross-attention of a rank's rows to a context that every rank has whole."""
-    starts = [sum(key_lengths[:index]) for index in range(len(key_lengths) + 1)]
-    blocks = [
-        _one(
-            q[at : at + end - first], k[starts[i] : starts[i + 1]], v[starts[i] : starts[i + 1]], None, heads, kv_heads
-        )
-        for at, i, first, end in _pieces(own, lengths)
-    ]
-    return _filled(blocks, q, k, v, own, heads, kv_heads)
-
-
-def _attended(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    own: OwnRowsOf,
-    lengths: Sequence[int],
-    heads: int,
-    kv_heads: int,
-    causal: bool,
-    sliding: int | None,
-) -> Tensor:
-    blocks = []
-    for at, index, first, end in _pieces(own, lengths):
-        start = sum(lengths[:index])
-        low = max(0, first - sliding + 1) if sliding is not None else 0
-        high = end if causal else lengths[index]
-        mask = _mask(first, end, low, high, sliding, q.device) if causal else None
-        keys, values = k[start + low : start + high], v[start + low : start + high]
-        blocks.append(_one(q[at : at + end - first], keys, values, mask, heads, kv_heads))
-    return _filled(blocks, q, k, v, own, heads, kv_heads)
-
-
-def _pieces(own: OwnRowsOf, lengths: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Of each piece of a sequence that the rank has: row among its own, sequence, first and end within the sequence."""
-    for place, (first, end) in enumerate(own.chunks):
-        start = 0
-        for index, length in enumerate(lengths):
-            low, high = max(first, start), min(end, start + length)
-            if low < high:
-                yield place * own.size + low - first, index, low - start, high - start
-            start += length
-
-
-def _one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: int, kv_heads: int) -> Tensor:
-    """[rows, heads * width of a head of v]; without keys zeros."""
-    if k.shape[0] == 0:
-        return F.pad(q[:, :0], (0, heads * (v.shape[1] // kv_heads)))
-
-    def by_head(x: Tensor, count: int) -> Tensor:
-        return x.view(1, x.shape[0], count, -1).transpose(1, 2)
-
-    attended = F.scaled_dot_product_attention(
-        by_head(q, heads), by_head(k, kv_heads), by_head(v, kv_heads), attn_mask=mask, enable_gqa=heads != kv_heads
-    )
-    return attended.transpose(1, 2).reshape(q.shape[0], -1)
-
-
-def _filled(
-    blocks: Sequence[Tensor], q: Tensor, k: Tensor, v: Tensor, own: OwnRowsOf, heads: int, kv_heads: int
-) -> Tensor:
-    """Blocks in the order of the rank's rows, zeros where a chunk ends early; autograd follows all three inputs."""
-    width, rows = heads * (v.shape[1] // kv_heads), [end - first for first, end in own.chunks]
-    joined = torch.cat(list(blocks)) if blocks else F.pad(q[:0, :0], (0, width))
-    parts = torch.split(joined, rows)
-    filled = torch.cat([F.pad(part, (0, 0, 0, own.size - part.shape[0])) for part in parts])
-    # Products keep their factors, so that a rank without rows, too, runs the gathers once more for the backward.
-    return filled + sum((x[:0] * x[:0]).sum() for x in (q, k, v))
-
-
-def _mask(first: int, end: int, low: int, high: int, sliding: int | None, device: torch.device) -> Tensor:
-    """[queries from first to end, keys from low to high]: keys up to the query, and no farther back than the window."""
-    behind = torch.arange(first, end, device=device).unsqueeze(1) - torch.arange(low, high, device=device)
-    return behind >= 0 if sliding is None else (behind >= 0) & (behind < sliding)
-
-
 def whole_states(x: Tensor, lengths: Sequence[int], ranks: TensorRanks, peers: Peers) -> Tensor:
     """All rows of a language model's states, of which a rank has its own."""
-    return _gather_rows(x, rows_of(lengths, peers), ranks, peers)
+    return gather_rows(x, rows_of(lengths, peers), ranks, peers)
 
 
 def all_rows(x: Tensor, own: OwnRowsOf, ranks: TensorRanks, peers: Peers, *, backward: bool) -> Tensor:
@@ -216,7 +102,8 @@ def among_all(x: Tensor, own: OwnRowsOf) -> Tensor:
     return everything.index_select(0, rank_order(own, x.device))
 
 
-def _gather_rows(x: Tensor, own: OwnRowsOf, ranks: TensorRanks, peers: Peers) -> Tensor:
+def gather_rows(x: Tensor, own: OwnRowsOf, ranks: TensorRanks, peers: Peers) -> Tensor:
+    """As `all_rows`, and what others did with a rank's rows enters their gradient."""
     if not own.count:
         return x
     result: Tensor = _GatherRows.apply(x, own, ranks, peers)  # type: ignore[no-untyped-call]

@@ -59,7 +59,7 @@ def tensor_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> Ten
         made = _tensor_ranks(ranks, layout, rank, shard, backend, timeout)
         own = made if rank in ranks else own
     if own is not None:
-        own.by_heads = plan.scenario.technique.context_parallel == "all-to-all"
+        own.context_parallel = plan.scenario.technique.context_parallel
     return own
 
 

@@ -116,6 +116,33 @@ def post_send(flat: Tensor, peer: int, group: dist.ProcessGroup | None, tag: int
     return Message(held=held, device=flat.device, work=_posted(dist.isend(held, peer, group=group, tag=tag)))
 
 
+@dataclass(slots=True)
+class Passing:
+    """What is under way around a ring of ranks; `there` waits for what comes, and until this rank's own has left."""
+
+    received: list[Tensor]
+    sent: list[Tensor]
+    device: torch.device
+    works: list[dist.Work]
+
+    def there(self) -> tuple[Tensor, ...]:
+        for work in self.works:
+            work.wait()
+        return tuple(tensor.to(self.device) for tensor in self.received)
+
+
+def pass_on(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Passing:
+    """Start to send this rank's tensors to the next rank, and to receive those of the one before. Collective."""
+    rank, size, device = dist.get_rank(group), dist.get_world_size(group), parts[0].device
+    after, before = (dist.get_global_rank(group, (rank + by) % size) for by in (1, -1))
+    sent = [part.cpu() if through_host(device, group) else part.contiguous() for part in parts]
+    received = [torch.empty_like(part) for part in sent]
+    # NCCL would have both sends of a pair wait for each other, where they are not one batch with what is received.
+    operations = [dist.P2POp(dist.isend, part, after, group, tag) for tag, part in enumerate(sent)]
+    operations += [dist.P2POp(dist.irecv, part, before, group, tag) for tag, part in enumerate(received)]
+    return Passing(received, sent, device, dist.batch_isend_irecv(operations))
+
+
 def _posted(work: dist.Work | None) -> dist.Work:
     assert work is not None, "this process is not in the group it sends to"
     return work

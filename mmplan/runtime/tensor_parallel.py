@@ -13,17 +13,18 @@ from torch.nn import Parameter
 
 from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import splits_rows
+from mmplan.cost_models.layout import attention_way
 from mmplan.cost_models.local_layer import local_layer, norm_of_heads, norms_over_heads
 from mmplan.cost_models.ops import AddRows, Attention, CrossEntropy, Embedding, Op, Rope
 from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
 from mmplan.runtime.attention import window_lengths
 from mmplan.runtime.batch import NO_LABEL, Microbatch
-from mmplan.runtime.context import OwnRowsOf, own_attention, own_queries, rotate_own, rows_of, whole_states
+from mmplan.runtime.context import OwnRowsOf, rotate_own, rows_of, whole_states
 from mmplan.runtime.exchange import Exchange, from_experts, join_rows, own_rows, plan_exchange, to_experts
 from mmplan.runtime.experts import rows_per_expert
 from mmplan.runtime.held import Place, whole_place
 from mmplan.runtime.layers import Blocks, LayerModule, build_layer, joined
+from mmplan.runtime.row_attention import Heads, own_attention, own_queries
 from mmplan.runtime.row_heads import packed_to_heads, packed_to_rows
 from mmplan.runtime.rows import add_rows
 from mmplan.runtime.split_norm import split_rms_norm
@@ -137,29 +138,22 @@ class SplitLayer(LayerModule):
                 mine, at = own.among(batch.merge_positions[module][op.key])
                 return add_rows(inputs[0], inputs[1].index_select(0, mine), at)
             case Attention():
-                q, k, v = inputs
-                if op.cross:
-                    context = batch.context_lengths[module]
-                    heads, kv_heads = op.heads, op.kv_heads
-                    return own_queries(
-                        q, k, v, own, lengths=lengths, key_lengths=context, heads=heads, kv_heads=kv_heads
-                    )
-                if self._ranks.by_heads and splits_rows(self._whole) and own.count:
-                    return self._attend_by_heads(op, inputs, own, batch)
-                cut = op.window is not None and not op.sliding
-                return own_attention(
-                    q,
-                    k,
-                    v,
-                    own,
-                    self._ranks,
-                    self._ranks.peers(self._whole),
-                    lengths=window_lengths(lengths, op.window) if op.window is not None and cut else lengths,
-                    heads=op.heads,
-                    kv_heads=op.kv_heads,
-                    causal=op.causal,
-                    sliding=op.window if op.sliding else None,
-                )
+                return self._attend_own_rows(op, inputs, own, batch)
+
+    def _attend_own_rows(self, op: Attention, inputs: Sequence[Tensor], own: OwnRowsOf, batch: Microbatch) -> Tensor:
+        lengths, (q, k, v) = batch.lengths[self.layer.module], inputs
+        sliding = op.window if op.sliding else None
+        heads = Heads(queries=op.heads, keys=op.kv_heads, causal=op.causal, sliding=sliding)
+        if op.cross:
+            context = batch.context_lengths[self.layer.module]
+            return own_queries(q, k, v, own, lengths=lengths, key_lengths=context, heads=heads)
+        way = attention_way(self._whole, self._ranks.context_parallel)
+        if way == "all-to-all" and own.count:
+            return self._attend_by_heads(op, inputs, own, batch)
+        if op.window is not None and not op.sliding:
+            lengths = window_lengths(lengths, op.window)
+        peers = self._ranks.peers(self._whole)
+        return own_attention((q, k, v), own, self._ranks, peers, lengths=lengths, heads=heads, way=way)
 
     def _attend_by_heads(self, op: Attention, inputs: Sequence[Tensor], own: OwnRowsOf, batch: Microbatch) -> Tensor:
         """All rows of some of the heads, for which the rank gives others its rows of theirs."""

@@ -16,6 +16,7 @@ from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import splits_rows
 from mmplan.cost_models.shard import Shard
 from mmplan.runtime.network import all_reduce
+from mmplan.scenario.technique import ContextParallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,11 @@ class Peers:
 class TensorRanks:
     """This rank's place among the `degree` ranks of its tensor-parallel group.
 
-    `experts`: where these lie on more ranks. `context`: ranks with other rows of language models, which exchange rows
-    for heads (`by_heads`) or gather keys; `width`: all that share a stage in one replica. `spread`: modules that each
-    rank has whole, of which it takes some images or clips, or in the blocks of `patches` some rows of all; `stage`: all
-    ranks that have these, those of all replicas. `forward_bytes`, `backward_bytes`: of tensors handed to sums, gathers
-    and exchanges since the start, by the pass they belong to.
+    `experts`: where these lie on more ranks. `context`: ranks with other rows of language models; `context_parallel`:
+    how keys and values of rows come together; `width`: all that share a stage in one replica. `spread`: modules that
+    each rank has whole, of which it takes some images or clips, or in the blocks of `patches` some rows of all;
+    `stage`: all ranks that have these, those of all replicas. `forward_bytes`, `backward_bytes`: of tensors handed to
+    sums, gathers, exchanges and the next rank since the start, by the pass they belong to.
     """
 
     degree: int
@@ -61,7 +62,7 @@ class TensorRanks:
     experts: ExpertRanks | None = None
     context: Peers | None = None
     width: Peers | None = None
-    by_heads: bool = False
+    context_parallel: ContextParallel = "ring"
     spread: tuple[str, ...] = ()
     patches: tuple[str, ...] = ()
     stage: dist.ProcessGroup | None = None

@@ -33,7 +33,7 @@ from mmplan.scenario.schema_values import (
     Schedules,
     Shardings,
 )
-from mmplan.scenario.technique import Offload, Recompute, Sharding
+from mmplan.scenario.technique import ContextParallel, Offload, Recompute, Sharding
 
 
 class MoeSpec(Strict):
@@ -338,8 +338,8 @@ class TechniqueSpec(Strict):
     sharding: Literal["none", "optimizer", "gradients", "parameters"] | None = Field(
         default=None, description="split over dp ranks: ZeRO-1, ZeRO-2, ZeRO-3 (FSDP)"
     )
-    context_parallel: Literal["ring", "all-to-all"] | None = Field(
-        default=None, description="with cp > 1: ring attention, or all-to-all over heads (Ulysses)"
+    context_parallel: ContextParallel | None = Field(
+        default=None, description="with cp > 1: ring attention, keys and values gathered, or all-to-all (Ulysses)"
     )
     offload: Offload | None = Field(default=None, description="kept in host memory")
     gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(

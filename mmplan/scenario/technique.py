@@ -21,7 +21,7 @@ SHARDINGS: tuple[Sharding, ...] = ("none", "optimizer", "gradients", "parameters
 Compression = Literal["none", "topk", "fp8"]
 COMPRESSIONS: tuple[Compression, ...] = ("none", "topk", "fp8")
 LossKernel = Literal["plain", "fused", "chunked"]
-ContextParallel = Literal["ring", "all-to-all"]
+ContextParallel = Literal["ring", "gather", "all-to-all"]
 
 ATTENTION_KINDS: tuple[Attention, ...] = ("math", "flash1", "flash2", "flash3", "cudnn")
 
@@ -49,8 +49,9 @@ class Technique:
     """What is split over the dp ranks: ZeRO-1 = `optimizer`, ZeRO-2 and FSDP SHARD_GRAD_OP = `gradients`, ZeRO-3
     and FSDP FULL_SHARD = `parameters` (arXiv 1910.02054, section 5); each includes the ones before."""
     context_parallel: ContextParallel = "ring"
-    """With cp > 1: keys and values travel around a `ring` (arXiv 2310.01889), or an `all-to-all` before and after
-    attention trades rows for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
+    """With cp > 1: keys and values travel around a `ring` (arXiv 2310.01889), or each rank's attention waits for a
+    `gather` of all (arXiv 2407.21783, section 3.3.2), or an `all-to-all` before and after attention trades rows for
+    heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
     offload: Offload = "none"
     """What lives in host memory (arXiv 2101.06840); `parameters` are weights, gradients and optimizer state, each
     rank's share under ZeRO-3 (arXiv 2104.07857); `activations` what blocks keep for their backward (vDNN, arXiv

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from mmplan.cost_models.collectives import all_reduce_s, group_of
 from mmplan.errors import CostModelError, InputError
 from mmplan.planner.check_degrees import check_degrees
 from mmplan.planner.degrees import Degrees
@@ -102,6 +103,20 @@ def test_context_parallelism_by_all_to_all_sends_four_tensors_each_way_and_merge
     assert exchange["cp"] == pytest.approx(16 * 2 * 4 * once)
     assert exchange["attention"] == pytest.approx(ring["attention"])
     assert ring["cp"] != pytest.approx(exchange["cp"])
+
+
+def test_gathered_keys_and_values_are_waited_for_and_their_gradients_summed() -> None:
+    """16 layers, tp 2 x cp 4 in one node: keys and values of 2048 rows of 4096 / 2, of which a quarter is here,
+    gathered in three steps, twice; their gradients are summed once."""
+    ring, gathered = (
+        StepEstimator(scenario(attention="flash2", context_parallel=kind)).estimate(Degrees(tp=2, cp=4, dp=8)).named()
+        for kind in ("ring", "gather")
+    )
+    link, size = scenario().cluster.pools[0].node_link, 2048 * 4096 / 2 * 2
+    gather = 3 * link.latency_s + 3 / 4 * size / link.reached_bytes_per_s
+    total = all_reduce_s(size, group_of(4, 2, 8), link, link)
+    assert gathered["cp"] == pytest.approx(16 * 2 * (2 * gather + total))
+    assert gathered["attention"] == pytest.approx(ring["attention"])
 
 
 def test_all_to_all_needs_whole_heads_on_every_rank() -> None:

@@ -35,7 +35,7 @@ def test_a_ready_framework_is_written_as_it_is_and_a_refused_plan_is_not_ready(s
 
 
 def test_what_the_runtime_does_is_what_the_table_says_of_it() -> None:
-    """Experts, rows over ranks in both ways and modules on ranks of their own are executed; other attention is not."""
+    """Experts, rows over ranks in every way and modules on ranks of their own are executed; other attention is not."""
     names = ("expert parallelism", "tensor parallel experts", "modules on meshes of their own", "spread modules")
     cp = ("context parallelism by ring", "context parallelism in a pipeline", "context beside tensor parallelism")
     assert {cell("mmplan", name).status for name in (*names, *cp, "padded heads")} == {"native"}
@@ -43,6 +43,7 @@ def test_what_the_runtime_does_is_what_the_table_says_of_it() -> None:
     for changes, refused in (
         ({"context_parallel": "ring"}, False),
         ({"context_parallel": "all-to-all"}, False),
+        ({"context_parallel": "gather"}, False),
         ({"attention": "math"}, True),
     ):
         technique = replace(plan.scenario.technique, **changes)  # type: ignore[arg-type]

@@ -38,6 +38,7 @@ from mmplan.runtime.places import place_of
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.formats.hf_config import read_hf_config
 from mmplan.scenario.scenario import Optimizer, Scenario, Training
+from mmplan.scenario.technique import ContextParallel
 
 MODELS = FAMILIES | EXPERT_FAMILIES
 PROCESSES, PLANS = 4, "plans.pt"
@@ -138,8 +139,10 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
             "llava",
             cut(still, "llm.0", tp=2),
         ),
-        "LLaVA, rows for heads, recomputed": ("llava", cut(by_heads(llava), dp=2, cp=2, recompute="full")),
-        "Gemma 3 in two stages, rows for heads": ("gemma3", cut(by_heads(gemma), "llm.0", cp=2)),
+        "LLaVA, rows for heads, recomputed": ("llava", cut(going(llava, "all-to-all"), dp=2, cp=2, recompute="full")),
+        "Gemma 3 in two stages, rows for heads": ("gemma3", cut(going(gemma, "all-to-all"), "llm.0", cp=2)),
+        "Gemma 3 in two stages, rows gathered": ("gemma3", cut(going(gemma, "gather"), "llm.0", cp=2)),
+        "Qwen2.5-VL, rows gathered, recomputed": ("qwen2_5_vl", cut(going(qwen, "gather"), cp=4, recompute="full")),
         "Gemma 3, rows, tensor parallel": ("gemma3", cut(gemma, cp=2, tp=2)),
         "cross-attention, rows, tensor parallel, ZeRO-3, recomputed": (
             "mllama",
@@ -149,9 +152,9 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
     }
 
 
-def by_heads(scenario: Scenario) -> Scenario:
-    """Attention over rows on several ranks exchanges these for heads."""
-    return replace(scenario, technique=replace(scenario.technique, context_parallel="all-to-all"))
+def going(scenario: Scenario, way: ContextParallel) -> Scenario:
+    """Keys and values of rows on several ranks come together so."""
+    return replace(scenario, technique=replace(scenario.technique, context_parallel=way))
 
 
 def with_training(scenario: Scenario, module: str, mode: Any) -> Scenario:

@@ -19,6 +19,7 @@ from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless
 from mmplan.runtime.row_heads import to_heads, to_rows
 from mmplan.runtime.tensor_sums import Peers, TensorRanks
+from mmplan.scenario.technique import ContextParallel
 
 WIDTH, ROWS = 12, 7  # rows that do not divide into chunks
 RANKS = 2
@@ -91,6 +92,7 @@ def dropped(more: nn.Module, x: Tensor) -> Tensor:
 
 
 RUN = ("causal", "masked", "pointwise")
+WAYS: tuple[tuple[str, ContextParallel], ...] = (*((name, "all-to-all") for name in RUN), ("masked", "gather"))
 BLOCKS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "causal": (lambda: Attends(nothing), False),
     "masked": (lambda: Attends(nothing), True),
@@ -142,11 +144,10 @@ def run_row_cases(rank: int, folder: str) -> None:
     told = {}
     for name, (block, masked) in BLOCKS.items():
         told[name] = tried(lambda block=block, masked=masked: Model(block(), masked=masked), ranks)
-    for name in RUN:
+    for name, way in WAYS:
         block, masked = BLOCKS[name]
-        told[f"{name}, by heads"] = tried(
-            lambda block=block, masked=masked: Model(block(), masked=masked), replace(ranks, by_heads=True)
-        )
+        other = replace(ranks, ranks=replace(ranks.ranks, context_parallel=way))
+        told[f"{name}, {way}"] = tried(lambda block=block, masked=masked: Model(block(), masked=masked), other)
     told["heads"] = exchanged(ranks)
     torch.save(told, Path(folder) / f"rank{rank}.pt")
     dist.barrier()

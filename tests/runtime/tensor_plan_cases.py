@@ -12,7 +12,8 @@ import torch.distributed as dist
 from case_processes import chosen
 from gradient_cases import CPU, PROCESSES, cases, perturb, table_name, trained_weights
 from meshed_plan_cases import meshed_cases, uneven_cases
-from tiny_plans import AUDIO, TWO_STAGES, VISION, changed_module, hand_plan
+from row_plan_cases import DEEP, ONE_STAGE, TALKER, row_cases
+from tiny_plans import AUDIO, TWO_STAGES, changed_module, hand_plan
 from torch import Tensor
 
 from mmplan.cost_models.analytic import AnalyticCostModel
@@ -36,20 +37,22 @@ from mmplan.scenario.scenario import Optimizer, Scenario
 TP = 2
 MORE_PROCESSES = 5
 STEP_LENGTH = 1e3  # so long that rounding of the weights hides nothing of their gradients
-DEEP = ((*VISION, "deep.0", *AUDIO, "llm.embed", "llm.0-1"), ("llm.2-5", "llm.head", "llm.loss"))
-TALKER = (
-    (*VISION, *AUDIO, "llm.embed", "llm.0-5"),
-    ("llm.head", "llm.loss", "talker.embed", "talker.0-1", "talker.head", "talker.loss"),
-)
 HALVES = (
     ("vision.embed", "vision.0-1", *AUDIO),
     ("vision.2-3", "projector.0", "llm.embed", "llm.0-5", "llm.head", "llm.loss"),
 )
-ONE_STAGE = (tuple(layer for stage in TWO_STAGES for layer in stage),)
 
 
 MIXED = (
     "rows and columns of a talker",
+    "gathered, rows on two ranks that share weights, a table on two stages",
+    "gathered, rows on two ranks, recomputed, images dealt out",
+    "gathered, rows and columns",
+    "gathered, rows of a talker",
+    "gathered, rows and columns of a talker",
+    "gathered, rows, replicas and experts",
+    "gathered, rows on four ranks, sliding windows and adapters",
+    "gathered, patches over rows of text",
     "rows for heads, sliding windows and adapters",
     "rows for heads, a talker",
     "rows for heads, patches over rows of text",
@@ -105,8 +108,7 @@ def tensor_cases() -> dict[str, Plan]:
     split = {name: replace(plan, tp=TP) for name, plan in plans.items()}
     every = {
         **split,
-        **_context_cases(models),
-        **_exchanged_cases(models),
+        **row_cases(models),
         **_dealt_cases(models),
         **_patch_cases(models),
         **_together_cases(models),
@@ -114,61 +116,6 @@ def tensor_cases() -> dict[str, Plan]:
         **meshed_cases(models),
     }
     return chosen(every, MIXED)
-
-
-def _context_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
-    """Rows of the language model on two ranks."""
-    tiny, encoders = models["1f1b"], ("vision", "projector", "audio", "audio_projector")
-    two = hand_plan(tiny, TWO_STAGES, microbatch_size=2)
-    recomputed = replace(two, stages=tuple(replace(stage, recompute="full") for stage in two.stages))
-    experts = models["experts, latent attention and DeepStack"]
-    layers = tuple(name for stage in DEEP for name in stage)
-    return {
-        "rows on two ranks": replace(two, cp=2),
-        "rows on two ranks that share weights, a table on two stages": replace(
-            hand_plan(models["a table on two stages"], TWO_STAGES), cp=2, sharding="parameters"
-        ),
-        "rows on two ranks, recomputed, images dealt out": replace(recomputed, cp=2, spread=encoders),
-        "rows and columns": replace(hand_plan(models["cross-attention in two stages"], ONE_STAGE), cp=2, tp=2),
-        "rows of a talker": replace(hand_plan(models["talker"], TALKER, microbatch_size=2), cp=2),
-        "rows and columns of a talker": replace(hand_plan(models["talker"], ((*TALKER[0], *TALKER[1]),)), cp=2, tp=2),
-        "rows, replicas and experts": replace(hand_plan(experts, (layers,), dp=2), cp=2, ep=4, sharding="parameters"),
-    }
-
-
-def _exchanged_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
-    """Rows of the language model on two ranks, which exchange them for heads."""
-    tiny, encoders = models["1f1b"], ("vision", "projector", "audio", "audio_projector")
-    two = hand_plan(tiny, TWO_STAGES, microbatch_size=2)
-    full = tuple(replace(stage, recompute="full") for stage in two.stages)
-    experts = models["experts, latent attention and DeepStack"]
-    layers = tuple(name for stage in DEEP for name in stage)
-    one = hand_plan(tiny, ONE_STAGE, microbatch_size=2)
-    again = tuple(replace(stage, recompute="full") for stage in one.stages)
-    plans = {
-        "alone": replace(hand_plan(tiny, ONE_STAGE, dp=2), cp=2),
-        "in two stages, recomputed": replace(two, cp=2, stages=full),
-        "sliding windows and adapters": replace(
-            changed_module(hand_plan(models["LoRA language model"], TWO_STAGES), "llm", window_tokens=24, sliding=True),
-            cp=2,
-        ),
-        "columns": replace(changed_module(one, "llm", heads=8, kv_heads=4, head_dim=16), cp=2, tp=2),
-        "columns of cross-attention, recomputed": replace(
-            changed_module(hand_plan(models["cross-attention in two stages"], ONE_STAGE), "llm", kv_heads=4),
-            cp=2,
-            tp=2,
-            stages=again,
-        ),
-        "a talker": replace(hand_plan(models["talker"], TALKER, microbatch_size=2), cp=2),
-        "patches over rows of text": replace(two, cp=2, spread=encoders, patches=("vision",)),
-        "replicas and experts": replace(hand_plan(experts, (layers,), dp=2), cp=2, ep=4, sharding="parameters"),
-    }
-    return {f"rows for heads, {name}": _exchanging(plan) for name, plan in plans.items()}
-
-
-def _exchanging(plan: Plan) -> Plan:
-    technique = replace(plan.scenario.technique, context_parallel="all-to-all")
-    return replace(plan, scenario=replace(plan.scenario, technique=technique))
 
 
 def _dealt_cases(models: dict[str, Scenario]) -> dict[str, Plan]:

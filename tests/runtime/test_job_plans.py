@@ -23,6 +23,8 @@ MIXED = (
     "Gemma 3, tied over stages, tensor parallel",
     "frozen tower, rows on four ranks",
     "frozen language model in two stages, rows",
+    "Gemma 3 in two stages, rows gathered",
+    "Qwen2.5-VL, rows gathered, recomputed",
     "cross-attention, rows, tensor parallel, ZeRO-3, recomputed",
 )
 EVERY = (
@@ -52,6 +54,8 @@ EVERY = (
     "frozen language model in two stages, tensor parallel",
     "LLaVA, rows for heads, recomputed",
     "Gemma 3 in two stages, rows for heads",
+    "Gemma 3 in two stages, rows gathered",
+    "Qwen2.5-VL, rows gathered, recomputed",
     "Gemma 3, rows, tensor parallel",
     "cross-attention, rows, tensor parallel, ZeRO-3, recomputed",
     "cross-attention, rows, ZeRO-3, recomputed",

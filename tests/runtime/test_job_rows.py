@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from case_processes import run_on_ranks
-from row_cases import BLOCKS, RANKS, RUN, run_row_cases
+from row_cases import BLOCKS, RANKS, RUN, WAYS, run_row_cases
 from torch import Tensor
 
 from mmplan.runtime.context import OwnRowsOf
@@ -35,7 +35,7 @@ def test_every_block_is_told_of(told: list[dict[str, str]]) -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", [*RUN, *(f"{name}, by heads" for name in RUN), "heads"])
+@pytest.mark.parametrize("name", [*RUN, *(f"{name}, {way}" for name, way in WAYS), "heads"])
 def test_blocks_that_mix_rows_in_attention_alone_run_on_some(name: str, told: list[dict[str, str]]) -> None:
     assert [one[name] for one in told] == [""] * RANKS
 

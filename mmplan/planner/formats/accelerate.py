@@ -128,7 +128,8 @@ def _degrees(plan: Plan) -> dict[str, Any]:
         f"{_PREFIX}cp_size": plan.cp,
     }
     if plan.cp > 1:
-        degrees[f"{_PREFIX}cp_comm_strategy"] = "alltoall"  # of two ways the one that holds a part at a time
+        gathered = plan.scenario.technique.context_parallel == "gather"
+        degrees[f"{_PREFIX}cp_comm_strategy"] = "allgather" if gathered else "alltoall"  # one part at a time
     return degrees
 
 

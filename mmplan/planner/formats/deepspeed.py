@@ -67,7 +67,8 @@ def _sequence_exchange(draft: Draft) -> Draft:
             raise CheckError(f"{TARGET} gives each rank whole heads; {module.name} has {share}")
     other = replace(scenario, technique=replace(scenario.technique, context_parallel="all-to-all"))
     made = repriced(plan, scenario=other)
-    return draft.changed(made, f"{TARGET} exchanges heads for rows (Ulysses), the plan passes keys and values round")
+    does = "gathers" if scenario.technique.context_parallel == "gather" else "passes round"
+    return draft.changed(made, f"{TARGET} exchanges heads for rows (Ulysses), the plan {does} keys and values")
 
 
 def _pipelined(draft: Draft) -> Draft:

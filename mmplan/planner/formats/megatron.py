@@ -35,6 +35,7 @@ from mmplan.scenario.scenario import ModelModule, Scenario
 TARGET = "Megatron-LM"
 VERSION = "megatron-core 0.19"
 BACKENDS = {"math": "unfused", "flash1": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused"}
+CP_WAYS = {"ring": "p2p", "gather": "all_gather", "all-to-all": "a2a"}
 RECIPES = {"tensor": "tensorwise", "block": "blockwise", "mx": "mxfp8"}
 STRATEGIES = {"gradients": "optim_grads", "parameters": "optim_grads_params"}
 DEFAULT_SEED = 1234  # Megatron's own; it refuses 0
@@ -103,7 +104,7 @@ def _parallel(plan: Plan, module: ModelModule) -> Words:
         words += ("--pipeline-model-parallel-layout", layout_text(language_stages(plan, module)))
     words += ("--context-parallel-size", str(plan.cp))
     if plan.cp > 1:
-        words += ("--cp-comm-type", "a2a" if technique.context_parallel == "all-to-all" else "p2p")
+        words += ("--cp-comm-type", CP_WAYS[technique.context_parallel])
     if module.transformer is not None and module.transformer.moe is not None:
         words += ("--expert-model-parallel-size", str(plan.ep))
         words += ("--expert-tensor-parallel-size", str(plan.etp if plan.ep > 1 else plan.tp))

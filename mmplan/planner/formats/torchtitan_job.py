@@ -137,12 +137,13 @@ def _ordered(draft: Draft, target: str) -> Draft:
 
 
 def _passed_round(draft: Draft, target: str) -> Draft:
-    """Context parallelism is torch's, which never trades rows for heads."""
+    """Context parallelism is torch's, which never trades rows for heads, and is told to hold a part at a time."""
     scenario = draft.plan.scenario
     if draft.plan.cp == 1 or scenario.technique.context_parallel == "ring":
         return draft
     other = replace(scenario, technique=replace(scenario.technique, context_parallel="ring"))
-    sentence = f"{target} passes keys and values round, the plan exchanges heads for rows"
+    does = "gathers them" if scenario.technique.context_parallel == "gather" else "exchanges heads for rows"
+    sentence = f"{target} passes keys and values round, the plan {does}"
     return draft.changed(repriced(draft.plan, scenario=other), sentence)
 
 

@@ -1,13 +1,13 @@
 """A unit run on the rows that a context-parallel rank has: its own forward stays as it is.
 
 Arguments with a dim of the sequence are cut to the rank's rows, in every such dim. Where the forward reaches torch's
-`scaled_dot_product_attention` over the sequence, keys and values of all rows are gathered, and again for the backward
-(or rows are exchanged for heads, `row_heads.py`), and the mask is that of the whole argument. Everything else computes
+`scaled_dot_product_attention` over the sequence, keys and values of all rows come together as the plan says: around a
+ring, gathered, or rows are exchanged for heads; and the mask is that of the whole argument. Everything else computes
 each row of itself; a trial says so (`row_trials.py`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,12 +17,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from mmplan.runtime.block_attention import Pair
 from mmplan.runtime.context import OwnRowsOf, rows_of, whole_states
 from mmplan.runtime.ghost.cut_rows import CutRows
 from mmplan.runtime.ghost.unit_rows import heads_of
 from mmplan.runtime.network import all_reduce
+from mmplan.runtime.ring_attention import ring_attention
 from mmplan.runtime.row_heads import to_heads, to_rows
+from mmplan.runtime.row_pairs import pairs_under, pairs_with
 from mmplan.runtime.tensor_sums import Peers, TensorRanks
+from mmplan.scenario.technique import ContextParallel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,17 +54,17 @@ class RowWay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowRanks:
-    """The ranks that have other rows; `ranks` counts what they exchange. `by_heads`: attention is over all rows of some
-    heads, where these divide (all-to-all); else over the rank's rows of all heads."""
+    """The ranks that have other rows; `ranks` counts what they exchange."""
 
     ranks: TensorRanks
     peers: Peers
-    by_heads: bool = False
 
-    def exchanges(self, query_heads: int, key_heads: int) -> bool:
-        """Whether an attention of so many heads is over those of a rank."""
-        cp = self.peers.degree
-        return self.by_heads and min(query_heads, key_heads) > 0 and query_heads % cp == key_heads % cp == 0
+    def way(self, query_heads: int, key_heads: int) -> ContextParallel:
+        """How keys and values of an attention of so many heads come together: those that cannot be dealt out pass
+        around."""
+        way, cp = self.ranks.context_parallel, self.peers.degree
+        divide = min(query_heads, key_heads) > 0 and query_heads % cp == key_heads % cp == 0
+        return "ring" if way == "all-to-all" and not divide else way
 
     def own(self, rows: int) -> OwnRowsOf:
         return rows_of([rows], self.peers)
@@ -165,7 +169,10 @@ class _OverRows(TorchFunctionMode):
         **options: Any,
     ) -> Tensor:
         mask = None if attention.mask is None else self._masks[attention.mask]
-        if self._ranks.exchanges(heads_of(query), heads_of(key)):
+        way = self._ranks.way(heads_of(query), heads_of(key))
+        if way == "ring":
+            return self._around((query, key, value), mask, is_causal, options.get("scale"))
+        if way == "all-to-all":
             heads = self._of_heads(mask, heads_of(query))
             query, key, value = to_heads((query, key, value), self._own, self._ranks.ranks, self._ranks.peers)
             result = F.scaled_dot_product_attention(query, key, value, heads, dropout_p, is_causal, **options)
@@ -180,6 +187,21 @@ class _OverRows(TorchFunctionMode):
             return run(query, key, value)
         attended: Tensor = checkpoint(run, query, key, value, use_reentrant=False, preserve_rng_state=False)
         return attended
+
+    def _around(
+        self, parts: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, is_causal: bool, scale: float | None
+    ) -> Tensor:
+        own = self._own
+
+        def pairs(source: int) -> Sequence[Pair]:
+            other = replace(own, index=source)
+            if mask is not None:
+                return pairs_under(mask, own, other)
+            return pairs_with(own, other, (own.count,), is_causal, None)
+
+        q, k, v = (x[(None,) * (4 - x.dim())].transpose(1, 2) for x in parts)
+        result = ring_attention(q, k, v, pairs, self._ranks.ranks, self._ranks.peers, scale)
+        return result.transpose(1, 2).view(*parts[0].shape[:-1], parts[2].shape[-1])
 
     def _of_heads(self, mask: Tensor | None, heads: int) -> Tensor | None:
         """Of a mask that differs between heads, what is of this rank's."""

@@ -12,6 +12,7 @@ from mmplan.runtime.ghost.returning import returning_calls, with_gradient
 from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.split_linears import Split
 from mmplan.runtime.ghost.unit_rows import AttendedRow
+from mmplan.scenario.technique import ContextParallel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,8 +57,8 @@ class RowSums:
 
             attentions = self._attentions(call)
             for attention, row, size in self._each(call, attentions):
-                by_heads = self._exchanges(call, attention, row)
-                total += size * (has_gradient(attention.made_of) + (not by_heads and has_gradient(attention.keys_of)))
+                returned = self._way(call, attention, row) != "all-to-all" and has_gradient(attention.keys_of)
+                total += size * (has_gradient(attention.made_of) + returned)
             if (call.unit, call.number) in returning:
                 total += self._whole_bytes(recording, call) + sum(attentions) * (call.unit in self.recomputed)
         return total
@@ -69,21 +70,23 @@ class RowSums:
         return [call for call in recording.calls if call.unit in self.units and call.rows is not None]
 
     def _attentions(self, call: Call) -> list[int]:
-        """What each attention of a call gathers or exchanges."""
-        found = []
+        """What each attention of a call passes on, gathers or exchanges."""
+        found, cp = [], self.ways.ranks.peers.degree
         for attention, row in zip(self.ways.of(call).attentions, call.attentions, strict=True):
-            size = row.keys * self._padded(call)
-            if self._exchanges(call, attention, row):
-                size = (row.queries + row.keys + row.results) * self._padded(call) // self.ways.ranks.peers.degree
+            size, way = row.keys * self._padded(call), self._way(call, attention, row)
+            if way == "all-to-all":
+                size = (row.queries + row.keys + row.results) * self._padded(call) // cp
+            elif way == "ring":
+                size = size * (cp - 1) // cp
             found.append(size // self._parts(call, attention) if attention.over_rows else 0)
         return found
 
     def _each(self, call: Call, sizes: Sequence[int]) -> Iterable[tuple[Attention, AttendedRow, int]]:
         return zip(self.ways.of(call).attentions, call.attentions, sizes, strict=True)
 
-    def _exchanges(self, call: Call, attention: Attention, row: AttendedRow) -> bool:
+    def _way(self, call: Call, attention: Attention, row: AttendedRow) -> ContextParallel:
         parts = self._parts(call, attention)
-        return self.ways.ranks.exchanges(row.query_heads // parts, row.key_heads // parts)
+        return self.ways.ranks.way(row.query_heads // parts, row.key_heads // parts)
 
     def _parts(self, call: Call, attention: Attention) -> int:
         """Into how many parts tensor-parallel ranks split its heads."""

@@ -97,7 +97,7 @@ def prepare_job(
     if groups.tensor is not None and plan.tp * plan.ep > 1:
         laid = share_out(plan, graph, laid, at, groups.tensor, device, note)
     if groups.tensor is not None and groups.tensor.context is not None:
-        ranks = RowRanks(groups.tensor, groups.tensor.context, groups.tensor.by_heads)
+        ranks = RowRanks(groups.tensor, groups.tensor.context)
         laid, recordings = cut_rows_of(plan, laid, graph, at, ranks, device, first)
     pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
     scales = run_scales(plan, [SHARED])

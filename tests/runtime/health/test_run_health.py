@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("transformers")
 from ghost_models import llava
 from gradient_cases import cases
-from tensor_plan_cases import ONE_STAGE, TWO_STAGES
+from row_plan_cases import ONE_STAGE
 from test_jobs import STAGES
-from tiny_plans import hand_plan, tiny_scenario
+from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 from typer.testing import CliRunner
 
 from mmplan.cli import app

@@ -157,6 +157,7 @@ def pipeline_facts(taken: Taken, facts: dict[str, Fact], warnings: list[str]) ->
         "a2a": "all-to-all",
         "megatron_cp_algo": "ring",
         "p2p": "ring",
+        "all_gather": "gather",
         "hybrid_cp_algo": "ring",
     }
     found = taken.argument("cp_comm_type", "context_parallel_algo")
