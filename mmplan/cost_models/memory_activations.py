@@ -8,6 +8,7 @@ fused kernel keeps the score matrix (section 4.1: 5 a s^2 b bytes with dropout),
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from mmplan.cost_models.context_memory import others_rows_bytes
 from mmplan.cost_models.counts import FP32_BYTES, KEEPS_FP32, op_parameters, saved_fp32_elements, saved_values
 from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer, values_with_grad
@@ -60,6 +61,10 @@ class Setting:
         """Elements of a value on one rank."""
         count = value.elements(load, self.shard)
         return count / self.shard.tp if self.splits_rows(layer) and not value.sharded and not value.routed else count
+
+    def others_rows_bytes(self, op: Attention, load: Load, *, backward: bool) -> float:
+        way, width = self.technique.context_parallel, DTYPE_BYTES[self.precision]
+        return others_rows_bytes(op, load, self.shard, way, width, backward=backward)
 
 
 def with_hooks(layer: Layer) -> Layer:
@@ -158,6 +163,8 @@ def _forward_excess(layer: Layer, load: Load, setting: Setting) -> float:
         if isinstance(op, Attention) and setting.technique.attention == "math":
             scores = _score_elements(op, load, setting.shard) * width
             scratch, held = 2 * scores, held + kept(layer, load, setting).scores
+        if isinstance(op, Attention):
+            scratch += setting.others_rows_bytes(op, load, backward=False)
         worst = max(worst, live + held + scratch - total)
         for value in op_inputs(op):
             if last_read[value.name] == index and value.name not in kept_names:
@@ -180,6 +187,8 @@ def _backward_excess(layer: Layer, load: Load, setting: Setting) -> float:
         scratch = 0.0
         if isinstance(op, Attention) and setting.technique.attention == "math":
             scratch = 2 * _score_elements(op, load, setting.shard) * width
+        if isinstance(op, Attention):
+            scratch += setting.others_rows_bytes(op, load, backward=True)
         if op_trainable(op) and not rules.fused_wgrad and isinstance(op, Linear | GroupedLinear):
             scratch += op_parameters(op, setting.shard) * width
         if not isinstance(op, Add):

@@ -1,11 +1,13 @@
 """Memory terms against hand arithmetic and against the exact counts of the mmplan stack."""
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from small_models import FROZEN, LLM, language_model, scenario_of, vision_audio_model
 
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.context_memory import others_rows_bytes
 from mmplan.cost_models.counts import kept_bytes, op_parameters
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import Layer
@@ -23,11 +25,12 @@ from mmplan.cost_models.memory_estimate import MemoryEstimate, MemoryPart, Momen
 from mmplan.cost_models.memory_rules import RULES, memory_rules, parameter_bytes
 from mmplan.cost_models.memory_states import ParameterCounts, Replicas, host_parts, layer_counts, state_parts
 from mmplan.cost_models.memory_transients import gathered_part, optimizer_step_part
+from mmplan.cost_models.ops import Attention
 from mmplan.cost_models.shard import Shard
 from mmplan.errors import CostModelError
 from mmplan.scenario.scenario import Model, Moe, Optimizer, Transformer
 from mmplan.scenario.stacks import stack_names, technique_of
-from mmplan.scenario.technique import Technique
+from mmplan.scenario.technique import ContextParallel, Technique
 
 ONE = Replicas(dense=1, expert=1)
 GPT = replace(
@@ -104,12 +107,29 @@ def test_context_parallel_divides_rows_and_scores() -> None:
 
 
 def test_attention_and_its_reader_keep_the_result_apart_where_rows_are_exchanged_for_heads() -> None:
-    """By heads and by rows, in 16 bit; of an encoder keys are gathered whatever the technique says."""
+    """By heads and by rows, in 16 bit; of an encoder heads are never dealt out."""
     ring = technique_of("torch-2025", sequence_parallel=False)
     by_heads = replace(ring, context_parallel="all-to-all")
     wide, narrow = (kept(block(LLM), LOAD, setting(way, cp=2)).values for way in (by_heads, ring))
     assert wide - narrow == 32 / 2 * LLM.heads * LLM.head_dim * 2
     assert kept(block(LLM), LOAD, setting(by_heads)) == kept(block(LLM), LOAD, setting(ring))
+
+
+@pytest.mark.parametrize(("cp", "held"), [(1, 0), (2, 1), (4, 2), (8, 2)])
+def test_a_ring_holds_rows_at_hand_and_those_that_come_and_a_gather_all(cp: int, held: int) -> None:
+    """32 tokens in 16 bit; sums in fp32: of results, or of gradients of queries and twice of keys and values."""
+    (op,) = (op for op in block(LLM).ops if isinstance(op, Attention))
+    keys, queries = 2 * 32 / cp * LLM.kv_heads * LLM.head_dim, 32 / cp * LLM.heads * LLM.head_dim
+    found = {
+        way: [others_rows_bytes(op, LOAD, Shard(cp=cp), way, 2, backward=backward) for backward in (False, True)]
+        for way in get_args(ContextParallel)
+    }
+    if cp == 1:
+        assert set(map(tuple, found.values())) == {(0, 0)}
+        return
+    assert found["ring"] == [2 * keys * held + 4 * queries, 2 * 2 * keys * held + 4 * queries + 2 * 4 * keys]
+    assert found["gather"] == [2 * cp * keys, 2 * 2 * cp * keys]
+    assert found["all-to-all"] == [0, 0]
 
 
 def test_full_recompute_keeps_the_input() -> None:
