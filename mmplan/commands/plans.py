@@ -57,6 +57,7 @@ def optimize(
     from mmplan.planner.shadow_price import zone_prices as zone_costs
     from mmplan.planner.why_not import why_not as why_not_plan
     from mmplan.report.alternatives import alternatives_tables, alternatives_values
+    from mmplan.report.borders import border_tables
     from mmplan.report.console import emit
     from mmplan.report.documents import optimize_document
     from mmplan.report.progress import search_progress
@@ -84,7 +85,7 @@ def optimize(
     document = {**optimize_document(result, summary, interval), **alternatives_values(told, prices)}
     document["not_executed"] = refused
     tables = [*optimize_tables(result, summary, interval, target, explain), *alternatives_tables(told, prices)]
-    tables += execution_notes(refused)
+    tables += [*(border_tables(result.plan) if explain else ()), *execution_notes(refused)]
     if html is not None:
         from mmplan.report.plan_page import plan_page  # pictures take a fifth of a second to import
 
@@ -111,6 +112,7 @@ def simulate(
     """Simulate one optimizer step of a plan: time, bubble, bytes and memory of every rank."""
     from mmplan.planner.interval import plan_interval
     from mmplan.planner.plan import load_plan, save_plan
+    from mmplan.report.borders import border_tables
     from mmplan.report.console import emit
     from mmplan.report.documents import schedules_document, simulate_document
     from mmplan.report.gantt import plot_gantt
@@ -144,7 +146,7 @@ def simulate(
         plot_gantt(plan, prediction, plot)
     parts = stage_table(plan), prediction_table(prediction), utilisation_table(plan_utilisation(plan, prediction))
     document = simulate_document(plan, prediction, interval)
-    emit(json_file, document, *parts, busy_table(prediction), interval_text(interval))
+    emit(json_file, document, *parts, *border_tables(plan), busy_table(prediction), interval_text(interval))
 
 
 def compare(

@@ -6,7 +6,7 @@ The same functions price rows of published measurements (`mmplan backtest`) and 
 
 from dataclasses import replace
 
-from mmplan.cost_models.collectives import Group, all_reduce_s, gather_s, group_of, message_s
+from mmplan.cost_models.collectives import Group, all_reduce_s, broadcast_s, gather_s, group_of, message_s
 from mmplan.cost_models.compressed_bytes import FORMATS, code_bytes
 from mmplan.cost_models.counts import op_parameters
 from mmplan.cost_models.host_offload import copied_seconds
@@ -65,6 +65,9 @@ class AnalyticCostModel:
 
     def join_rows_s(self, bytes_joined: float, layout: Layout) -> float:
         return max(self._pools[pool].join_rows_s(bytes_joined, layout) for pool in layout.pools)
+
+    def share_rows_s(self, bytes_shared: float, layout: Layout, *, gathered: bool) -> float:
+        return max(pool.share_rows_s(bytes_shared, layout, gathered) for pool in self._pools)
 
     def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         return max(self._pools[pool].reduce_s(trained, layout, ranks_per_node) for pool in layout.pools)
@@ -263,6 +266,12 @@ class _PoolCosts:
         rules = self._rules
         group = group_of(layout.cp, layout.tp, rules.devices_per_node)
         return gather_s(size, group, rules.node_link, rules.network_link)
+
+    def share_rows_s(self, size: float, layout: Layout, gathered: bool) -> float:
+        """Rows of `size` bytes become whole on each rank of a tensor-parallel group."""
+        rules = self._rules
+        group = group_of(layout.tp, 1, rules.devices_per_node)
+        return (gather_s if gathered else broadcast_s)(size, group, rules.node_link, rules.network_link)
 
     def sum_rows_s(self, size: float, layout: Layout) -> float:
         """Gradients of rows that all cp ranks have, of which each knows what its own tokens gave, are summed."""

@@ -6,6 +6,8 @@ A tensor of B bytes over n ranks of one level, with latency a and rate b of its 
             IJHPCA 2005, sections 4.1 and 4.5; NCCL all-gathers by rings only)
     tree    all-reduce 2 log2(n) a + 2 B / (0.92 b): a double binary tree (Sanders, Speck, Traeff, Parallel Computing
             35, 2009) at NCCL's share of the ring's rate (src/graph/tuning.cc)
+    tree    broadcast log2(n) (a + B / b), or a scatter and a ring (log2(n) + n - 1) a + 2 (n - 1) / n B / b (Thakur et
+            al., section 4.2)
     switch  all-reduce s + B / (r b): the switch adds, each rank sends and receives B once (Klenk et al., ISCA 2020).
             NVLS inside a node, SHARP across nodes, where the link says so (`Link.nvls`, `Link.sharp`)
 
@@ -80,6 +82,14 @@ def all_reduce_s(full_bytes: float, group: Group, node_link: Link, network_link:
     return _both_levels_s(rings, across, network_link)
 
 
+def broadcast_s(full_bytes: float, group: Group, node_link: Link, network_link: Link) -> float:
+    """One rank's tensor of `full_bytes` to all others, first to one of each node, then inside."""
+    if group.ranks == 1 or full_bytes <= 0:
+        return 0.0
+    levels = (group.nodes, network_link), (group.per_node, node_link)
+    return sum(_broadcast_one_level_s(full_bytes, ranks, link) for ranks, link in levels)
+
+
 def all_to_all_s(rank_bytes: float, group: Group, node_link: Link, network_link: Link) -> float:
     """Each rank sends `rank_bytes` in equal parts to all ranks, itself included; levels work at the same time."""
     if group.ranks == 1 or rank_bytes <= 0:
@@ -100,6 +110,15 @@ def _spread_s(bytes_sent: float, peers: int, link: Link) -> float:
 
 
 _Cost = tuple[float, float]  # of one level: seconds of latency, seconds of streaming
+
+
+def _broadcast_one_level_s(full_bytes: float, ranks: int, link: Link) -> float:
+    if ranks == 1:
+        return 0.0
+    rounds = math.ceil(math.log2(ranks))
+    tree_s = rounds * (link.latency_s + full_bytes / link.group_bytes_per_s(2))
+    stream_s = 2 * (ranks - 1) / ranks * full_bytes / link.group_bytes_per_s(ranks)
+    return min(tree_s, (rounds + ranks - 1) * link.latency_s + stream_s)
 
 
 def _total_s(cost: _Cost) -> float:

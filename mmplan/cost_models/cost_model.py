@@ -40,6 +40,11 @@ class CostModel(Protocol):
         """Seconds in which cp ranks gather a tensor of which each got a slice, or sum its gradient and scatter it."""
         ...
 
+    def share_rows_s(self, bytes_shared: float, layout: Layout, *, gathered: bool) -> float:
+        """Seconds in which the ranks of a tensor-parallel group get a tensor whole: of which each has a slice, which
+        are gathered, or which the first of them has and broadcasts."""
+        ...
+
     def reduce_s(self, trained: Trained, layout: Layout, ranks_per_node: int) -> float:
         """Seconds in which the ranks of a stage sum the gradients of a step, and gather weights that are sharded.
 

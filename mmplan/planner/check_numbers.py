@@ -296,14 +296,17 @@ def _lag_s(
         size = layout.sent_bytes(edge, graph, part, plan.scenario.precision)
         made_s = costs.make_whole_s(size, layout) if layout.makes_whole(edge, graph) else (0.0, 0.0)
         return costs.transfer_s(size, near) * ways + sum(made_s[:ways])
-    parts = lcm(source.dp, target.dp)
-    part = mean_loads(plan.scenario, plan.microbatch_size * plan.dp // parts)
-    size = message_bytes(edge, part, plan.scenario.precision, source, target)
-    seconds = 0.0
+    parts, border = lcm(source.dp, target.dp), plan.border(edge.name, *ends)
+    part, (giving, taking) = mean_loads(plan.scenario, plan.microbatch_size * plan.dp // parts), border.seen
+    size = message_bytes(edge, part, plan.scenario.precision, giving, taking)
+    whole_bytes, seconds = size * max(giving.cp, taking.cp) * parts, 0.0
     if target.cp > 1:
-        whole_bytes = size * max(source.cp, target.cp) * parts // target.dp
-        seconds = costs.join_rows_s(whole_bytes, plan.layout(ends[1])) * ways
-    for pair in ((source, target), (target, source))[:ways]:
+        seconds = costs.join_rows_s(whole_bytes // target.dp, plan.layout(ends[1])) * ways
+    for end, mesh in ((ends[1], target), (ends[0], source))[:ways]:
+        if border.way != "copies" and mesh.tp > 1:
+            share_bytes, gathered = whole_bytes // mesh.dp // mesh.cp, border.way == "slices"
+            seconds += costs.share_rows_s(share_bytes, plan.layout(end), gathered=gathered)
+    for pair in ((giving, taking), (taking, giving))[:ways]:
         count, each = _busiest(pair, known)
         seconds += count * costs.transfer_s(size * each, near)
     return seconds

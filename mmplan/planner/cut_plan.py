@@ -5,11 +5,20 @@ from dataclasses import dataclass, replace
 
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layout import Layout, RecomputeLevel, Trained
+from mmplan.planner.border import TensorWay, quickest
 from mmplan.planner.chunk_cut import most_held
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, module_of, scenario_hash
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import allowed_levels, finish_s, lag_s, machine_of, one_node, stage_finish_s
+from mmplan.planner.problem import (
+    allowed_levels,
+    border_ways_s,
+    finish_s,
+    lag_s,
+    machine_of,
+    one_node,
+    stage_finish_s,
+)
 from mmplan.planner.schedules.in_flight import encoded_in_flight, held_by_chunks, in_flight, stage_depth
 from mmplan.planner.schedules.looped import interleaved
 from mmplan.planner.schedules.plan_problem import plan_problem, whole_backwards
@@ -236,6 +245,7 @@ def plan_from_cut(
         schedule=configuration.schedule,
         stages=built,
         meshes=configuration.meshes,
+        ways=_tensor_ways(prices, configuration),
         certificate=Certificate(
             objective_s=time.objective_s,
             bound_s=bound_s,
@@ -251,3 +261,18 @@ def plan_from_cut(
     order = interleaved(problem)
     assert not isinstance(order, NotApplicable)
     return replace(placed, orders=tuple(schedule_text(whole_backwards(placed, order)).split("\n")))
+
+
+def _tensor_ways(prices: Prices, configuration: Configuration) -> tuple[TensorWay, ...]:
+    """Of tensors between unlike meshes that do not cross as copies; one for each producer and module that reads it."""
+    if not configuration.meshes:
+        return ()
+    mesh_of = {name: mesh for mesh in configuration.meshes for name in mesh.modules}
+    found: dict[TensorWay, None] = {}
+    for edge in prices.graph.edges():
+        reader = module_of(edge.consumer)
+        source, target = (mesh_of.get(name, configuration.mesh) for name in (module_of(edge.producer), reader))
+        if source != target:
+            way = quickest(border_ways_s(prices, configuration, edge, source, target))
+            found.update({TensorWay(producer=edge.producer, reader=reader, way=way): None} if way != "copies" else {})
+    return tuple(found)

@@ -7,8 +7,9 @@ from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import Layout, Trained
 from mmplan.cost_models.load import Loads
+from mmplan.planner.border import way_s
 from mmplan.planner.lower import stage_trained
-from mmplan.planner.mesh import joined_bytes, most_messages, shared_parts
+from mmplan.planner.mesh import shared_parts
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Action, Program, RankProgram, target_layer
 from mmplan.planner.step_loads import StageLoads, StepLoads
@@ -54,17 +55,15 @@ def predicted_durations(
             near = cluster.node_of(rank.rank) == cluster.node_of(action.peer)
             # parts of a tensor share the links of the busiest rank, so each arrives when all have
             ends = (action.stage, stage_of[target_layer(action.tensor)]) if plan.meshes else (0, 0)
-            source, target = meshes[ends[0]], meshes[ends[1]]
-            count, parts = most_messages(source, target)
-            part_bytes: float = action.bytes
-            if source != target:
-                partner = (action.peer - first[ends[1]]) // target.width
-                part_bytes /= shared_parts(rank.replica, source, partner, target)
-            way_s = count * costs.transfer_s(part_bytes * parts, near)
-            reader, other = ends if "<" in action.tensor else ends[::-1]
-            if size := joined_bytes(part_bytes, meshes[other], meshes[reader]):
-                way_s += costs.join_rows_s(size, layouts[reader])
-            return way_s + made_whole_s(layouts[action.stage], graph, costs, action.tensor, action.bytes)
+            sender, getter = meshes[ends[0]], meshes[ends[1]]
+            if sender == getter:
+                made_s = made_whole_s(layouts[action.stage], graph, costs, action.tensor, action.bytes)
+                return costs.transfer_s(action.bytes, near) + made_s
+            gradient, partner = "<" in action.tensor, (action.peer - first[ends[1]]) // getter.width
+            part_bytes = action.bytes / shared_parts(rank.replica, sender, partner, getter)
+            ways = ends[::-1] if gradient else ends
+            border, at = plan.border(action.tensor, *ways), [layouts[end] for end in ways]
+            return way_s(costs, part_bytes, border, at, near=near, gradient=gradient)
         if action.kind == "REDUCE":
             stage = action.stage
             whole_s = costs.reduce_s(trained[stage], layouts[stage], replicas_per_node(plan, stage))

@@ -80,6 +80,7 @@ def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedul
                 activation=cut.activation,
                 gradient=cut.gradient if cut.carries_grad else "",
                 together=plan.layout(cut.source).sends_together(cut.edge),
+                way=plan.border(cut.activation, cut.source, cut.target).way,
             )
             for cut in stages.cuts
         ),
@@ -146,16 +147,16 @@ def _tensor_bytes(plan: Plan, graph: ComputationGraph, stages: StageGraph, seen:
     most = max(len(seen.shared(own, other)) for own in dps for other in dps)
     sizes = np.zeros((most, plan.microbatches, len(stages.cuts)), dtype=np.int64)
     for index, cut in enumerate(stages.cuts):
-        source, target = plan.mesh(cut.source), plan.mesh(cut.target)
-        layout, inside = plan.layout(cut.source), source == target
+        border, layout = plan.border(cut.activation, cut.source, cut.target), plan.layout(cut.source)
+        source, target = border.source, border.target
         known: dict[int, int] = {}
         for overlap, row in enumerate(seen.shared(source.dp, target.dp)):
             for load in row:
                 if id(load) not in known:
                     known[id(load)] = (
                         layout.sent_bytes(cut.edge, graph, load, precision)
-                        if inside
-                        else message_bytes(cut.edge, load, precision, source, target)
+                        if source == target
+                        else message_bytes(cut.edge, load, precision, *border.seen)
                     )
             sizes[overlap, :, index] = [known[id(load)] for load in row]
     return sizes

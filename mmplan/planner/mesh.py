@@ -6,9 +6,9 @@ outputs. With 3 beside 4 they overlap: the second of the 4 reads a third of its 
 are counted in the smallest parts that are in one replica of either: least common multiple of the two numbers.
 
 Between two meshes a rank gets its rows from each replica that holds some of them, whole over tp: shard i asks shard
-i modulo tp of the other side, so that copies spread over all who hold them. Where a side has cp its ranks hand over and
-get slices of the rows of each part, equal but for what fills up the last one: those who read them gather the slices
-over cp, and sum and scatter the gradients. Of two numbers of cp ranks one divides the other.
+i modulo tp of the other side, so that copies spread over all who hold them (`border.py` has other ways). Where a side
+has cp its ranks hand over and get slices of the rows of each part, equal but for what fills up the last one: readers
+gather the slices over cp, and sum and scatter the gradients. Of two numbers of cp ranks one divides the other.
 """
 
 from collections import Counter
@@ -128,17 +128,6 @@ def edge_rows(edge: Edge, loads: Loads) -> float:
     """Rows of a microbatch's tensor."""
     rows: float = getattr(loads[edge.load_module], edge.load_field)
     return rows
-
-
-def joined_bytes(message: float, source: Mesh, target: Mesh) -> float:
-    """Of all slices of a tensor that a target replica gathers over cp; 0 where none are to be joined.
-
-    Args:
-        message: bytes of one of the smallest parts.
-    """
-    if source == target or target.cp == 1:
-        return 0.0
-    return message * slices(source, target) * (lcm(source.dp, target.dp) // target.dp)
 
 
 @lru_cache(maxsize=4096)

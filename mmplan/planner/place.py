@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mmplan.planner.border import Way
 from mmplan.planner.columns import KINDS, RECV, REDUCE, SEND, STEP, TIE, B, F, I, Integers, ProgramColumns
 from mmplan.planner.dry_run import GlobalOrder, ScheduleColumns, dry_run
 from mmplan.planner.mesh import Mesh
@@ -19,13 +20,14 @@ _SHORT_KEYS = 1 << 16  # numpy sorts 16-bit integers by radix, in linear time
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
     """A tensor of every microbatch from stage to stage; `gradient` is empty where none comes back. `together`: of as
-    many microbatches as both ends run at once."""
+    many microbatches as both ends run at once. way: between unlike meshes, see `border.py`."""
 
     source: int
     target: int
     activation: str
     gradient: str
     together: bool = False
+    way: Way = "copies"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
+from mmplan.planner.border import Border
 from mmplan.planner.columns import RECV, SEND, Integers, ProgramColumns
 from mmplan.planner.mesh import giver, takers
 from mmplan.planner.place import Lowered, Pipeline, Rows, replica_rows, shared_sizes, tensor_names
@@ -66,18 +67,24 @@ def place_meshed(pipeline: Pipeline, tensor_bytes: NDArray[np.int64], units: int
         tensors=tensor_names(pipeline),
         microbatches=pipeline.schedule.microbatches,
         replica_count=units,
-        copies=np.select([kind == SEND, kind == RECV], [many[rows.row[base], other] for many in _copies(pipeline)], 1),
+        copies=_copies(pipeline, rows.tensor[base], kind),
     )
     return Lowered(columns=columns, level=rows.level[base], match=_match(rows, base, kind, own, partner))
 
 
-def _copies(pipeline: Pipeline) -> tuple[Integers, Integers]:
-    """`[row, other]`: shards of a replica of the other row that take rows from the first shard of one, and that give it
-    some."""
-    meshes = pipeline.meshes
-    taking = [[len(takers(0, own, other)) for other in meshes] for own in meshes]
-    giving = [[1 if own == other else len(giver(0, other, own)) for other in meshes] for own in meshes]
-    return np.array(taking, dtype=np.int64), np.array(giving, dtype=np.int64)
+def _copies(pipeline: Pipeline, tensor: Integers, kind: Integers) -> Integers:
+    """Of each action: shards of the other replica that take rows from the first shard of one, or that give it some."""
+    row_of, meshes = pipeline.schedule.rank_of_stage(), pipeline.meshes
+    many = [(1, 1)]  # [tensor + 1]: taking, giving
+    for transfer in pipeline.transfers:
+        ends = (meshes[row_of[transfer.source]], meshes[row_of[transfer.target]])
+        source, target = Border(*ends, transfer.way).seen
+        for own, other in ((source, target), (target, source)):
+            giving = 1 if own == other else len(giver(0, own, other))
+            many.append((len(takers(0, own, other)), giving))
+    counts = np.array(many, dtype=np.int64)[tensor + 1]
+    copies: Integers = np.where(kind == SEND, counts[:, 0], counts[:, 1])
+    return copies
 
 
 def _of_rank(

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from mmplan.cost_models.layout import Layout, RecomputeLevel
 from mmplan.errors import InputError
 from mmplan.files import write_file
+from mmplan.planner.border import Border, TensorWay
 from mmplan.planner.mesh import Mesh
 from mmplan.scenario.document import read_text, shown
 from mmplan.scenario.layer_ids import expand_ids, shorten_ids
@@ -91,6 +92,7 @@ class Plan:
         orders: one line per pipeline rank of actions such as `3F0`. Empty for 1F1B and GPipe, which follow from the
             stages alone; every other schedule is kept as it is.
         meshes: modules with ranks of their own; `tp`, `cp`, `dp` and `microbatch_size` are those of all others.
+        ways: how tensors cross between unlike meshes, where not as copies (`border.py`).
     """
 
     scenario: Scenario
@@ -115,6 +117,7 @@ class Plan:
     orders: tuple[str, ...] = ()
     schedule_certificate: ScheduleCertificate | None = None
     meshes: tuple[Mesh, ...] = ()
+    ways: tuple[TensorWay, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -162,6 +165,14 @@ class Plan:
             if any(module_of(layer) in mesh.modules for layer in self.stages[stage].layers[:1]):
                 return mesh
         return self.base
+
+    def border(self, tensor: str, source: int, target: int) -> Border:
+        """What a tensor of a program (or its gradient) crosses from the stage that makes the activation to that which
+        reads it; two meshes that are equal where there is no border."""
+        producer, consumer = tensor.replace("<", ">").split(">")
+        key = producer, module_of(consumer)
+        known = (one.way for one in self.ways if (one.producer, one.reader) == key)
+        return Border(self.mesh(source), self.mesh(target), next(known, "copies"))
 
     @property
     def base(self) -> Mesh:

@@ -13,10 +13,11 @@ import numpy as np
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, RecomputeLevel, Trained, base_of
 from mmplan.errors import InputError
+from mmplan.planner.border import Way, ways_s
 from mmplan.planner.configuration import Configuration, replicas_per_node
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_problem import CutEdge, CutProblem, Level, StageKind
-from mmplan.planner.mesh import Mesh, joined_bytes, message_bytes, most_messages
+from mmplan.planner.mesh import Mesh
 from mmplan.planner.pricing import Counts, Prices, way_s
 from mmplan.planner.quantise import floor_bytes, floor_ns, seconds
 from mmplan.planner.tied_cut import copied, cut_ties, tied_matrices, tied_s
@@ -321,21 +322,25 @@ def one_node(configuration: Configuration, cluster: Cluster) -> bool:
 
 
 def lag_s(prices: Prices, configuration: Configuration, edge: Edge, source: Mesh, target: Mesh) -> float:
-    """Seconds a cut tensor is on its way, its gradient included where one flows back: between unlike meshes what the
-    busiest rank sends or gets, one message after another, and what a reader's cp ranks gather and scatter."""
-    near, scenario = one_node(configuration, prices.scenario.cluster), prices.scenario
+    """Seconds a cut tensor is on its way, its gradient included where one flows back; between unlike meshes the
+    quickest way."""
+    if source != target:
+        return min(border_ways_s(prices, configuration, edge, source, target).values())
+    near, size = one_node(configuration, prices.scenario.cluster), configuration.microbatch_size
+    part = size * configuration.dp // source.dp
+    layout = (configuration.side(source) if source.modules else configuration).layout
+    part *= layout.batch_factor if layout.sends_together(edge) else 1
+    return way_s(prices.costs, edge, prices.graph, prices.loads(part), prices.scenario.precision, layout, near)
+
+
+def border_ways_s(
+    prices: Prices, configuration: Configuration, edge: Edge, source: Mesh, target: Mesh
+) -> dict[Way, float]:
+    """The same of each way between unlike meshes."""
     part = configuration.microbatch_size * configuration.dp // lcm(source.dp, target.dp)
-    if source == target:
-        layout = (configuration.side(source) if source.modules else configuration).layout
-        part *= layout.batch_factor if layout.sends_together(edge) else 1
-        return way_s(prices.costs, edge, prices.graph, prices.loads(part), scenario.precision, layout, near)
-    sent_bytes = message_bytes(edge, prices.loads(part), scenario.precision, source, target)
-    joined_s = 0.0
-    if size := joined_bytes(sent_bytes, source, target):
-        joined_s = prices.costs.join_rows_s(size, configuration.side(target).layout) * (1 + edge.carries_grad)
-    ends = ((source, target), (target, source))[: 1 + edge.carries_grad]
-    ways = (most_messages(*pair) for pair in ends)
-    return sum(count * prices.costs.transfer_s(sent_bytes * parts, near) for count, parts in ways) + joined_s
+    layouts = tuple(configuration.side(mesh).layout for mesh in (source, target))
+    near, precision = one_node(configuration, prices.scenario.cluster), prices.scenario.precision
+    return ways_s(prices.costs, edge, prices.loads(part), precision, (source, target), layouts, near)
 
 
 def _cut_edges(prices: Prices, groups: GroupGraph, configuration: Configuration) -> tuple[CutEdge, ...]:

@@ -34,19 +34,26 @@ def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: S
                 total += sum(
                     _whole_bytes(edge, load, precision, over) for edge, over in gathered if edge.load_module in load
                 )
-            total += sum(_joined_bytes(plan, cut, seen, rank.replica) for cut in cuts if cut.target == stage)
+            total += sum(_border_bytes(plan, cut, stage, seen, rank.replica) for cut in cuts)
         totals.append(total)
     return tuple(totals)
 
 
-def _joined_bytes(plan: Plan, cut: CutTensor, seen: StageLoads, replica: int) -> int:
-    """Of a tensor from another mesh and its gradient in a step, on a rank of a replica that reads it."""
-    source, target = plan.mesh(cut.source), plan.mesh(cut.target)
-    if source == target or target.cp == 1:
+def _border_bytes(plan: Plan, cut: CutTensor, stage: int, seen: StageLoads, replica: int) -> int:
+    """Of a tensor between two meshes and its gradient in a step, on a rank of a replica of one of its stages: what cp
+    ranks of the reader join, and over tp what who reads it gets, and of the gradient who made it."""
+    border = plan.border(cut.activation, cut.source, cut.target)
+    if stage not in (cut.source, cut.target) or border.source == border.target:
         return 0
-    parts = seen.of_overlaps(target, replica, source)
-    sizes = (message_bytes(cut.edge, load, plan.scenario.precision, source, target) for row in parts for load in row)
-    return sum(sizes) * slices(source, target) * (1 + cut.carries_grad)
+    own, other = (border.target, border.source) if stage == cut.target else (border.source, border.target)
+    ways = cut.carries_grad if stage == cut.source else 1 + cut.carries_grad
+    joined = own.cp * ways if stage == cut.target and own.cp > 1 else 0
+    shared = 1 if border.way != "copies" and own.tp > 1 and ways else 0
+    if not joined + shared:
+        return 0
+    parts = seen.of_overlaps(own, replica, other)
+    messages = (message_bytes(cut.edge, load, plan.scenario.precision, *border.seen) for row in parts for load in row)
+    return sum(messages) * slices(*border.seen) // own.cp * (joined + shared)
 
 
 def _layer_bytes(plan: Plan, layer: Layer, layout: Layout, load: Load) -> int:

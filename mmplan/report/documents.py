@@ -10,6 +10,7 @@ from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.recipes import PlannedRecipe
 from mmplan.planner.result import OptimizeResult
+from mmplan.report.borders import plan_borders
 from mmplan.report.interval import interval_values
 from mmplan.report.recipes import column_name
 from mmplan.report.schedules import ScheduleRow
@@ -69,6 +70,7 @@ def simulate_document(plan: Plan, prediction: Prediction, interval: StepInterval
         "bubble": prediction.bubble,
         "summary": values(summarise(plan.scenario.name, plan, prediction)),
         "stages": stage_values(plan),
+        "borders": values(list(plan_borders(plan))),
         "ranks": ranks,
         "utilisation": values(plan_utilisation(plan, prediction)),
     }

@@ -1,8 +1,10 @@
-"""Rows of tensors between stages of unlike meshes where one has cp: what a rank of it has, hands over and gets.
+"""Rows of tensors between stages of unlike meshes: what a rank has of them, hands over, gets and shares.
 
-A tensor is one part for each replica of the other mesh that has some of it. The rows of a part are cut into equal
-slices, the last one filled up with zeros, and each cp rank hands over or gets some of them (`planner/mesh.py`). Readers
-gather the slices; what came back to cp ranks is a part of their gradient, zeros elsewhere.
+A tensor is one part for each replica of the other mesh that has some of it. Where a side has cp, or the way is slices,
+the rows of a part are cut into equal slices, the last one filled up with zeros, and each rank hands over or gets some
+of them (`planner/mesh.py`, `planner/border.py`). What a rank got it shares over tp, as a gather of slices or a
+broadcast of the first one's; readers then gather over cp. What came back to cp ranks is a part of their gradient,
+zeros elsewhere.
 """
 
 from collections.abc import Sequence
@@ -13,29 +15,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmplan.cost_models.graph import Edge
-from mmplan.planner.mesh import Mesh, edge_rows, slices
+from mmplan.planner.border import Border, Way
+from mmplan.planner.mesh import edge_rows, slices
 from mmplan.runtime.batch import Microbatch
-from mmplan.runtime.network import gather, scatter_sum
+from mmplan.runtime.network import broadcast, gather, scatter_sum
 from mmplan.runtime.tensor_sums import TensorRanks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossing:
     """A rank's side of a border between two meshes. Attributes: slices: of the rows of a part; others: replicas of the
-    other mesh; degree, index: of this rank over cp."""
+    other mesh; degree, index: of this rank over cp; tp, tp_index: over tp."""
 
     slices: int
     others: int
     degree: int
     index: int
+    tp: int = 1
+    tp_index: int = 0
+    way: Way = "copies"
 
     def part_rows(self, edge: Edge, batch: Microbatch) -> list[int]:
         """Rows of each part of a tensor."""
         return [round(edge_rows(edge, load)) for load in batch.parts[self.others]]
 
+    @property
+    def told_by_first(self) -> bool:
+        """Whether this rank gets nothing from other meshes, and all from the first of its tensor-parallel group."""
+        return self.way == "broadcast" and self.tp_index > 0
+
     def cut(self, whole: Tensor, rows: Sequence[int]) -> Tensor:
         """This rank's slices of all rows, filled up, part by part."""
-        return self._cut(whole, rows, self.index)
+        return self._own_share(self._cut(whole, rows, self.index), rows)
 
     def scattered(self, partial: Tensor, rows: Sequence[int], ranks: TensorRanks | None) -> Tensor:
         """The same of the sum over the cp ranks. Collective where there are rows."""
@@ -47,11 +58,11 @@ class Crossing:
         assert context.group is not None
         scatter_sum(own, everything, context.group)
         ranks.count(everything, backward=True)
-        return own
+        return self._own_share(own, rows)
 
     def whole(self, own: Tensor, rows: Sequence[int], ranks: TensorRanks | None) -> Tensor:
         """All rows, of which every cp rank has got its slices. Collective where there are rows."""
-        context = None if ranks is None else ranks.context
+        own, context = self._shared(own, rows, ranks, backward=False), None if ranks is None else ranks.context
         if context is None or ranks is None or not sum(rows):
             return self._joined(own, rows)
         everything = own.new_empty(self.degree * own.shape[0], own.shape[1])
@@ -59,10 +70,37 @@ class Crossing:
         ranks.count(everything, backward=False)
         return self._joined(everything, rows)
 
-    def placed(self, own: Tensor, rows: Sequence[int]) -> Tensor:
-        """This rank's slices among all rows, zeros elsewhere."""
+    def placed(self, own: Tensor, rows: Sequence[int], ranks: TensorRanks | None) -> Tensor:
+        """The rows of a gradient that this rank and those beside it over tp have got, zeros elsewhere. Collective where
+        there are rows."""
+        own = self._shared(own, rows, ranks, backward=True)
         count = own.shape[0]
         return self._joined(F.pad(own, (0, 0, self.index * count, (self.degree - 1 - self.index) * count)), rows)
+
+    def _shared(self, own: Tensor, rows: Sequence[int], ranks: TensorRanks | None, *, backward: bool) -> Tensor:
+        """What the ranks of the tensor-parallel group have got together."""
+        if self.way == "copies" or self.tp == 1 or ranks is None or not sum(rows):
+            return own
+        sizes = self._sizes(rows)
+        together = own.new_empty(sum(sizes), own.shape[1])
+        if self.way == "broadcast":
+            if not self.told_by_first:
+                together.copy_(own)
+            broadcast(together, ranks.group)
+        else:
+            gather(together, own.contiguous(), ranks.group)
+        ranks.count(together, backward=backward)
+        if self.way == "broadcast":
+            return together
+        return torch.cat(_by_part(together, [size // self.tp for size in sizes]))
+
+    def _own_share(self, piece: Tensor, rows: Sequence[int]) -> Tensor:
+        """Of the slices that the tensor-parallel group hands over together those of this rank."""
+        if self.way != "slices" or self.tp == 1:
+            return piece
+        sizes = self._sizes(rows)
+        parts = zip(torch.split(piece, sizes), sizes, strict=True)
+        return torch.cat([part.narrow(0, size // self.tp * self.tp_index, size // self.tp) for part, size in parts])
 
     def _sizes(self, rows: Sequence[int]) -> list[int]:
         """Rows that a cp rank has of each part."""
@@ -80,14 +118,27 @@ class Crossing:
         sizes = self._sizes(rows)
         if not sum(sizes):
             return everything
-        by_rank = [torch.split(own, sizes) for own in torch.split(everything, sum(sizes))]
-        by_part = zip(zip(*by_rank, strict=True), rows, strict=True)
-        return torch.cat([torch.cat(pieces)[:count] for pieces, count in by_part])
+        return torch.cat([part[:count] for part, count in zip(_by_part(everything, sizes), rows, strict=True)])
 
 
-def crossing(own: Mesh, other: Mesh, shard: int) -> Crossing | None:
-    """Of a rank in `own`; None where tensors pass as they are."""
-    cut = slices(own, other)
-    if own == other or cut == 1:
+def _by_part(everything: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """From what ranks have, rank by rank, to parts, of which each has as many rows as `sizes` say."""
+    by_rank = [torch.split(own, list(sizes)) for own in torch.split(everything, sum(sizes))]
+    return [torch.cat(pieces) for pieces in zip(*by_rank, strict=True)]
+
+
+def crossing(border: Border, shard: int, *, is_source: bool) -> Crossing | None:
+    """Of a rank on one side of a border; None where tensors pass as they are."""
+    own, other = (border.source, border.target)[:: 1 if is_source else -1]
+    cut = slices(*border.seen)
+    if own == other or (cut == 1 and (border.way == "copies" or own.tp == 1)):
         return None
-    return Crossing(slices=cut, others=other.dp, degree=own.cp, index=shard // own.tp)
+    return Crossing(
+        slices=cut,
+        others=other.dp,
+        degree=own.cp,
+        index=shard // own.tp,
+        tp=own.tp,
+        tp_index=shard % own.tp,
+        way=border.way,
+    )

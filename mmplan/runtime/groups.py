@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.layout import Layout
+from mmplan.planner.border import shard_of
 from mmplan.planner.mesh import messages
 from mmplan.planner.plan import Plan
 from mmplan.planner.stage_graph import build_stage_graph
@@ -21,13 +22,15 @@ GroupOf = Callable[[np.ndarray], dist.ProcessGroup | None]
 def peer_pairs(plan: Plan) -> set[tuple[int, int]]:
     """Ranks that send each other tensors: those of stages that the cut joins, partner by partner."""
     stages = build_stage_graph([stage.layers for stage in plan.stages], build_graph(plan.scenario))
-    ways = [(cut.source, cut.target) for cut in stages.cuts]
-    ways += [(cut.target, cut.source) for cut in stages.cuts if cut.carries_grad]
-    pairs = {
-        (plan.rank(source, *sender), plan.rank(target, *taker))
-        for source, target in ways
-        for sender, taker in messages(plan.mesh(source), plan.mesh(target))
-    }
+    pairs = set()
+    for cut in stages.cuts:
+        border, ends = plan.border(cut.activation, cut.source, cut.target), (cut.source, cut.target)
+        for way in (1, -1)[: 1 + cut.carries_grad]:
+            (sending, giving), (getting, taking) = zip(ends[::way], border.seen[::way], strict=True)
+            for (replica, shard), (partner, taker) in messages(giving, taking):
+                sender = shard_of(shard, plan.mesh(sending), border.way)
+                getter = shard_of(taker, plan.mesh(getting), border.way)
+                pairs.add((plan.rank(sending, replica, sender), plan.rank(getting, partner, getter)))
     return {(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}
 
 

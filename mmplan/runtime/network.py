@@ -61,6 +61,16 @@ def gather_rows(own: Tensor, counts: Sequence[int], group: dist.ProcessGroup | N
     return torch.cat([rows[:count] for rows, count in pieces])
 
 
+def broadcast(tensor: Tensor, group: dist.ProcessGroup | None) -> None:
+    """The first rank's tensor, in place on the others. Collective."""
+    if through_host(tensor.device, group):
+        host = tensor.cpu()
+        dist.broadcast(host, group=group, group_src=0)
+        tensor.copy_(host)
+    else:
+        dist.broadcast(tensor, group=group, group_src=0)
+
+
 def scatter_sum(own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
     """`own` becomes this rank's share of the sum of all ranks' `whole`. Collective."""
     if through_host(whole.device, group):

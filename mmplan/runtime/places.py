@@ -7,9 +7,10 @@ between two meshes a rank sends each part of a tensor to all shards that take it
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mmplan.planner.border import Border, seen_shard, shard_of
 from mmplan.planner.mesh import Mesh, giver, takers
 from mmplan.planner.plan import Plan
-from mmplan.planner.program import Action, Program, RankProgram, target_layer
+from mmplan.planner.program import Action, Program, RankProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,29 +104,32 @@ def _between_meshes(plan: Plan, program: RankProgram, shard: int) -> list[Action
         if action.kind not in ("SEND", "RECV"):
             made.append(action)
             continue
-        own, key = plan.mesh(action.stage), (action.tensor, action.microbatch)
-        if action.kind == "RECV":
-            source = plan.mesh(_source_stage(action, stage_of))
-            givers = (shard,) if source == own else giver(shard, source, own)
-            made += [replace(action, peer=action.peer + one, copies=1) for one in givers]
+        border, gradient = _border(plan, action, stage_of), "<" in action.tensor
+        is_source = (action.kind == "SEND") != gradient
+        meshes, seen = (border.source, border.target), border.seen
+        own, other = (seen if is_source else seen[::-1]) if border.source != border.target else (seen[0], seen[0])
+        at = seen_shard(shard, meshes[not is_source], border.way)
+        if at is None:
             continue
-        target, offset = plan.mesh(stage_of[target_layer(action.tensor)]), offsets.get(key, 0)
-        held = 1 if own == target else max(1, target.cp // own.cp)  # slices of a part
+        beyond, key = meshes[is_source], (action.tensor, action.microbatch)
+        if action.kind == "RECV":
+            peers = [(one, 0) for one in ((at,) if own == other else giver(at, other, own))]
+        else:
+            held = 1 if own == other else max(1, other.cp // own.cp)  # slices of a part
+            begin = offsets.get(key, 0)
+            peers = [(one, begin + one // other.tp % held * action.bytes) for one in takers(at, own, other)]
+            offsets[key] = begin + held * action.bytes
         made += [
-            replace(
-                action, peer=action.peer + taker, copies=1, offset=offset + taker // target.tp % held * action.bytes
-            )
-            for taker in takers(shard, own, target)
+            replace(action, peer=action.peer + shard_of(one, beyond, border.way), copies=1, offset=offset)
+            for one, offset in peers
         ]
-        offsets[key] = offset + held * action.bytes
     return [replace(a, whole_bytes=offsets[a.tensor, a.microbatch]) if a.kind == "SEND" else a for a in made]
 
 
-def _source_stage(action: Action, stage_of: Mapping[str, int]) -> int:
-    """The stage that sends what a RECV gets."""
-    mark = ">" if ">" in action.tensor else "<"
-    producer, consumer = action.tensor.split(mark)
-    return stage_of[producer if mark == ">" else consumer]
+def _border(plan: Plan, action: Action, stage_of: Mapping[str, int]) -> Border:
+    """Of the stage that makes an activation and that which reads it; `action` is a transfer."""
+    producer, consumer = action.tensor.replace("<", ">").split(">")
+    return plan.border(action.tensor, stage_of[producer], stage_of[consumer])
 
 
 def once_each(program: Program) -> Program:

@@ -102,7 +102,7 @@ class LayerStage(WeightedStage):
         split_backward: the program has I and W instead of whole backwards.
         ranks: who shares the layers with this rank; None: they are whole.
         scales: of losses, by modality; None: losses are not scaled.
-        crossings: what happens to tensors from or to stages of unlike meshes, by these.
+        crossings: what happens to tensors from or to stages of unlike meshes, by the activation's name.
         ties: matrices that several stages hold.
     """
 
@@ -121,7 +121,7 @@ class LayerStage(WeightedStage):
         split_backward: bool = False,
         ranks: TensorRanks | None = None,
         scales: PartScales | None = None,
-        crossings: Mapping[int, Crossing] | None = None,
+        crossings: Mapping[str, Crossing] | None = None,
         ties: Sequence[Tie] = (),
     ) -> None:
         self.model, self._scales = model, scales
@@ -227,7 +227,7 @@ class LayerStage(WeightedStage):
     ) -> Tensor:
         """What another stage gets."""
         rows = (values if self._dealt.sends_part(cut.edge) else whole)[cut.edge.producer]
-        if crossing := self._crossings.get(cut.target):
+        if crossing := self._crossings.get(cut.activation):
             rows = crossing.cut(rows, crossing.part_rows(cut.edge, batch))
         return rows.detach()
 
@@ -261,7 +261,7 @@ class LayerStage(WeightedStage):
         gradient = state.gradients.get(cut.edge.producer)
         if gradient is None:
             gradient = torch.zeros_like(state.received[cut.edge.producer], device=self.model.device)
-        if crossing := self._crossings.get(cut.source):
+        if crossing := self._crossings.get(cut.activation):
             return crossing.scattered(gradient, crossing.part_rows(cut.edge, batch), self._ranks)
         return gradient
 
@@ -283,7 +283,7 @@ class LayerStage(WeightedStage):
             device = self.model.device
             flat = torch.empty(0, dtype=self._dtype, device=device) if flat is None else flat.view(self._dtype)
             value = flat.view(-1, cut.edge.width)
-            if crossing := self._crossings.get(cut.source):
+            if crossing := self._crossings.get(cut.activation):
                 value = crossing.whole(value, crossing.part_rows(cut.edge, batch), self._ranks)
             values[cut.edge.producer] = value
             if cut.carries_grad:
@@ -302,10 +302,13 @@ class LayerStage(WeightedStage):
             name, like = cut.edge.producer, likes[cut.edge.producer]
             is_part = name in self._dealt.parts and not self._dealt.sends_part(cut.edge)
             shape = (self._dealt.rows(name, batch), like.shape[1]) if is_part else tuple(like.shape)
-            if cut.gradient in received:
-                gradient = received[cut.gradient].view(like.dtype).view(-1, shape[1])
-                if crossing := self._crossings.get(cut.target):
-                    gradient = crossing.placed(gradient, crossing.part_rows(cut.edge, batch))
+            crossing, flat = self._crossings.get(cut.activation), received.get(cut.gradient)
+            if flat is None and crossing is not None and crossing.told_by_first and shape[0]:
+                flat = torch.empty(0, dtype=torch.uint8, device=self.model.device)
+            if flat is not None:
+                gradient = flat.view(like.dtype).view(-1, shape[1])
+                if crossing is not None:
+                    gradient = crossing.placed(gradient, crossing.part_rows(cut.edge, batch), self._ranks)
                 state.add(whole_key(name) if is_part else name, gradient.view(shape))
             elif shape[0]:
                 raise ValueError(f"no gradient {cut.gradient} came for {shape[0]} rows that were sent")

@@ -1,7 +1,7 @@
 """The loop of one rank: for each step lower the plan for that step's data, run the program, keep what was measured."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,7 @@ from mmplan.planner.lower import lower, lower_columns
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import RankProgram
-from mmplan.planner.stage_graph import build_stage_graph
+from mmplan.planner.stage_graph import CutTensor, build_stage_graph
 from mmplan.planner.step_loads import StageLoads, split_samples
 from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.batched_stage import BatchedStage
@@ -170,16 +170,19 @@ def _build_stage(
         split_backward=any("I" in order for order in plan.orders),
         ranks=ranks,
         scales=scales,
-        crossings=_crossings(plan, stage, ranks),
+        crossings=_crossings(plan, stage, stages.cuts, ranks),
         ties=plan_ties(plan, graph),
     )
 
 
-def _crossings(plan: Plan, stage: int, ranks: TensorRanks | None) -> dict[int, Crossing]:
-    """What happens to tensors from or to stages of other meshes, by these."""
-    own, shard = plan.mesh(stage), 0 if ranks is None or ranks.width is None else ranks.width.index
-    made = {other: crossing(own, plan.mesh(other), shard) for other in range(len(plan.stages))}
-    return {other: one for other, one in made.items() if one is not None}
+def _crossings(plan: Plan, stage: int, cuts: Sequence[CutTensor], ranks: TensorRanks | None) -> dict[str, Crossing]:
+    """What happens to tensors from or to stages of other meshes, by the activation's name."""
+    shard, made = 0 if ranks is None or ranks.width is None else ranks.width.index, dict[str, Crossing]()
+    for cut in cuts:
+        border = plan.border(cut.activation, cut.source, cut.target)
+        if stage in (cut.source, cut.target) and (one := crossing(border, shard, is_source=stage == cut.source)):
+            made[cut.activation] = one
+    return made
 
 
 def tie_stages(plan: Plan, graph: ComputationGraph, stages: Mapping[int, LayerStage], more: GroupOf) -> None:

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from tiny_plans import AUDIO, VISION, hand_plan
 
+from mmplan.cost_models.build import build_graph
+from mmplan.planner.border import TensorWay, Way
 from mmplan.planner.mesh import Mesh
-from mmplan.planner.plan import Plan
+from mmplan.planner.plan import Plan, module_of
 from mmplan.scenario.scenario import Moe, Scenario
 
 LLM = ("llm.embed", "llm.0-5", "llm.head", "llm.loss")
@@ -49,15 +51,17 @@ def meshed_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
         ),
         **_sliced_cases(models),
         **_patch_cases(models),
+        **_ways_cases(models),
     }
 
 
 def uneven_cases(tiny: Scenario) -> dict[str, Plan]:
-    """Three replicas of encoders beside two of the language model, on five ranks: the second replica of three has
-    samples of both."""
+    """On five ranks: three replicas of encoders beside two of the language model, where the second of three has
+    samples of both; and one encoder beside rows and columns on four ranks."""
     encoders, wide = ((*VISION, *AUDIO), LLM), replace(tiny, global_batch=12)
     apart, both = own(*SIGHT, *SOUND, dp=3, first=2), hand_plan(wide, encoders, dp=2, microbatch_size=3)
     stages = tuple(replace(stage, recompute="full") for stage in both.stages)
+    over_four = replace(hand_plan(tiny, encoders), tp=2, cp=2, meshes=(own(*SIGHT, *SOUND, first=4),))
     return {
         "3 replicas of encoders beside 2": replace(both, meshes=(apart,), sharding="parameters"),
         "2 replicas of encoders beside 3, recomputed": replace(
@@ -65,7 +69,42 @@ def uneven_cases(tiny: Scenario) -> dict[str, Plan]:
             stages=stages,
             meshes=(own(*SIGHT, *SOUND, dp=2, first=3),),
         ),
+        "slices to rows on 2 x tp 2": crossing_by("slices", over_four),
+        "broadcasts to rows on 2 x tp 2": crossing_by("broadcast", over_four),
     }
+
+
+def _ways_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
+    """Tensors that cross in slices which readers gather over tp, or to the first rank of a group, which broadcasts."""
+    tiny, crossed = models["1f1b"], models["cross-attention in two stages"]
+    experts = models["experts, latent attention and DeepStack"]
+    encoders, both = ((*VISION, *AUDIO), LLM), (*SIGHT, *SOUND)
+    wide, apart = hand_plan(tiny, encoders, microbatch_size=2), (own(*both, dp=2, first=2),)
+    deep = hand_plan(experts, ((*VISION, "deep.0", *AUDIO), LLM), dp=2)
+    patched = replace(own(*both, first=2), cp=2, patches=("vision", "audio"))
+    rows = replace(hand_plan(crossed, encoders, microbatch_size=2), cp=2, meshes=(own(*both, tp=2, first=2),))
+    plans: dict[str, tuple[Plan, Way]] = {
+        "slices to tp 2 from 2 replicas": (replace(wide, tp=2, meshes=apart), "slices"),
+        "broadcasts to tp 2 from 2 replicas": (replace(wide, tp=2, meshes=apart), "broadcast"),
+        "slices from tp 2 to 2 replicas": (replace(hand_plan(tiny, encoders, dp=2), meshes=rows.meshes), "slices"),
+        "hidden states of DeepStack from tp 2, gradients broadcast": (
+            replace(deep, sharding="gradients", meshes=(own(*SIGHT, "deep", *SOUND, tp=2, first=2),)),
+            "broadcast",
+        ),
+        "slices from tp 2 to rows on 2 ranks, cross-attention": (rows, "slices"),
+        "slices from patches on 2 ranks to tp 2": (replace(wide, tp=2, meshes=(patched,)), "slices"),
+        "broadcasts from patches on 2 ranks to tp 2": (replace(wide, tp=2, meshes=(patched,)), "broadcast"),
+    }
+    return {name: crossing_by(way, plan) for name, (plan, way) in plans.items()}
+
+
+def crossing_by(way: Way, plan: Plan) -> Plan:
+    """The plan with all tensors between unlike meshes on one way."""
+    mesh_of = {name: mesh for mesh in plan.meshes for name in mesh.modules}
+    edges = [(edge.producer, edge.consumer) for edge in build_graph(plan.scenario).edges()]
+    ends = dict.fromkeys((producer, module_of(consumer)) for producer, consumer in edges)
+    across = [ends_ for ends_ in ends if mesh_of.get(module_of(ends_[0])) != mesh_of.get(ends_[1])]
+    return replace(plan, ways=tuple(TensorWay(producer=a, reader=b, way=way) for a, b in across))
 
 
 def _sliced_cases(models: dict[str, Scenario]) -> dict[str, Plan]:

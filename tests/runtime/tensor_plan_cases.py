@@ -80,6 +80,10 @@ MIXED = (
     "patches on 2 ranks, language model on 2 replicas",
     "images in turn on 2 ranks, cross-attention, 2 replicas",
     "patches on 2 ranks, their projector elsewhere",
+    "slices from tp 2 to 2 replicas",
+    "slices from tp 2 to rows on 2 ranks, cross-attention",
+    "slices from patches on 2 ranks to tp 2",
+    "broadcasts from patches on 2 ranks to tp 2",
 )
 
 

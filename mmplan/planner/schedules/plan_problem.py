@@ -7,11 +7,12 @@ from mmplan.cost_models.cost_model import CostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
-from mmplan.planner.mesh import joined_bytes, message_bytes, most_messages
+from mmplan.planner.border import way_s
+from mmplan.planner.mesh import message_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedule import Compute, Schedule
 from mmplan.planner.schedules.problem import Role, ScheduleProblem, StageEdge, StageWork
-from mmplan.planner.stage_graph import build_stage_graph
+from mmplan.planner.stage_graph import CutTensor, build_stage_graph
 from mmplan.planner.working import excess_bytes, working_bytes
 
 
@@ -59,24 +60,9 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
         forward_s, backward_s = lags.get((cut.source, cut.target), (0.0, 0.0))
         if plan.row(cut.source) != plan.row(cut.target):
             near = cluster.node_of(plan.rank(cut.source, 0)) == cluster.node_of(plan.rank(cut.target, 0))
-            ends = plan.mesh(cut.source), plan.mesh(cut.target)
-            part = mean_loads(scenario, plan.microbatch_size * plan.dp // lcm(ends[0].dp, ends[1].dp))
-            layout, inside = plan.layout(cut.source), ends[0] == ends[1]
-            if inside:
-                size = layout.sent_bytes(cut.edge, graph, part, scenario.precision)
-            else:
-                size = message_bytes(cut.edge, part, scenario.precision, *ends)
-            made_s = (0.0, 0.0)
-            if inside and layout.makes_whole(cut.edge, graph):
-                made_s = costs.make_whole_s(size, layout)
-            elif joined := joined_bytes(size, *ends):
-                made_s = (costs.join_rows_s(joined, plan.layout(cut.target)),) * 2
-            there_s, back_s = (
-                count * costs.transfer_s(size * parts, near) if size else 0.0
-                for count, parts in (most_messages(*ends), most_messages(*reversed(ends)))
-            )
-            forward_s += there_s + made_s[0]
-            backward_s += back_s + made_s[1] if cut.carries_grad else 0.0
+            there_s, back_s = _transfer_s(plan, graph, costs, cut, near)
+            forward_s += there_s
+            backward_s += back_s if cut.carries_grad else 0.0
         lags[cut.source, cut.target] = forward_s, backward_s
     carrying = {(cut.source, cut.target) for cut in stages.cuts if cut.carries_grad}
     return ScheduleProblem(
@@ -88,6 +74,26 @@ def plan_problem(plan: Plan, graph: ComputationGraph, costs: CostModel) -> Sched
         microbatches=m,
         capacity=tuple(_free_bytes(plan, row) - static_bytes[row] for row in range(plan.pp)),
     )
+
+
+def _transfer_s(
+    plan: Plan, graph: ComputationGraph, costs: CostModel, cut: CutTensor, near: bool
+) -> tuple[float, float]:
+    """Seconds of a tensor of a mean microbatch, and of its gradient."""
+    scenario, border = plan.scenario, plan.border(cut.activation, cut.source, cut.target)
+    source, target, layout = border.source, border.target, plan.layout(cut.source)
+    part = mean_loads(scenario, plan.microbatch_size * plan.dp // lcm(source.dp, target.dp))
+    if source != target:
+        message = message_bytes(cut.edge, part, scenario.precision, *border.seen)
+        layouts = layout, plan.layout(cut.target)
+        there_s, back_s = (
+            way_s(costs, message, border, layouts, near=near, gradient=gradient) for gradient in (False, True)
+        )
+        return there_s, back_s
+    size = layout.sent_bytes(cut.edge, graph, part, scenario.precision)
+    made_s = costs.make_whole_s(size, layout) if layout.makes_whole(cut.edge, graph) else (0.0, 0.0)
+    sent_s = costs.transfer_s(size, near) if size else 0.0
+    return sent_s + made_s[0], sent_s + made_s[1]
 
 
 def is_whole(plan: Plan, stage: int) -> bool:
