@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, places in pipelines.PLACES.items():
         (path / f"{name}.csv").write_text(csv_of(name, places))
     multiprocessing.start_processes(
-        pipelines.run_rank, args=(str(path),), nprocs=pipelines.RANKS, join=True, start_method="spawn"
+        pipelines.run_rank, args=(str(path),), nprocs=pipelines.RANKS, join=True, start_method="forkserver"
     )
     return path
 
