@@ -100,7 +100,7 @@ class Dealt:
             return all_rows(part, self._own(producer, batch), self._ranks, self._peers, backward=backward)
         lengths, _, _ = self._lengths(producer, batch)
         degree = self._peers.degree
-        counts = [sum(lengths[slice(*_share(len(lengths), rank, degree))]) for rank in range(degree)]
+        counts = [sum(lengths[slice(*share_of(len(lengths), rank, degree))]) for rank in range(degree)]
         if not sum(counts):
             return part
         result = gather_rows(part, counts, self._peers.group)
@@ -143,7 +143,7 @@ class Dealt:
         lengths, raw = dict(batch.lengths), dict(batch.raw_lengths)
         context, inputs = dict(batch.context_lengths), dict(batch.inputs)
         for name in modules:
-            share = slice(*_share(len(lengths[name]), self._peers.index, self._peers.degree))
+            share = slice(*share_of(len(lengths[name]), self._peers.index, self._peers.degree))
             if name in inputs:
                 inputs[name] = _rows_of(inputs[name], raw.get(name, lengths[name]), len(lengths[name]), share)
             if name in raw:
@@ -157,7 +157,7 @@ class Dealt:
         """Rows of each sequence, and which of these are this rank's."""
         peers, lengths = self._peers, self._all_lengths(producer, batch)
         assert peers is not None
-        return (lengths, *_share(len(lengths), peers.index, peers.degree))
+        return (lengths, *share_of(len(lengths), peers.index, peers.degree))
 
     def _all_lengths(self, producer: str, batch: Microbatch) -> tuple[int, ...]:
         """Rows of each sequence."""
@@ -168,7 +168,7 @@ class Dealt:
         return lengths
 
 
-def _share(count: int, index: int, ranks: int) -> tuple[int, int]:
+def share_of(count: int, index: int, ranks: int) -> tuple[int, int]:
     """First and end of a rank's sequences: the first ranks have the most, as `Layout.load` prices."""
     size = -(-count // ranks)
     return min(index * size, count), min((index + 1) * size, count)

@@ -14,6 +14,7 @@ from mmplan.planner.lower import stage_gradient_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.plan_technique import require_executable
 from mmplan.planner.schedules.plan_problem import is_whole
+from mmplan.runtime.ghost.refusals import refuse_plan
 from mmplan.runtime.places import mesh_of_row, widths
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_bytes
@@ -35,7 +36,9 @@ def process_count(plan: Plan, *, rehearse: bool, own_model: bool = False) -> int
     _refuse_together(plan)
     require_executable(plan.scenario)
     _refuse_split_modules(plan)
-    if not own_model:
+    if own_model:
+        refuse_plan(plan)
+    else:
         _refuse_split_rows(plan)
     _refuse_mixed_readers(plan)
     _refuse_recomputation(plan)

@@ -104,6 +104,7 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
     """Name -> family and plan."""
     llava, gemma, deep, mllama = (scenario_of(name, folder) for name in ("llava", "gemma3", "qwen3_vl", "mllama"))
     qwen, still = scenario_of("qwen2_5_vl", folder), with_training(llava, "llm", "frozen")
+    audio, in_turn = scenario_of("qwen2_audio", folder), {"spread": ("vision", "projector")}
     frozen, zero_3 = with_training(llava, "vision", "frozen"), {"dp": 2, "sharding": "parameters"}
     return {
         "LLaVA, ZeRO-3": ("llava", cut(llava, dp=4, sharding="parameters")),
@@ -147,6 +148,17 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         "cross-attention, rows, tensor parallel, ZeRO-3, recomputed": (
             "mllama",
             cut(mllama, cp=2, tp=2, recompute="full", sharding="parameters"),
+        ),
+        "LLaVA in two stages, images in turn": ("llava", cut(llava, "llm.0", tp=2, **in_turn)),
+        "cut inside the tower, images in turn, ZeRO-3, recomputed": (
+            "llava",
+            cut(llava, "vision.0", tp=2, sharding="parameters", recompute="full", **in_turn),
+        ),
+        "frozen tower, images in turn on four ranks": ("llava", cut(frozen, tp=4, **in_turn)),
+        "Qwen2.5-VL, images in turn, rows, tensor parallel": ("qwen2_5_vl", cut(qwen, cp=2, tp=2, **in_turn)),
+        "Qwen2-Audio, clips in turn, ZeRO-2": (
+            "qwen2_audio",
+            cut(audio, dp=2, tp=2, sharding="gradients", spread=("audio", "projector")),
         ),
         "cross-attention, rows, ZeRO-3, recomputed": ("mllama", cut(mllama, cp=2, recompute="full", **zero_3)),
     }

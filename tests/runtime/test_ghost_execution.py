@@ -13,9 +13,10 @@ pytest.importorskip("transformers")
 from ghost_models import FAMILIES, Case, joined
 
 from mmplan.errors import InputError
+from mmplan.runtime.ghost.flow import Source
 from mmplan.runtime.ghost.model import GhostModel, Pass
 from mmplan.runtime.ghost.pretrained import Pretrained
-from mmplan.runtime.ghost.recording import Recorder, Recording, Source, loss_of
+from mmplan.runtime.ghost.recording import Recorder, Recording, loss_of
 from mmplan.runtime.ghost.units import find_units, parameter_names
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
 

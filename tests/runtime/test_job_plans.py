@@ -26,6 +26,9 @@ MIXED = (
     "Gemma 3 in two stages, rows gathered",
     "Qwen2.5-VL, rows gathered, recomputed",
     "cross-attention, rows, tensor parallel, ZeRO-3, recomputed",
+    "cut inside the tower, images in turn, ZeRO-3, recomputed",
+    "frozen tower, images in turn on four ranks",
+    "Qwen2-Audio, clips in turn, ZeRO-2",
 )
 EVERY = (
     "LLaVA, ZeRO-3",
@@ -58,6 +61,11 @@ EVERY = (
     "Qwen2.5-VL, rows gathered, recomputed",
     "Gemma 3, rows, tensor parallel",
     "cross-attention, rows, tensor parallel, ZeRO-3, recomputed",
+    "LLaVA in two stages, images in turn",
+    "cut inside the tower, images in turn, ZeRO-3, recomputed",
+    "frozen tower, images in turn on four ranks",
+    "Qwen2.5-VL, images in turn, rows, tensor parallel",
+    "Qwen2-Audio, clips in turn, ZeRO-2",
     "cross-attention, rows, ZeRO-3, recomputed",
 )
 NAMES = tuple(chosen(dict.fromkeys(EVERY), MIXED))

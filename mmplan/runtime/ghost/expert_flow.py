@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mmplan.runtime.ghost.half_meta import any_routing, half_meta
 from mmplan.runtime.ghost.linear_flow import LinearFlow
 from mmplan.runtime.ghost.recording import replaced_forwards
+from mmplan.runtime.ghost.trials import fresh
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +105,7 @@ def _watched(
     block: nn.Module, args: Any, kwargs: Any, targets: Mapping[str, nn.Module]
 ) -> tuple[list[_Call], Sequence[Any]]:
     """Calls of these modules in one forward, and the leaves of its result."""
+    args, kwargs = tree_map(fresh, (args, kwargs))
     flow, calls = LinearFlow(block, {}, tree_leaves((args, kwargs))), list[_Call]()
 
     def watched(_: str, forward: Any) -> Any:

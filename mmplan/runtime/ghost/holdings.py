@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 from torch import nn
@@ -27,11 +27,19 @@ from mmplan.scenario.scenario import DTYPE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Dealt:
+    """Parameters that all `ranks` of a stage have whole, of which each has the gradient of its images: their names."""
+
+    names: frozenset[str]
+    ranks: dist.ProcessGroup | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Holdings:
     """pieces: of each stage; layers: of pieces, the plan's; trained: names of parameters; slots: of each stage, where
     replicas share out its pieces one by one; ties: what several stages hold; messages: what replicas say of gradients
     where they do not sum them whole; cuts: parameters of which tp ranks have parts; experts: those that lie on ranks of
-    their own."""
+    their own; dealt: those of modules whose images ranks take in turn."""
 
     model: nn.Module
     pieces: tuple[tuple[str, ...], ...]
@@ -42,6 +50,7 @@ class Holdings:
     messages: Messages | None
     cuts: Mapping[str, Cut]
     experts: HeldExperts | None = None
+    dealt: Dealt | None = None
 
     @property
     def tied(self) -> frozenset[int]:
@@ -49,8 +58,8 @@ class Holdings:
         return frozenset(id(self.model.get_parameter(name)) for tie in self.ties for name in tie.names)
 
     def alone(self, stage: int) -> dict[str, list[Parameter]]:
-        """Slot or layer -> the stage's parameters that no other stage holds, those of experts apart."""
-        elsewhere = self.tied | self._ids_of_experts
+        """Slot or layer -> the stage's parameters that no other stage holds, those of experts and dealt ones apart."""
+        elsewhere = self.tied | self._ids_of_experts | self._ids_of_dealt
         return {piece: [p for p in own if id(p) not in elsewhere] for piece, own in self._of(stage).items()}
 
     def of_experts(self, stage: int) -> dict[str, list[Parameter]]:
@@ -59,6 +68,18 @@ class Holdings:
             return {}
         here = {id(self.model.get_parameter(name)) for name in self.experts.here}
         return {piece: [p for p in own if id(p) in here] for piece, own in self._of(stage).items()}
+
+    def of_dealt(self, stage: int) -> dict[str, list[Parameter]]:
+        """The same of modules whose images ranks take in turn."""
+        if self.dealt is None:
+            return {}
+        here = self._ids_of_dealt
+        return {piece: [p for p in own if id(p) in here] for piece, own in self._of(stage).items()}
+
+    @property
+    def _ids_of_dealt(self) -> frozenset[int]:
+        names = frozenset[str]() if self.dealt is None else self.dealt.names
+        return frozenset(id(self.model.get_parameter(name)) for name in names)
 
     @property
     def _ids_of_experts(self) -> frozenset[int]:
@@ -74,6 +95,12 @@ class Holdings:
                 own = [self.model.get_parameter(name) for name in parameter_names(self.model, piece)]
                 found.setdefault(self.layers.get(piece, piece), []).extend(own)
         return found
+
+
+def dealt_parameters(model: nn.Module, names: Set[str], ranks: dist.ProcessGroup | None) -> Dealt:
+    """By the names that the model lists them under."""
+    own = {id(model.get_parameter(name)) for name in names}
+    return Dealt(names=frozenset(name for name, p in model.named_parameters() if id(p) in own), ranks=ranks)
 
 
 def holdings(
@@ -99,7 +126,8 @@ def holdings(
         for piece in mine:
             for name in parameter_names(model, piece):
                 stages_of.setdefault(names[id(model.get_parameter(name))], []).append(stage)
-    by_layer = plan.sharding in ("gradients", "parameters") and plan.dp * plan.cp > 1
+    holders = plan.dp * plan.cp * (plan.tp if plan.spread else 1)
+    by_layer = plan.sharding in ("gradients", "parameters") and holders > 1
     read = {piece for mine in pieces for piece in mine} - owners.layer_of.keys()
     trained = frozenset(
         names[id(parameter)]
@@ -145,6 +173,8 @@ def state_of(held: Holdings, plan: Plan, stage: int, replicas: dist.ProcessGroup
     if held.experts is not None and any((experts := held.of_experts(stage)).values()):
         own = stage_state(experts, optimizer, plan.sharding, held.experts.ranks.replicas)
         parts[own] = each_once(experts)
+    if held.dealt is not None and any((dealt := held.of_dealt(stage)).values()):
+        parts[stage_state(dealt, optimizer, plan.sharding, held.dealt.ranks)] = each_once(dealt)
     for tie in held.ties:
         if copies := copies_of(held, plan, stage, tie):
             parts[stage_state({"": copies}, optimizer, tied_sharding(plan.sharding), replicas)] = tuple(copies)
@@ -167,6 +197,10 @@ def places_of(held: Holdings, plan: Plan, stage: int, index: int) -> dict[Parame
     }
     if held.experts is not None:
         places |= {p: held.experts.place(names[id(p)], p) for p in each_once(held.of_experts(stage))}
+    if held.dealt is not None:
+        writes = held.dealt.ranks is None or held.dealt.ranks.rank() == 0
+        dealt = {p: whole_place(names[id(p)], p) for p in each_once(held.of_dealt(stage))}
+        places |= {p: replace(place, writes=writes) for p, place in dealt.items()}
     for tie in held.ties:
         for parameter in copies_of(held, plan, stage, tie):
             place = whole_place(names[id(parameter)], parameter)
@@ -216,6 +250,8 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
             parts = [on_ranks(stage, layers, replicas)]
         if held.experts is not None:
             parts.append(on_ranks(stage, held.of_experts(stage), held.experts.replicas))
+        if held.dealt is not None:
+            parts.append(on_ranks(stage, held.of_dealt(stage), replicas * plan.tp))
         parts += [
             together(copies_of(held, plan, stage, tie), replicas, whole=plan.sharding == "none") for tie in held.ties
         ]

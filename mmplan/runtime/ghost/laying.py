@@ -1,6 +1,6 @@
 """A user's own model laid over a plan: its pieces on the plan's layers, and what ranks share of its units."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,8 +13,10 @@ from mmplan.planner.plan import Plan
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.expert_trials import experts_of, find_expert_splits
 from mmplan.runtime.ghost.held_experts import held_experts
-from mmplan.runtime.ghost.holdings import Holdings, holdings
+from mmplan.runtime.ghost.holdings import Holdings, dealt_parameters, holdings
+from mmplan.runtime.ghost.image_calls import ImageCalls, around
 from mmplan.runtime.ghost.job import Job
+from mmplan.runtime.ghost.joined_images import ImageRanks, ImageSums
 from mmplan.runtime.ghost.own_rows import RowRanks
 from mmplan.runtime.ghost.recording import Batch, Call, Recorder, Recording
 from mmplan.runtime.ghost.row_bytes import RowSums
@@ -25,7 +27,7 @@ from mmplan.runtime.ghost.split_linears import Split, model_cuts
 from mmplan.runtime.ghost.splits import Found, find_splits
 from mmplan.runtime.ghost.stage import JointSums, StageSums
 from mmplan.runtime.ghost.traffic import Owners
-from mmplan.runtime.ghost.units import find_units
+from mmplan.runtime.ghost.units import find_units, parameter_names
 from mmplan.runtime.ghost.weightless import build_weightless
 from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.places import Place
@@ -36,7 +38,7 @@ from mmplan.scenario.scenario import DTYPE_BYTES
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Laid:
     """A real model laid over a plan; of its units on this rank `splits`: what tp ranks share, `experts`: what ep ranks
-    do; `rows`: how they run on the rows of a cp rank."""
+    do; `rows`: how they run on the rows of a cp rank; `images`: ranks that take images of modules in turn."""
 
     model: nn.Module
     recorder: Recorder
@@ -46,6 +48,7 @@ class Laid:
     experts: Mapping[str, ExpertSplit]
     ranks: TensorRanks | None = None
     rows: RowWays | None = None
+    images: ImageRanks | None = None
 
 
 def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -> tuple[Laid, tuple[Recording, ...]]:
@@ -92,7 +95,7 @@ def share_out(
             stages share what is split.
     """
     here = {piece for stage in plan.stages_of(at.row) for piece in laid.held.pieces[stage]}
-    units = [name for name in find_units(laid.model) if name in here & laid.owners.used]
+    units = [name for name in find_units(laid.model) if name in (here & laid.owners.used) - dealt_pieces(plan, laid)]
     experts = experts_of(laid.recorder, {name: graph.layer(laid.owners.layer_of[name]) for name in units}, plan.ep)
     found = Found(splits={}, whole=())
     if plan.tp > 1:
@@ -120,6 +123,51 @@ def share_out(
             "and optimize again"
         )
     return replace(laid, held=held, splits=found.splits, experts=shared, ranks=ranks)
+
+
+def dealt_pieces(plan: Plan, laid: Laid) -> frozenset[str]:
+    """Of modules whose images ranks take in turn."""
+    return frozenset(piece for piece, layer in laid.owners.layer_of.items() if layer.split(".")[0] in plan.spread)
+
+
+def deal_images(
+    plan: Plan, laid: Laid, ranks: TensorRanks, device: torch.device, first: Sequence[Batch]
+) -> tuple[Laid, tuple[Recording, ...]]:
+    """Units of modules that the plan deals out whole run on a rank's images; the batches are recorded again so.
+
+    Raises:
+        InputError: images depend on each other, or parameters are used or held elsewhere.
+    """
+    assert ranks.width is not None
+    dealt, units = dealt_pieces(plan, laid), find_units(laid.model).keys() & laid.owners.used
+    recorder, dtype = laid.recorder, TORCH_DTYPES[plan.scenario.precision]
+    images = ImageCalls(recorder, around(recorder.model, units, dealt & units), ranks.width, device)
+    recorder.images = images
+    recordings = tuple(recorder.record(cast_batch(batch, dtype)) for batch in first)
+    names = {name for piece in dealt for name in parameter_names(laid.model, piece)}
+    _refuse_used_elsewhere(laid, names, dealt, recordings)
+    held = replace(laid.held, dealt=dealt_parameters(laid.model, names, ranks.stage))
+    at = ImageRanks(images.names, ranks, ranks.width)
+    return replace(laid, held=held, images=at, ranks=ranks), recordings
+
+
+def _refuse_used_elsewhere(laid: Laid, names: Set[str], dealt: Set[str], recordings: Sequence[Recording]) -> None:
+    """Gradients of parameters are parts on each rank where they are used on its images, and whole elsewhere."""
+    used = {
+        name
+        for recording in recordings
+        for call in (*recording.calls, recording.loss)
+        if call.unit not in dealt
+        for name in call.parameters
+    }
+    used |= {name for tie in laid.held.ties for name in tie.names}
+    others = {name for piece in laid.owners.layer_of.keys() - dealt for name in parameter_names(laid.model, piece)}
+    shared = {id(laid.model.get_parameter(name)) for name in used | others}
+    if wrong := sorted(name for name in names if id(laid.model.get_parameter(name)) in shared):
+        raise InputError(
+            f"the plan lets ranks take images in turn, and '{wrong[0]}' is also used outside of the modules that they "
+            "take them of: set `constraints.spread: []` in the scenario and optimize again"
+        )
 
 
 def cut_rows_of(
@@ -169,8 +217,18 @@ def sums_of(plan: Plan, laid: Laid, stage: int, own: frozenset[str], recomputed:
         element_bytes=DTYPE_BYTES[plan.scenario.precision],
         ways=laid.rows,
     )
+    sums: StageSums = of_splits
+    if laid.images is not None:
+        of_images = ImageSums(
+            model=laid.model,
+            units=own,
+            trained=laid.held.trained,
+            computes_loss=laid.owners.loss_layer in plan.stages[stage].layers,
+            over_cp=plan.cp > 1,
+        )
+        sums = JointSums(of_splits, of_images)
     if laid.rows is None:
-        return of_splits
+        return sums
     of_rows = RowSums(
         model=laid.model,
         ways=laid.rows,
@@ -180,7 +238,7 @@ def sums_of(plan: Plan, laid: Laid, stage: int, own: frozenset[str], recomputed:
         computes_loss=laid.owners.loss_layer in plan.stages[stage].layers,
         splits=splits,
     )
-    return JointSums(of_splits, of_rows)
+    return JointSums(sums, of_rows)
 
 
 def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:

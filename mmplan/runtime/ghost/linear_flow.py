@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mmplan.runtime.ghost.half_meta import any_routing, half_meta
+from mmplan.runtime.ghost.trials import fresh
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,7 @@ def find_pairs(block: nn.Module, args: Any, kwargs: Any, degree: int, apart: Seq
         for name, part in block.named_modules()
         if type(part) is nn.Linear and not f"{name}.".startswith(left_out)
     }
+    args, kwargs = tree_map(fresh, (args, kwargs))
     flow = LinearFlow(block, linears, tree_leaves((args, kwargs)))
     with torch.no_grad(), half_meta(), any_routing(), flow:
         result = block(*args, **kwargs)

@@ -6,7 +6,8 @@ the recording missed turns the loss into NaN at once instead of being plausibly 
 used. The forward ends behind the stage's last unit.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +18,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from mmplan.runtime.ghost.cut_rows import cut_rows
+from mmplan.runtime.ghost.flow import Source
+from mmplan.runtime.ghost.joined_images import ImageRanks, own_parts
 from mmplan.runtime.ghost.own_rows import on_own_rows
-from mmplan.runtime.ghost.recording import Batch, Recording, Source, loss_of
+from mmplan.runtime.ghost.recording import Batch, Recording, loss_of
 from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import parameter_names
@@ -45,6 +48,8 @@ class Pass:
         turns: of the stage's units.
         exchanging: units whose forward exchanges something with ranks that share them.
         rows: how units run on the rows of a context-parallel rank.
+        images: ranks that take images of modules in turn.
+        joins: which of their outputs are made whole: module and call -> positions.
 
     Attributes:
         outputs: those.
@@ -60,6 +65,8 @@ class Pass:
     turns: Turns | None = None
     exchanging: Set[str] = frozenset()
     rows: RowWays | None = None
+    images: ImageRanks | None = None
+    joins: Mapping[tuple[str, int], Sequence[int]] = field(default_factory=dict)
     outputs: dict[Source, Tensor] = field(default_factory=dict)
     loss: Tensor | None = None
 
@@ -72,6 +79,7 @@ class GhostModel:
         units: as `units.py` finds them.
         weights: the value of a parameter by its name, on the host.
         away: names of parameters of these that other ranks have.
+        dealt: modules around units whose images ranks take in turn.
         trained: names of parameters to train.
         scaled: lets a tensor pass into a unit, or out of it; None: losses are not scaled.
     """
@@ -88,6 +96,7 @@ class GhostModel:
         dtype: torch.dtype,
         scaled: Crossing | None = None,
         away: Set[str] = frozenset(),
+        dealt: Iterable[str] = (),
     ) -> None:
         self.model, self.device, self._scaled = model, device, scaled
         names = {name for piece in pieces for name in parameter_names(model, piece)} - away
@@ -112,6 +121,10 @@ class GhostModel:
         self._forwards = {name: unit.forward for name, unit in units.items()}  # the model's own
         for name, unit in units.items():
             unit.forward = self._ghostly(name)
+        self._dealing = False
+        for name in dealt:
+            module = model.get_submodule(name)
+            module.forward = self._dealt(name, module.forward)
 
     def change(self, name: str, change: Callable[[nn.Module], None]) -> None:
         """Let forwards inside a unit, or its own, be replaced."""
@@ -122,7 +135,7 @@ class GhostModel:
 
     def run(self, work: Pass, batch: Batch, on_output: Callable[[str, Tensor], None] | None = None) -> None:
         """The forward of one stage on one microbatch; fills `work` in. `on_output` sees what its units compute."""
-        self._current, self._numbers, self._on_output = work, {}, on_output
+        self._current, self._numbers, self._on_output, self._modules = work, {}, on_output, Counter[str]()
         last = max((i for i, call in enumerate(work.recording.calls) if call.unit in work.own), default=-1)
         self._left = last + 1
         try:
@@ -153,6 +166,31 @@ class GhostModel:
             if self._left == 0 and not work.computes_loss:
                 raise _BehindTheLastUnit
             return result
+
+        return call
+
+    def _dealt(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A module around units that runs on this rank's images; what nobody reads of them all is NaN."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            work = self._current
+            if work is None or work.images is None or self._inside or self._dealing:
+                return forward(*args, **kwargs)
+            key = name, self._modules[name]
+            self._modules[name] += 1
+            joined, slots = work.recording.joined[key], work.joins.get(key, ())
+            leaves, spec = tree_flatten((args, kwargs))
+            own_args, own_kwargs = tree_unflatten(joined.deal.own(leaves), spec)
+            self._dealing = True
+            try:
+                result = forward(*own_args, **own_kwargs)
+            finally:
+                self._dealing = False
+            parts = work.images.whole(joined, own_parts(result, slots), slots) if slots else ()
+            whole = dict(zip(slots, parts, strict=True))
+            return joined.output.rebuilt(
+                lambda slot, like: whole[slot] if slot in whole else nothing_like(like, self.device)
+            )
 
         return call
 

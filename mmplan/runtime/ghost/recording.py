@@ -7,27 +7,25 @@ parameters and arguments of shapes that were seen before is not run again: its o
 Where context-parallel ranks have rows of a unit's outputs, the recording says which outputs glue needs whole.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from mmplan.errors import InputError
+from mmplan.runtime.ghost.flow import Flow, Source, Whole, joined_of, of_units
 from mmplan.runtime.ghost.half_meta import META, any_routing, as_input, half_meta
+from mmplan.runtime.ghost.image_ways import Deal
 from mmplan.runtime.ghost.recorded_rows import RecordedRows
 from mmplan.runtime.ghost.trials import fresh
 from mmplan.runtime.ghost.unit_rows import (
     AttendedRow,
     as_shape,
-    attended_row,
     pattern_of,
     rows_of_call,
     shapes_of,
@@ -35,21 +33,6 @@ from mmplan.runtime.ghost.unit_rows import (
 
 Batch = Mapping[str, Any]  # the keyword arguments of the model's forward
 MOST_KINDS = 32  # shapes of calls alike that are remembered: enough to tell lengths from widths
-_READS = {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "numpy"}
-_LOOKS = {"__get__", "size", "dim", "numel", "is_floating_point", "stride", "data_ptr"}  # at a tensor's form alone
-_LIKE_FIRST = {"zeros_like", "ones_like", "empty_like", "full_like"} | {  # of the first argument its form alone
-    f"new_{name}" for name in ("zeros", "ones", "empty", "full", "tensor")
-}
-_LIKE_SECOND = {"expand_as", "view_as", "reshape_as", "type_as"}
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Source:
-    """Leaf `slot` of what the call number `call` of a unit returned."""
-
-    unit: str
-    call: int
-    slot: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +53,8 @@ class Call:
     """`reads`: outputs of other units that its arguments are made of; `parameters`: those read by glue on the way;
     `arguments`: both of each argument that it uses, by position; `linears`: elements that linear layers inside take and
     give, by their names there; `attentions`: rows at each attention inside; `rows`: the argument whose rows ranks may
-    share, and how many it has; `pattern`: the kinds of its arguments."""
+    share, and how many it has; `pattern`: the kinds of its arguments; `joined`: what of modules whose images ranks take
+    in turn its arguments are made of."""
 
     unit: str
     number: int
@@ -82,6 +66,29 @@ class Call:
     attentions: tuple[AttendedRow, ...] = ()
     rows: tuple[int, int] | None = None
     pattern: tuple[Any, ...] = ()
+    joined: frozenset[Whole] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """A call of a module whose images ranks take in turn: what this rank takes, its outputs whole, and of which outputs
+    of units each of them is made."""
+
+    deal: Deal
+    output: Output
+    reads: Mapping[int, frozenset[Source]]
+
+
+class Dealing(Protocol):
+    """Modules of a recorder whose images ranks take in turn. `joined`: their calls in the last recording."""
+
+    @property
+    def joined(self) -> Mapping[tuple[str, int], Joined]: ...
+
+    def recorded(self, flow: "Flow", plain: Callable[[Any], Any]) -> AbstractContextManager[None]: ...
+
+    def look(self) -> bool:
+        """Learn from the last recording; whether there was anything, so that the batch has to be recorded again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +96,7 @@ class Recording:
     """All calls in their order, and what the loss is made of; `glue`: parameters that are read outside of units.
 
     `cut`: outputs of which ranks have rows; `whole`: those of them that glue needs whole; `summed_bytes`: of losses
-    that ranks compute of their rows.
+    that ranks compute of their rows; `joined`: calls of modules whose images they take in turn.
     """
 
     calls: tuple[Call, ...]
@@ -98,6 +105,7 @@ class Recording:
     cut: frozenset[Source] = frozenset()
     whole: frozenset[Source] = frozenset()
     summed_bytes: int = 0
+    joined: Mapping[tuple[str, int], Joined] = field(default_factory=dict)
     of: Mapping[tuple[str, int], Call] = field(init=False)
     outputs: Mapping[tuple[str, int], Output] = field(init=False)
 
@@ -125,10 +133,11 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module, units: Mapping[str, nn.Module]) -> None:
-        self._model, self._units = model, units
+        self.model, self._units = model, units
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.arguments: dict[Any, tuple[Any, Any]] = {}  # of the first call of each form
         self.cut: frozenset[str] = frozenset()  # units whose rows ranks may share
+        self.images: Dealing | None = None
         self.kinds: dict[tuple[Any, tuple[Any, ...]], list[tuple[Any, Any]]] = {}  # of these, form and pattern
         self._known: dict[Any, _Ran] = {}
         self._forms = {name: _form(unit) for name, unit in units.items()}
@@ -140,13 +149,22 @@ class Recorder:
     def unit(self, name: str) -> nn.Module:
         return self._units[name]
 
+    def units_in(self, module: str) -> list[str]:
+        return [name for name in self._units if name == module or name.startswith(f"{module}.")]
+
     def record(self, batch: Batch) -> Recording:
         """One forward.
 
         Raises:
             InputError: the model gives no loss, or reads the value of a tensor that a unit has made.
         """
-        flow = _Flow(self._names)
+        while True:
+            recording = self._recorded(batch)
+            if self.images is None or not self.images.look():
+                return recording
+
+    def _recorded(self, batch: Batch) -> Recording:
+        flow = Flow(self._names)
         calls: list[Call] = []
         seen = RecordedRows()
         numbers = dict.fromkeys(self._units, 0)
@@ -170,7 +188,8 @@ class Recorder:
                 call = Call(
                     unit=name,
                     number=number,
-                    reads=reads,
+                    reads=of_units(reads),
+                    joined=joined_of(reads),
                     parameters=parameters,
                     output=ran.output,
                     arguments={position: flow.sources(arguments[position]) for position in ran.used},
@@ -185,17 +204,27 @@ class Recorder:
             return called
 
         given = {key: as_input(value) for key, value in batch.items()}  # outside, where tensors on meta can be made
-        with replaced_forwards(self._units, recorded), torch.no_grad(), half_meta(), flow:
-            loss = loss_of(self._model(**given))
+        images = self.images
+        dealt = nullcontext() if images is None else images.recorded(flow, partial(seen.plain, along=False))
+        with replaced_forwards(self._units, recorded), dealt, torch.no_grad(), half_meta(), flow:
+            loss = loss_of(self.model(**given))
         reads, parameters = flow.sources(loss)
         leaf = Output(leaves=(), spec=tree_flatten(())[1])
         return Recording(
             calls=tuple(calls),
-            loss=Call(unit="", number=0, reads=reads, parameters=parameters, output=leaf),
+            loss=Call(
+                unit="",
+                number=0,
+                reads=of_units(reads),
+                joined=joined_of(reads),
+                parameters=parameters,
+                output=leaf,
+            ),
             glue=frozenset(flow.read),
             cut=frozenset(Source(*output) for output in seen.cut),
             whole=frozenset(Source(*output) for output in seen.whole),
             summed_bytes=seen.summed_bytes,
+            joined={} if images is None else images.joined,
         )
 
     def _keep_kind(self, name: str, args: Any, kwargs: Any) -> None:
@@ -204,7 +233,7 @@ class Recorder:
         if len(known) < MOST_KINDS and all(shapes_of((args, kwargs)) != shapes_of(other) for other in known):
             known.append(tree_map(as_shape if known else fresh, (args, kwargs)))
 
-    def _run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any, flow: "_Flow") -> tuple[Any, "_Ran"]:
+    def _run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any, flow: "Flow") -> tuple[Any, "_Ran"]:
         """What the unit returns, by its own forward or by that of one like it."""
         key = (self._forms[name], _shapes((args, kwargs)))
         if key in self._known:
@@ -270,95 +299,6 @@ def loss_of(result: Any) -> Tensor:
             "do the batches hold what the loss is computed of (labels)?"
         )
     return loss
-
-
-class _Flow(TorchFunctionMode):
-    """Follows tensors through glue: which outputs of units, and which parameters, each is made of."""
-
-    def __init__(self, parameters: Mapping[int, str]) -> None:
-        super().__init__()
-        self.inside = False
-        self.touched: set[int] = set()  # by the unit that runs
-        self.linears: dict[str, tuple[int, int]] = {}  # weight -> elements of input and output, in that unit
-        self.attentions: list[AttendedRow] = []  # in that unit
-        self.read: set[str] = set()  # parameters, by glue
-        self._parameters = parameters
-        self._of: dict[int, tuple[frozenset[Source], frozenset[str]]] = {}
-        self._alive: list[Any] = []  # an id is a tensor's own only while it lives
-
-    @contextmanager
-    def unit(self) -> Iterator[None]:
-        self.inside, self.touched, self.linears, self.attentions = True, set(), {}, []
-        try:
-            yield
-        finally:
-            self.inside = False
-
-    def begin(self, unit: str, number: int, leaves: list[Any]) -> None:
-        """The outputs of a call are made of nothing else."""
-        for slot, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor):
-                self._keep(leaf, (frozenset({Source(unit, number, slot)}), frozenset()))
-
-    def sources(self, values: Any) -> tuple[frozenset[Source], frozenset[str]]:
-        """Of all tensors in some values together."""
-        reads: frozenset[Source] = frozenset()
-        parameters: frozenset[str] = frozenset()
-        for leaf in tree_leaves(values):
-            if id(leaf) in self._of:
-                more, others = self._of[id(leaf)]
-                reads, parameters = reads | more, parameters | others
-            if id(leaf) in self._parameters:
-                parameters |= {self._parameters[id(leaf)]}
-        return reads, parameters
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if self.inside:
-            if name not in _LOOKS:
-                self.touched |= {id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-            result = func(*args, **kwargs)
-            if func is F.linear and len(args) > 1 and id(args[1]) in self._parameters:
-                self.linears[self._parameters[id(args[1])]] = args[0].numel(), result.numel()
-            if func is F.scaled_dot_product_attention:
-                self.attentions.append(attended_row(args, kwargs, result))
-            return result
-        valued = args[1:] if name in _LIKE_FIRST else args[:1] if name in _LIKE_SECOND else args
-        reads, parameters = self.sources((valued, kwargs))
-        if name not in _LOOKS:
-            self.read |= parameters & {self._parameters.get(id(leaf)) for leaf in tree_leaves((args, kwargs))}
-        if reads and name in _READS:
-            raise InputError(_told_read(name, reads))
-        result = func(*args, **kwargs)
-        if not (reads or parameters):
-            return result
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._add(leaf, reads, parameters)
-        if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i"):
-            for changed in (args[0], getattr(args[0], "_base", None)):
-                if isinstance(changed, Tensor):
-                    self._add(changed, reads, parameters)
-        return result
-
-    def _add(self, tensor: Tensor, reads: frozenset[Source], parameters: frozenset[str]) -> None:
-        known = self._of.get(id(tensor), (frozenset(), frozenset()))
-        self._keep(tensor, (known[0] | reads, known[1] | parameters))
-
-    def _keep(self, tensor: Tensor, sources: tuple[frozenset[Source], frozenset[str]]) -> None:
-        self._of[id(tensor)] = sources
-        self._alive.append(tensor)
-
-
-def _told_read(name: str, reads: frozenset[Source]) -> str:
-    """Where in the model's code a value is read that another stage may have to compute."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and "torch" in Path(frame.f_code.co_filename).parts:
-        frame = frame.f_back
-    place = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
-    units = ", ".join(sorted({source.unit for source in reads})[:3])
-    return f"{place}: `{name}` reads the value of a tensor that {units} computes; another stage cannot know it"
 
 
 def _form(unit: nn.Module) -> Any:

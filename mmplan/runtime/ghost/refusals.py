@@ -24,10 +24,10 @@ def refuse_plan(plan: Plan) -> None:
             "the plan keeps activations of blocks in host memory, which is not done to a model of your own: take "
             "activations out of `constraints.offload` and optimize again"
         )
-    if plan.spread:
+    if plan.patches:
         raise InputError(
-            f"the plan lets ranks take images of {' and '.join(plan.spread)} in turn, and a model of your own runs all "
-            "on each: set `constraints.spread: []` in the scenario and optimize again"
+            f"the plan cuts images of {' and '.join(plan.patches)} along patches, and of your own model ranks take "
+            f"whole images: set `constraints.spread: [{', '.join(plan.spread)}]` in the scenario and optimize again"
         )
     if plan.batch_factor > 1:
         raise InputError(

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from mmplan.cost_models.values import rows_of_context_rank
+from mmplan.runtime.ghost.flow import Source
 from mmplan.runtime.ghost.own_rows import Attention
-from mmplan.runtime.ghost.recording import Call, Recording, Source
+from mmplan.runtime.ghost.recording import Call, Recording
 from mmplan.runtime.ghost.returning import returning_calls, with_gradient
 from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.split_linears import Split

@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mmplan.planner.stage_graph import CutTensor
+from mmplan.runtime.ghost.flow import Source
+from mmplan.runtime.ghost.joined_images import ImageRanks, joins_of
 from mmplan.runtime.ghost.model import GhostModel, Pass
-from mmplan.runtime.ghost.recording import Batch, Recording, Source
+from mmplan.runtime.ghost.recording import Batch, Recording
 from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.traffic import Owners, carried, payload
 from mmplan.runtime.ghost.turns import Turns
@@ -95,6 +97,7 @@ class GhostStage(WeightedStage):
         scales: of losses; None: they are not scaled.
         sums: what it exchanges with `ranks` that share its layers; without these nothing.
         rows: how its units run on the rows of a context-parallel rank; None: they run whole.
+        images: ranks that take images of modules in turn; None: there are none.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class GhostStage(WeightedStage):
         turns: Turns,
         sums: StageSums,
         rows: RowWays | None,
+        images: ImageRanks | None,
         ranks: TensorRanks | None,
         count_kept: bool,
         parts: Mapping[Parameter, str],
@@ -120,6 +124,7 @@ class GhostStage(WeightedStage):
     ) -> None:
         super().__init__(stage, state, store, places, parts, count_kept=count_kept, buffers=buffers)
         self._turns, self._scales, self._sums, self._ranks = turns, scales, sums, ranks
+        self._images = images
         self._rows, self._cp = rows, 1 if rows is None else rows.ranks.peers.degree
         self._layers = frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
@@ -141,6 +146,8 @@ class GhostStage(WeightedStage):
         example = self._examples[microbatch]
         leaves = self._leaves(example.recording, received)
         sent = {cut.activation: self._sent(example.recording, cut, readers) for cut, readers in self._outgoing}
+        computes_loss = self._owners.loss_layer in self._layers
+        joins = joins_of(example.recording, self._own, computes_loss=computes_loss)
         work = Pass(
             recording=example.recording,
             own=self._own,
@@ -148,10 +155,12 @@ class GhostStage(WeightedStage):
             # A copy, because models may write into what is theirs.
             received={source: leaf.clone() if leaf.requires_grad else leaf for source, leaf in leaves.items()},
             sent=frozenset(source for sources in sent.values() for source in sources),
-            computes_loss=self._owners.loss_layer in self._layers,
+            computes_loss=computes_loss,
             turns=self._turns,
             exchanging=self._sums.exchanging,
             rows=self._rows,
+            images=self._images,
+            joins=joins,
         )
         kept: dict[int, int] = {}
         tensors = [value for value in example.batch.values() if isinstance(value, Tensor)]

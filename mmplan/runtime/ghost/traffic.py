@@ -12,7 +12,8 @@ from torch import Tensor
 from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.values import rows_of_context_rank
 from mmplan.errors import InputError
-from mmplan.runtime.ghost.recording import Call, Recording, Source
+from mmplan.runtime.ghost.flow import Source
+from mmplan.runtime.ghost.recording import Call, Recording
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,12 +23,11 @@ from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.runtime.ghost.expert_trials import require_equal_calls
 from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
 from mmplan.runtime.ghost.job import Job
-from mmplan.runtime.ghost.laying import Laid, cast_batch, cut_rows_of, lay, own_calls, share_out, sums_of
+from mmplan.runtime.ghost.laying import Laid, cast_batch, cut_rows_of, deal_images, lay, own_calls, share_out, sums_of
 from mmplan.runtime.ghost.model import Crossing, GhostModel, saved_buffers
 from mmplan.runtime.ghost.own_rows import RowRanks
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
-from mmplan.runtime.ghost.refusals import refuse_plan
 from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
 from mmplan.runtime.ghost.split_experts import set_up_experts
 from mmplan.runtime.ghost.split_linears import set_up
@@ -84,7 +83,6 @@ def prepare_job(
     Raises:
         InputError: the model does not fit the plan's layers, or the plan asks of it what is not executed.
     """
-    refuse_plan(plan)
     graph, at = build_graph(plan.scenario), place_of(plan, rank)
     stream = iter(job.batches(plan.microbatch_size))
     first = list(islice(stream, max(FIRST_BATCHES, plan.dp * plan.microbatches)))
@@ -96,6 +94,8 @@ def prepare_job(
     laid, recordings = lay(plan, job, graph, first)
     if groups.tensor is not None and plan.tp * plan.ep > 1:
         laid = share_out(plan, graph, laid, at, groups.tensor, device, note)
+    if groups.tensor is not None and groups.tensor.spread:
+        laid, recordings = deal_images(plan, laid, groups.tensor, device, first)
     if groups.tensor is not None and groups.tensor.context is not None:
         ranks = RowRanks(groups.tensor, groups.tensor.context)
         laid, recordings = cut_rows_of(plan, laid, graph, at, ranks, device, first)
@@ -201,6 +201,7 @@ def _stages(
             store=store,
             sums=sums_of(plan, laid, index, own, recomputed),
             rows=laid.rows,
+            images=laid.images,
             ranks=groups.tensor,
             turns=Turns(state, laid.held.slots[index] if laid.held.slots else None),
             count_kept=device.type == "cpu",
@@ -241,6 +242,7 @@ def _filled(
         laid.model,
         units,
         pieces=[piece for index in plan.stages_of(at.row) for piece in laid.held.pieces[index]],
+        dealt=() if laid.images is None else laid.images.modules,
         away=frozenset() if laid.held.experts is None else laid.held.experts.away,
         trained=laid.held.trained,
         weights=own_value,
