@@ -5,17 +5,18 @@
 
 A variation freezes or trains modules, slows or hastens links and devices, leaves less memory, puts unlike pools beside
 each other, forces recomputation, sharding, chunks, host memory, compression, cp, images cut along patches, encoders
-that run several microbatches at once, ties heads to token tables, or three of these. Of each some configurations are
-bounded, at first sight and closely, and cut exactly; a bound is wrong if it is above the closed form of that cut by
-more than 1e-7 of it, which is what rounding to nanoseconds can do. Of every fourth variation a whole search is made:
-its plan has to pass `mmplan check`, and no configuration cut here may be quicker than its proven bound. One row per
-kind of variation.
+that run several microbatches at once, ties heads to token tables, or three of these; `--kind prices` gives two unlike
+pools prices. Of each some configurations are bounded, at first sight and closely, and cut exactly; a bound is wrong if
+it is above the closed form of that cut by more than 1e-7 of it, which is what rounding to nanoseconds can do. Of every
+fourth variation a whole search is made: its plan has to pass `mmplan check`, and no configuration cut here may be
+quicker (with prices: cost less) than its proven bound. One row per kind of variation.
 """
 
 import argparse
 import math
 import random
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -28,11 +29,12 @@ from mmplan.planner.check import check_plan
 from mmplan.planner.chunk_solver import solve_chunks
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import cut_stages
+from mmplan.planner.objective import STEP_TIME, Objective
 from mmplan.planner.problem import build_problem
 from mmplan.planner.search import optimize
 from mmplan.planner.space import Space, build_space, stage_layers
 from mmplan.planner.stage_solver import solve_cut
-from mmplan.scenario.cluster import Pool
+from mmplan.scenario.cluster import Cluster, Pool
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import ModelModule, Scenario, Training
 from mmplan.scenario.technique import OFFLOADS, SHARDINGS, ContextParallel
@@ -42,6 +44,7 @@ SCENARIOS += ("qwen2-audio-7b", "whisper-llama3-8b", "qwen3-vl-30b-a3b", "vitl16
 SCENARIOS += ("qwen2.5-omni-7b", "llava-ov-7b")
 KINDS = ("any", "recompute", "sharding", "chunks", "unlike pools", "host memory", "compression", "patches", "cp")
 KINDS += ("together", "tied tables", "mixed")
+ASKED = ("prices",)  # kinds by their name alone
 MOST_STAGES, EACH = 8, 20
 SEARCH_S = 20.0
 ROUNDING = 1e-7
@@ -81,7 +84,9 @@ def varied(draw: random.Random, kind: str) -> Scenario:
     memory_bytes = int(pool.device.memory_bytes * draw.choice([1, draw.uniform(0.15, 0.7)]))
     scarce = replace(pool.device, memory_bytes=memory_bytes)
     pool = replace(pool, device=scarce, nodes=draw.choice([1, 2, 3]), node_link=near)
-    pools = (pool, slower(pool, draw)) if "unlike pools" in axes else (pool,)
+    pools = (pool, slower(pool, draw)) if "unlike pools" in axes or "prices" in axes else (pool,)
+    if "prices" in axes:
+        pools = tuple(replace(one, price_per_hour=round(draw.uniform(0.5, 5), 2)) for one in pools)
     rules = replace(
         scenario.constraints,
         sharding=(draw.choice(SHARDINGS),) if "sharding" in axes else (),
@@ -151,13 +156,13 @@ def check(space: Space, draw: random.Random, tally: Tally) -> None:
     chosen = [space.configurations[row] for row in rows]
     close_ns = lower_bounds(space.prices, space.groups, chosen).step_ns
     tally.variations += 1
-    quickest_ns = math.inf
+    least, cluster = math.inf, space.prices.scenario.cluster
     for row, configuration, bound_ns in zip(rows, chosen, close_ns.tolist(), strict=True):
         found_ns = best_ns(space, configuration)
         if found_ns is None:
             continue
         above = [float(bound) / found_ns - 1 for bound in (space.first.step_ns[row], bound_ns)]
-        quickest_ns = min(quickest_ns, found_ns)
+        least = min(least, found_ns * price(cluster, range(configuration.ranks)))
         tally.checks += 1
         tally.above_first.append(above[0])
         tally.above_close.append(above[1])
@@ -168,21 +173,32 @@ def check(space: Space, draw: random.Random, tally: Tally) -> None:
                 flush=True,
             )
     if tally.variations % 4 == 0:
-        search(space.prices.scenario, quickest_ns, tally)
+        search(space.prices.scenario, least, tally)
 
 
-def search(scenario: Scenario, quickest_ns: float, tally: Tally) -> None:
-    """The plan of a variation against its check, and its bound against the quickest cut found beside it."""
+def price(cluster: Cluster, ranks: Iterable[int]) -> float:
+    """Of an hour of some ranks; 1 where nothing has a price."""
+    if cluster.pools[0].price_per_hour is None:
+        return 1.0
+    return sum(cluster.pool_of(rank).price_per_hour or math.nan for rank in ranks)
+
+
+def search(scenario: Scenario, least: float, tally: Tally) -> None:
+    """The plan of a variation against its check, and its bound against the best cut found beside it: nanoseconds, times
+    the price of its ranks where there are prices."""
+    objective = STEP_TIME if scenario.cluster.pools[0].price_per_hour is None else Objective(name="cost")
     try:
-        plan = optimize(scenario, time_limit_s=SEARCH_S).plan
+        plan = optimize(scenario, time_limit_s=SEARCH_S, objective=objective).plan
     except NoPlanFoundError:
         return
     except InfeasibleError:
-        problems = ["no plan fits, and a cut did"] if quickest_ns < math.inf else []
+        problems = ["no plan fits, and a cut did"] if least < math.inf else []
     else:
         problems = [str(finding) for finding in check_plan(plan)]
-        if plan.certificate.bound_s * 1e9 > quickest_ns * (1 + ROUNDING):
-            problems.append(f"bound {plan.certificate.bound_s} s, and a cut of {quickest_ns / 1e9} s")
+        ranks = {rank for stage in range(len(plan.stages)) for rank in plan.stage_ranks(stage)}
+        bound = plan.certificate.bound_s * 1e9 * price(plan.scenario.cluster, ranks)
+        if bound > least * (1 + ROUNDING):
+            problems.append(f"bound {bound}, and a cut of {least}")
     tally.searches += 1
     tally.refused += bool(problems)
     for problem in problems:
@@ -193,10 +209,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--checks", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--kind", choices=(*KINDS, *ASKED))
     options = parser.parse_args()
     draw, tallies = random.Random(options.seed), defaultdict[str, Tally](Tally)
     kinds = (options.kind,) if options.kind else KINDS
+    asked = f" --kind {options.kind}" if options.kind else ""
     while min(tallies[kind].checks for kind in kinds) < options.checks / len(kinds):
         kind = min(kinds, key=lambda name: tallies[name].checks)
         try:
@@ -217,7 +234,7 @@ def main() -> None:
             "highest_close": f"{max(tally.above_close):.1e}",
             "median_first": f"{np.median(tally.above_first):.3f}",
             "median_close": f"{np.median(tally.above_close):.3f}",
-            "command": f"python benchmarks/bounds.py --checks {options.checks} --seed {options.seed}",
+            "command": f"python benchmarks/bounds.py{asked} --checks {options.checks} --seed {options.seed}",
             "machine": MACHINE,
         }
         for kind, tally in tallies.items()

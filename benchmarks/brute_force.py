@@ -1,12 +1,14 @@
 """The search against trying everything, on random jobs of one to three modalities with zones and unlike devices.
 
-    python benchmarks/brute_force.py [-o benchmarks/brute_force.csv] [--jobs 500] [--wider 150]
+    python benchmarks/brute_force.py [-o benchmarks/brute_force.csv] [--jobs 500] [--wider 150] [--priced 100]
 
 At most 12 layers in 9 pieces, at most 8 devices; several chunks per rank and experts among the configurations.
 `wider` jobs, of at most 7 pieces: states, weights or activations in host memory, cp by ring and by all-to-all, score
-matrices and their recomputation, GPipe, split rows.
-`equal`: the plan's closed form is the least over all pool orders, configurations and cuts, up to the launch of one
-operator; `bounded`: the proven bound is not above it.
+matrices and their recomputation, GPipe, split rows. `priced` jobs, of at most 7 pieces, have two pools with prices:
+there the least cost is tried and searched, and `best_s` is the step in which the ranks of the plan (`price_per_hour` of
+all) cost as much.
+`equal`: the plan's closed form (of `priced` jobs its cost) is the least over all pool orders, configurations and cuts,
+up to the launch of one operator; `bounded`: the proven bound is not above it.
 """
 
 import argparse
@@ -20,28 +22,46 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "planner"))
 
 from pipeline_toys import DEVICE  # noqa: E402
-from random_jobs import MOST_GROUPS, best_by_trying, groups_of, random_job, wider_job  # noqa: E402
+from random_jobs import (  # noqa: E402
+    MOST_GROUPS,
+    alike,
+    best_by_trying,
+    groups_of,
+    price_per_hour,
+    priced_job,
+    random_job,
+    wider_job,
+)
 
 from mmplan.cost_models.build import build_graph  # noqa: E402
 from mmplan.errors import InfeasibleError  # noqa: E402
+from mmplan.planner import plan_cost  # noqa: E402
+from mmplan.planner.objective import STEP_TIME, Objective  # noqa: E402
 from mmplan.planner.search import optimize  # noqa: E402
 
 MOST_WIDER = 7  # each technique is tried by itself
+ROUNDING = 1e-12  # of sums of doubles
 
 
-def row(seed: int, wider: bool) -> dict[str, object]:
-    job = wider_job(seed) if wider else random_job(seed)
-    best_s, tried = best_by_trying(job)
+JOBS = {"random": random_job, "wider": wider_job, "priced": priced_job}
+
+
+def row(seed: int, jobs: str) -> dict[str, object]:
+    job, priced = JOBS[jobs](seed), jobs == "priced"
+    best_s, tried = best_by_trying(job, price_per_hour if priced else alike)
     started = time.perf_counter()
     try:
-        plan = optimize(job, gap=0.0).plan
+        plan = optimize(job, gap=0.0, objective=Objective(name="cost") if priced else STEP_TIME).plan
         certificate = plan.certificate
     except InfeasibleError:
         plan = certificate = None
     wall_s = time.perf_counter() - started
+    price = plan_cost.price_per_hour(plan) if priced and plan is not None else None
+    if price is not None and best_s is not None:
+        best_s /= price
     return {
         "seed": seed,
-        "jobs": "wider" if wider else "random",
+        "jobs": jobs,
         "layers": len(build_graph(job).layers()),
         "pieces": groups_of(job),
         "modalities": len({module.modality for module in job.model.modules}),
@@ -55,9 +75,10 @@ def row(seed: int, wider: bool) -> dict[str, object]:
         "equal": abs(certificate.objective_s - best_s) <= DEVICE.launch_s
         if certificate is not None and best_s is not None
         else certificate is None and best_s is None,
-        "bounded": certificate is None or best_s is None or certificate.bound_s <= best_s,
+        "bounded": certificate is None or best_s is None or certificate.bound_s <= best_s * (1 + ROUNDING),
         "offload": "" if plan is None else plan.scenario.technique.offload,
         "cp": "" if plan is None else plan.cp,
+        "price_per_hour": "" if price is None else f"{price:.2f}",
         "wall_s": f"{wall_s:.3f}",
     }
 
@@ -67,11 +88,16 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path(__file__).with_suffix(".csv"))
     parser.add_argument("--jobs", type=int, default=500)
     parser.add_argument("--wider", type=int, default=150)
+    parser.add_argument("--priced", type=int, default=100)
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
-    for count, wider, pieces in ((options.jobs, False, MOST_GROUPS), (options.wider, True, MOST_WIDER)):
+    for count, jobs, pieces in (
+        (options.jobs, "random", MOST_GROUPS),
+        (options.wider, "wider", MOST_WIDER),
+        (options.priced, "priced", MOST_WIDER),
+    ):
         fitting = (seed for seed in itertools.count() if groups_of(random_job(seed)) <= pieces)
-        rows += [row(seed, wider) for seed in itertools.islice(fitting, count)]
+        rows += [row(seed, jobs) for seed in itertools.islice(fitting, count)]
     with options.output.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()

@@ -28,7 +28,7 @@ def optimize(
     time_limit: TimeLimit = TIME_LIMIT_S,
     seed: Seed = 0,
     objective: Annotated[
-        str, typer.Option(help="step-time, device-time (cost of a token), devices (the fewest) or p90-time.")
+        str, typer.Option(help="step-time, device-time, cost (of a token), devices (the fewest) or p90-time.")
     ] = "step-time",
     deadline: Annotated[
         float | None,
@@ -50,7 +50,7 @@ def optimize(
     """Find the best plan of a scenario, with a proven gap. Ctrl-C keeps the best plan so far."""
     from mmplan.planner.interval import plan_interval
     from mmplan.planner.naive import naive_result
-    from mmplan.planner.objective import objective_of
+    from mmplan.planner.objective import objective_of, require_prices
     from mmplan.planner.pins import questions
     from mmplan.planner.plan import save_plan
     from mmplan.planner.repeated import Limits
@@ -69,6 +69,7 @@ def optimize(
 
     require_folder(output, html, json_path(json_file))
     wanted, loaded = objective_of(objective, deadline, searched=not naive), load_scenario(scenario)
+    require_prices(wanted, loaded.cluster, scenario)
     asked = questions(loaded, why_not or (), zone_prices, by_step_time=not naive and objective == "step-time")
     with search_progress(loaded.name) as progress:
         limits = Limits(gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)

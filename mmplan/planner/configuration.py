@@ -67,12 +67,16 @@ class Configuration:
         return self.pp - sum(self.mesh_stages)
 
     @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where ranks that work begin and end, of each mesh and of all other modules."""
+        own = self.first_rank, self.first_rank + self.tp * self.cp * self.dp * self.base_stages
+        meshes = zip(self.meshes, self.mesh_stages, strict=True)
+        return (own, *((mesh.first_rank, mesh.first_rank + mesh.ranks * stages) for mesh, stages in meshes))
+
+    @property
     def last_rank(self) -> int:
         """Of the whole plan."""
-        ends = [
-            mesh.first_rank + mesh.ranks * stages for mesh, stages in zip(self.meshes, self.mesh_stages, strict=True)
-        ]
-        return max(self.world, self.first_rank + self.tp * self.cp * self.dp * self.base_stages, *ends) - 1
+        return max(self.world, *(end for _, end in self.spans)) - 1
 
     @property
     def mesh(self) -> Mesh:

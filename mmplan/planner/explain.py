@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import StepTime
+from mmplan.planner.objective import Scale
 from mmplan.planner.result import RunnerUp
 from mmplan.planner.rivals import Candidate
 from mmplan.units import format_seconds
@@ -12,7 +13,9 @@ from mmplan.units import format_seconds
 SMALLEST_TERM = 0.05
 
 
-def list_runner_ups(winner: StepTime, rivals: Mapping[Configuration, Candidate | None]) -> tuple[RunnerUp, ...]:
+def list_runner_ups(
+    winner: Candidate, rivals: Mapping[Configuration, Candidate | None], scale: Scale
+) -> tuple[RunnerUp, ...]:
     """The rivals, best first, those without a cut last."""
     found = [
         RunnerUp(
@@ -24,23 +27,31 @@ def list_runner_ups(winner: StepTime, rivals: Mapping[Configuration, Candidate |
             reason="no cut fits into memory",
         )
         if rival is None
-        else _compared(rival, winner)
+        else _compared(rival, winner, scale)
         for configuration, rival in rivals.items()
     ]
     return tuple(sorted(found, key=lambda one: (one.objective_s is None, one.objective_s or 0.0)))
 
 
-def _compared(rival: Candidate, winner: StepTime) -> RunnerUp:
+def _compared(rival: Candidate, winner: Candidate, scale: Scale) -> RunnerUp:
     time = rival.time
-    repeat_more_s, fill_more_s, finish_more_s = _more(time, winner).values()
+    repeat_more_s, fill_more_s, finish_more_s = _more(time, winner.time).values()
     return RunnerUp(
         configuration=rival.configuration,
         objective_s=time.objective_s,
         repeat_more_s=repeat_more_s,
         fill_more_s=fill_more_s,
         finish_more_s=finish_more_s,
-        reason=why_slower(time, winner),
+        reason=why_slower(time, winner.time, _if_faster(rival, winner, scale)),
     )
+
+
+def _if_faster(rival: Candidate, winner: Candidate, scale: Scale) -> str:
+    """What is said of a rival with a shorter step: by what part of the winner's its value is more."""
+    values = [scale.value_of(one.configuration, one.step_ns) for one in (rival, winner)]
+    if scale.weights is None or values[0] <= values[1]:
+        return "faster, within the gap"
+    return f"faster, for {values[0] / values[1] - 1:.1%} more of what is minimised"
 
 
 def why_slower(time: StepTime, winner: StepTime, faster: str = "faster, within the gap") -> str:

@@ -335,12 +335,12 @@ class MeshFrontier:
         before_ns = max(waiting.busiest_ns, int(options.busiest_ns[place]))
         busiest_ns = max(waiting.busiest_ns, *floors)
         step_ns = int(waiting.step_ns[place]) + (base.microbatches - 1) * max(0, busiest_ns - before_ns)
-        value = self._scale.value_on(base.ranks + int(options.ranks[place]), step_ns)
-        if value >= cutoff:
-            self._drop(np.array([value]))
-            return
         for configuration in self._placed(base, options, place):
-            self._push(value, Meshed(configuration=configuration, step_ns=step_ns, busiest_ns=busiest_ns))
+            value = self._scale.value_of(configuration, step_ns)
+            if value < cutoff:
+                self._push(value, Meshed(configuration=configuration, step_ns=step_ns, busiest_ns=busiest_ns))
+            else:
+                self._drop(np.array([value]))
 
     def _alone_worth(self, waiting: _Row, cutoff: int) -> bool:
         """Whether the modules of a row have a cut below the cutoff with nothing beside them; a row without is dropped

@@ -269,8 +269,16 @@ def scenario_hash(scenario: Scenario) -> str:
     unsaid |= {"encode_together": True} if scenario.constraints.encode_together == () else {}
     unsaid |= {"compression": True} if scenario.constraints.compression == ("none",) else {}
     unsaid |= {"fp8": True} if scenario.constraints.fp8 == ("none",) else {}
+    priced = {index for index, pool in enumerate(scenario.cluster.pools) if pool.price_per_hour is not None}
+    pools = {index: {"price_per_hour"} for index in range(len(scenario.cluster.pools)) if index not in priced}
     technique = {"compression"} if scenario.technique.compression == "none" else set()
-    excluded = {"recipes": True, "constraints": unsaid, "technique": technique, "model": {"modules": modules}}
+    excluded = {
+        "recipes": True,
+        "constraints": unsaid,
+        "technique": technique,
+        "model": {"modules": modules},
+        "cluster": {"pools": pools},
+    }
     kept = _SCENARIO.dump_json(scenario, exclude=excluded)  # type: ignore[arg-type]
     return hashlib.sha256(kept).hexdigest()[:16]
 

@@ -6,13 +6,16 @@ ones is no lower bound for stages of which a part may not be compressed, but the
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations, product
 
-from mmplan.planner.objective import Objective, Scale
-from mmplan.planner.plan import scenario_hash
-from mmplan.planner.quantise import ROUNDING_GAP, seconds
+import numpy as np
+
+from mmplan.planner.objective import Objective, Scale, scale_of
+from mmplan.planner.plan import Plan, scenario_hash
+from mmplan.planner.quantise import ROUNDING_GAP, floor_ns, seconds
 from mmplan.planner.result import OptimizeResult, RunnerUp
+from mmplan.scenario.cluster import Pool
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_seconds
 
@@ -25,9 +28,12 @@ IN_HOST_MEMORY: dict[str, str] = {
 }
 
 
-def in_pool_orders(scenario: Scenario) -> Iterator[Scenario]:
-    """The scenario with its pools in every order that differs, its own first."""
-    for pools in dict.fromkeys(permutations(scenario.cluster.pools)):
+def in_pool_orders(scenario: Scenario, *, priced: bool = False) -> Iterator[Scenario]:
+    """The scenario with its pools in every order that differs, its own first; where `priced`, by prices too."""
+    orders: dict[tuple[Pool, ...], tuple[Pool, ...]] = {}
+    for pools in permutations(scenario.cluster.pools):
+        orders.setdefault(pools if priced else tuple(replace(pool, price_per_hour=None) for pool in pools), pools)
+    for pools in orders.values():
         yield replace(scenario, cluster=replace(scenario.cluster, pools=pools))
 
 
@@ -47,26 +53,19 @@ def with_techniques(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
             yield replace(scenario, technique=chosen)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Floor:
-    """No plan of one order and technique has a lower value, whether one was found or not."""
-
-    value: int
-    scale: Scale
-
-    def step_s(self, ranks: int) -> float:
-        """A better plan on so many ranks would take at least so long."""
-        return seconds(self.scale.step_below_on(ranks, self.value))
-
-
 def best_order(
-    results: Sequence[OptimizeResult], floors: Sequence[Floor], objective: Objective, gap: float
+    results: Sequence[OptimizeResult], floors: Sequence[int], objective: Objective, gap: float
 ) -> OptimizeResult:
     """The best result; its bound holds for all orders, those that the limit left without a plan among them, and the
-    others' plans are among its runner-ups."""
+    others' plans are among its runner-ups.
+
+    Args:
+        floors: no plan of one order and technique has a lower value, whether one was found or not.
+    """
     best = min(results, key=lambda result: _value(result, objective))
     plan = best.plan
-    bound_s = min(best.bound_s, *(floor.step_s(plan.rank_count) for floor in floors))
+    least_ns = _scale(objective, plan).step_below_of(best.configuration, min(floors))
+    bound_s = min(best.bound_s, seconds(least_ns))
     objective_s = plan.certificate.objective_s
     found_gap = (objective_s - bound_s) / objective_s if objective_s > 0 else 0.0
     proved = found_gap <= gap + ROUNDING_GAP
@@ -77,7 +76,7 @@ def best_order(
         status="optimal" if proved else "feasible",
         wall_s=max(result.wall_s for result in results),  # each is counted from the start of all of them
     )
-    others = [_as_runner_up(result, best) for result in results if result is not best]
+    others = [_as_runner_up(result, best, objective) for result in results if result is not best]
     return replace(
         best,
         plan=replace(plan, certificate=certificate, scenario_hash=scenario_hash(plan.scenario)),
@@ -96,18 +95,21 @@ def best_order(
     )
 
 
-def _value(result: OptimizeResult, objective: Objective) -> tuple[float, float]:
-    devices, step_s = result.plan.rank_count, result.plan.certificate.objective_s
-    if objective.name == "device-time":
-        return devices * step_s, step_s
-    return (float(devices), step_s) if objective.name == "devices" else (step_s, step_s)
+def _scale(objective: Objective, plan: Plan) -> Scale:
+    """That of the plan's order of pools."""
+    return scale_of(objective, plan.scenario.cluster, np.zeros(0, dtype=np.int64))
 
 
-def _as_runner_up(result: OptimizeResult, best: OptimizeResult) -> RunnerUp:
+def _value(result: OptimizeResult, objective: Objective) -> tuple[int, float]:
+    step_s = result.plan.certificate.objective_s
+    return _scale(objective, result.plan).value_of(result.configuration, floor_ns(step_s)), step_s
+
+
+def _as_runner_up(result: OptimizeResult, best: OptimizeResult, objective: Objective) -> RunnerUp:
     """The best plan of another order."""
     plan, winner_s = result.plan, best.plan.certificate.objective_s
     more_s = plan.certificate.objective_s - winner_s
-    names = ", then ".join(pool.device.name for pool in plan.scenario.cluster.pools)
+    names = ", then ".join(_pool_name(pool, objective) for pool in plan.scenario.cluster.pools)
     if plan.scenario.technique.offload != best.plan.scenario.technique.offload:
         names = f"{IN_HOST_MEMORY[plan.scenario.technique.offload] or 'nothing'} in host memory"
     if plan.scenario.technique.compression != best.plan.scenario.technique.compression:
@@ -116,11 +118,17 @@ def _as_runner_up(result: OptimizeResult, best: OptimizeResult) -> RunnerUp:
     if plan.scenario.technique.fp8 != best.plan.scenario.technique.fp8:
         fp8 = plan.scenario.technique.fp8
         names = "no FP8" if fp8 == "none" else f"FP8 ({fp8})"
+    faster = "faster, at a higher cost" if objective.name == "cost" else "faster, on more devices"
     return RunnerUp(
         configuration=result.configuration,
         objective_s=plan.certificate.objective_s,
         repeat_more_s=result.time.repeat_s - best.time.repeat_s,
         fill_more_s=result.time.critical_path_s - best.time.critical_path_s,
         finish_more_s=result.time.finish_s - best.time.finish_s,
-        reason=f"with {names}: {format_seconds(abs(more_s))} {'slower' if more_s >= 0 else 'faster, on more devices'}",
+        reason=f"with {names}: {format_seconds(abs(more_s))} {'slower' if more_s >= 0 else faster}",
     )
+
+
+def _pool_name(pool: Pool, objective: Objective) -> str:
+    """The device, with its price where that is minimised: pools may differ in it alone."""
+    return f"{pool.device.name} at {pool.price_per_hour:g}" if objective.name == "cost" else pool.device.name

@@ -42,6 +42,11 @@ def raised_ns(bound_ns: int, tolerance: float) -> int:
     return math.floor(bound_ns / (1 - tolerance)) if tolerance < 1 else bound_ns
 
 
+def floor_weight(weight: int, most: int, total: int) -> int:
+    """Of weights with that total when the total shall be `most`; at least 1."""
+    return max(1, weight * most // total)
+
+
 def scaled_ns(duration_ns: int, factor: float) -> int:
     return math.ceil(duration_ns * factor)
 

@@ -54,8 +54,8 @@ class RunnerUp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizeResult:
-    """The best plan with its certificate; `bound_s` holds over the whole search space. `configuration` and `time` are
-    those of the cut."""
+    """The best plan by the `objective` of that name, with its certificate; `bound_s` holds over the whole search space.
+    `configuration` and `time` are those of the cut."""
 
     plan: Plan
     configuration: Configuration
@@ -67,3 +67,4 @@ class OptimizeResult:
     considered: Considered
     runner_ups: tuple[RunnerUp, ...]
     proofs: tuple[str, ...]  # methods that proved that the plan's configuration has no cut better by more than the gap
+    objective: str = "step-time"

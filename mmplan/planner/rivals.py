@@ -106,7 +106,7 @@ def first_in_simulation(
     The closed form knows one link, no queue, and 1F1B only: cuts that are equal in it may differ by some percent in
     simulation, under 1F1B or, with `search_s`, under the schedule that so much work finds.
     """
-    values = {one.configuration: space.scale.value_on(one.configuration.ranks, one.step_ns) for one in rivals}
+    values = {one.configuration: space.scale.value_of(one.configuration, one.step_ns) for one in rivals}
     allowed = [one for one in rivals if values[one.configuration] <= most]
     leaders = sorted(allowed, key=lambda one: values[one.configuration])
     forwards = 0
@@ -116,7 +116,7 @@ def first_in_simulation(
         if forwards > MOST_FORWARDS or not leaders or deadline.passed():
             break
         step_s = p90_s(space, one) if objective.name == "p90-time" else simulated_s(space, one, search_s, deadline)
-        value = space.scale.value_on(one.configuration.ranks, floor_ns(step_s))
+        value = space.scale.value_of(one.configuration, floor_ns(step_s))
         if value < least:
             chosen, least = one, value
     return chosen

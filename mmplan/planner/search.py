@@ -5,7 +5,7 @@ Then, among the cuts found whose closed form is within the gap, the plan is the 
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError
@@ -18,9 +18,9 @@ from mmplan.planner.explain import list_runner_ups
 from mmplan.planner.frontier import Frontier
 from mmplan.planner.mesh_frontier import MeshFrontier
 from mmplan.planner.mesh_search import mesh_frontiers, solve_meshed, why_no_meshes
-from mmplan.planner.objective import STEP_TIME, Objective, Scale
+from mmplan.planner.objective import STEP_TIME, Objective, Scale, require_prices
 from mmplan.planner.plan import Plan
-from mmplan.planner.pool_order import Floor, best_order, in_pool_orders, with_techniques
+from mmplan.planner.pool_order import best_order, in_pool_orders, with_techniques
 from mmplan.planner.quantise import ROUNDING_GAP, floor_ns, lowered_ns, raised_ns, seconds
 from mmplan.planner.result import Considered, OptimizeResult, Progress
 from mmplan.planner.rivals import Candidate, candidate, first_in_simulation, list_rivals
@@ -64,8 +64,9 @@ class _Search:
     def target(self, tolerance: float) -> int:
         """The value that a better plan must be below; NEVER without an incumbent."""
         best = self.incumbent
-        ranks = 0 if best is None else best.configuration.ranks
-        return NEVER if best is None else self.scale.value_on(ranks, lowered_ns(best.step_ns, tolerance))
+        if best is None:
+            return NEVER
+        return self.scale.value_of(best.configuration, lowered_ns(best.step_ns, tolerance))
 
     def least_value(self) -> int:
         """No plan that was not looked at has a lower value."""
@@ -78,7 +79,7 @@ class _Search:
 
     def bound_s(self, of: Candidate) -> float:
         """No plan is better than one of this configuration with such a step."""
-        step_ns = self.scale.step_below_on(of.configuration.ranks, self.floor_value())
+        step_ns = self.scale.step_below_of(of.configuration, self.floor_value())
         return min(seconds(step_ns), of.time.objective_s)
 
 
@@ -109,7 +110,7 @@ def optimize(
     plan's scenario holds the best one.
 
     Args:
-        objective: what is minimised; the certificate's bound is the step time that a better plan on as many devices
+        objective: what is minimised; the certificate's bound is the step time that a better plan on the same devices
             would have to be below.
         gap: end when (objective - bound) / objective is at most this.
         time_limit_s: end with the best plan so far; so do `stop` and Ctrl-C.
@@ -118,18 +119,20 @@ def optimize(
         on_improvement: called after each solved configuration.
 
     Raises:
+        InputError: costs are to be minimised, and a pool has no price.
         InfeasibleError: proved that no plan exists.
         NoPlanFoundError: a limit was hit before any plan was found.
     """
     choice = _Choice(gap=gap, seed=seed, schedule_search_s=schedule_search_s, objective=objective)
     deadline = Deadline(limit_s=time_limit_s, stop=stop)
+    require_prices(objective, scenario.cluster)
     found: list[OptimizeResult] = []
-    floors: list[Floor] = []
+    floors: list[int] = []
     refused: list[MmplanError] = []
-    for ordered in with_techniques(in_pool_orders(scenario)):
+    for ordered in with_techniques(in_pool_orders(scenario, priced=objective.name == "cost")):
         try:
             space, search = _explored(ordered, choice, on_improvement, deadline)
-            floors.append(Floor(value=search.floor_value(), scale=replace(search.scale, ranks=search.scale.ranks[:0])))
+            floors.append(search.floor_value())
             if search.incumbent is None:
                 _refuse(space, search, choice.objective, _teller(on_improvement, deadline), deadline)
             found.append(_result(space, search, choice, deadline))
@@ -228,18 +231,18 @@ def _solve_next_meshed(space: Space, search: _Search, gap: float, deadline: Dead
     if frontier is None or found is None:
         return False
     configuration, free = found.configuration, search.incumbent is None and not search.scale.limited
-    cutoff_ns = None if free else search.scale.step_below_on(configuration.ranks, search.target(0.0))
+    cutoff_ns = None if free else search.scale.step_below_of(configuration, search.target(0.0))
     answer = solve_meshed(space, frontier, found, cutoff_ns=cutoff_ns, deadline=deadline)
     search.solved += 1
     search.last = configuration
     if answer.stages is not None:
         one = candidate(space, configuration, answer.stages)
         search.meshed[configuration] = one
-        if search.scale.value_on(configuration.ranks, one.step_ns) < search.target(0.0):
+        if search.scale.value_of(configuration, one.step_ns) < search.target(0.0):
             search.incumbent = one
     elif answer.unfit:
         search.unfit += 1
-    bound = search.scale.value_on(configuration.ranks, max(answer.bound_ns, found.step_ns))
+    bound = search.scale.value_of(configuration, max(answer.bound_ns, found.step_ns))
     search.unproved = min(search.unproved, bound)
     search.exhausted |= answer.exhausted
     return True
@@ -297,7 +300,7 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
         rivals |= {one: found for one, found in search.meshed.items() if one != first.configuration}
         if proved:
             most_ns = max(first.step_ns, raised_ns(floor_ns(bound_s), gap))
-            within = search.scale.value_on(first.configuration.ranks, most_ns)
+            within = search.scale.value_of(first.configuration, most_ns)
             cuts = [rival for rival in rivals.values() if rival is not None]
             quick_s = min(choice.schedule_search_s, QUICK_SEARCH_S)
             best = first_in_simulation(space, first, cuts, within, choice.objective, deadline, search_s=quick_s)
@@ -340,8 +343,9 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
         status=plan.certificate.status,
         wall_s=plan.certificate.wall_s,
         considered=_considered(space, search),
-        runner_ups=list_runner_ups(best.time, others),
+        runner_ups=list_runner_ups(best, others, search.scale),
         proofs=proofs,
+        objective=choice.objective.name,
     )
 
 

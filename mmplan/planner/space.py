@@ -107,7 +107,7 @@ def space_of(
         configurations=configurations,
         first=first,
         bounds=Bounds.of(priced.prices, priced.groups, configurations, first),
-        scale=scale_of(objective, configurations, prices.scenario.cluster.device_count),
+        scale=scale_of(objective, prices.scenario.cluster, configurations.ranks),
     )
 
 

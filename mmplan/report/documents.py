@@ -41,6 +41,7 @@ def optimize_document(result: OptimizeResult, summary: PlanSummary, interval: St
     return {
         "schema": "mmplan.optimize/1",
         "status": result.status,
+        "objective": result.objective,
         "objective_s": result.plan.certificate.objective_s,
         "bound_s": result.bound_s,
         "gap": result.gap,

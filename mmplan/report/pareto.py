@@ -9,9 +9,10 @@ from rich.table import Table
 from mmplan.errors import InputError
 from mmplan.planner.pareto_front import AXES, Axis, FrontPoint
 from mmplan.planner.plan import save_plan
+from mmplan.planner.plan_cost import cost_of
 from mmplan.report.alternatives import degrees_text
 from mmplan.report.pictures import new_figure, save_png
-from mmplan.report.tables import table
+from mmplan.report.tables import cost_text, table
 from mmplan.scenario.document import did_you_mean
 from mmplan.units import format_bytes, format_seconds, gibibytes
 
@@ -39,9 +40,11 @@ def pareto_tables(name: str, points: Sequence[FrontPoint]) -> list[Table]:
         own = [point for point in points if point.axis == axis]
         if not own:
             continue
-        numbers = ("at most", "needs", "step time", "bound", "gap")
+        costs = [cost_of(point.plan, point.step_s) for point in own]
+        priced = ("cost of a million tokens",) if any(costs) else ()
+        numbers = ("at most", "needs", "step time", "bound", "gap", *priced)
         result = table(f"Step time of {name} (closed form) against {axis}", *numbers, "front", "plan", right=numbers)
-        for point in own:
+        for point, cost in zip(own, costs, strict=True):
             certificate = point.plan.certificate
             result.add_row(
                 _COUNT[axis](point.limit),
@@ -49,6 +52,7 @@ def pareto_tables(name: str, points: Sequence[FrontPoint]) -> list[Table]:
                 format_seconds(point.step_s),
                 format_seconds(certificate.bound_s),
                 f"{certificate.gap:.2%}" + ("" if certificate.status == "optimal" else f" ({certificate.status})"),
+                *([cost_text(cost.per_million_tokens) if cost else "-"] if priced else []),
                 "" if point.dominated else "*",
                 degrees_text(point.plan),
             )
@@ -73,8 +77,11 @@ def pareto_document(name: str, points: Sequence[FrontPoint], complete: bool) -> 
                 "status": point.plan.certificate.status,
                 "dominated": point.dominated,
                 "degrees": degrees_text(point.plan),
+                "cost_per_step": cost.per_step if cost else None,
+                "cost_per_million_tokens": cost.per_million_tokens if cost else None,
             }
             for point in points
+            for cost in (cost_of(point.plan, point.step_s),)
         ],
     }
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import InputError
 from mmplan.planner.interval import StepInterval, plan_interval
 from mmplan.planner.mesh import Mesh
 from mmplan.planner.overlap import overlap_rate
 from mmplan.planner.plan import Plan
+from mmplan.planner.plan_cost import cost_of, tokens_of
 from mmplan.planner.prediction import Prediction, TimedAction
 
 
@@ -25,7 +25,8 @@ class PlanSummary:
     schedule can be longer than the best of this cut; for `sharding`, `spread`, `patches`, `together` and
     `batch_factor` see `Layout`.
     `meshes` has a text for each where these are not all alike; `dp`, `tp` and `cp` are then those of the last.
-    `idle_ranks` of the run lie between those of meshes and have no work.
+    `idle_ranks` of the run lie between those of meshes and have no work. Costs are those of the other ranks for the
+    simulated step, in the currency of the scenario's prices; None where it has none.
     """
 
     name: str
@@ -67,14 +68,14 @@ class PlanSummary:
     gradient_stage_bytes: int
     reduce_bytes: int
     overlap_rate: float
+    cost_per_step: float | None
+    cost_per_million_tokens: float | None
 
 
 def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInterval | None = None) -> PlanSummary:
     """All of it from a plan and its simulated step; `interval` is that of the step if it is known already."""
     batch = plan.scenario.global_batch
-    language_models = [m.name for m in plan.scenario.model.modules if m.kind == "language_model"]
-    loads = mean_loads(plan.scenario, 1)
-    tokens = batch * sum(loads[module].tokens for module in language_models or loads)
+    tokens, cost = tokens_of(plan.scenario), cost_of(plan, prediction.step_time_s)
     listed = sum(plan.mesh(rank.stage).width for rank in prediction.ranks)
     units = plan.rank_count // listed  # a listed rank stands for these and for those of its tensor-parallel group
     alike = {rank.rank: units * plan.mesh(rank.stage).width for rank in prediction.ranks}
@@ -122,6 +123,8 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         ),
         reduce_bytes=sum(alike[rank.rank] * rank.reduce_bytes for rank in prediction.ranks),
         overlap_rate=overlap_rate(prediction.timeline),
+        cost_per_step=None if cost is None else cost.per_step,
+        cost_per_million_tokens=None if cost is None else cost.per_million_tokens,
     )
 
 

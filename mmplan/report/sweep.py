@@ -24,6 +24,7 @@ class SweepRow:
 
     `devices`: of the cluster; `used_devices`: of the plan. `step_time_s` is simulated; `gap` is the closed form's.
     `stage_bytes`: sent between stages in a step; `flops`: executed in it, with padding and what is recomputed.
+    Costs: of the ranks that work; None where the cluster has no prices.
     """
 
     values: dict[str, Any]
@@ -36,6 +37,8 @@ class SweepRow:
     gap: float | None = None
     stage_bytes: int | None = None
     flops: float | None = None
+    cost_per_step: float | None = None
+    cost_per_million_tokens: float | None = None
     status: str = ""
     degrees: str = ""
     reason: str = ""
@@ -57,6 +60,8 @@ def sweep_row(point: SolvedPoint) -> SweepRow:
         gap=summary.gap,
         stage_bytes=summary.stage_bytes,
         flops=None if used is None else sum(entry.hardware_flops for entry in used.modalities),
+        cost_per_step=summary.cost_per_step,
+        cost_per_million_tokens=summary.cost_per_million_tokens,
         status=summary.status,
         degrees=degrees_text(point.plan),
     )

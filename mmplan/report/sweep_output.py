@@ -13,7 +13,7 @@ from mmplan.files import write_file
 from mmplan.report.documents import values
 from mmplan.report.pictures import new_figure, save_png
 from mmplan.report.sweep import SweepRow, curves
-from mmplan.report.tables import table
+from mmplan.report.tables import cost_text, table
 from mmplan.units import format_seconds
 
 COLUMNS = (
@@ -26,6 +26,8 @@ COLUMNS = (
     "gap",
     "stage_bytes",
     "flops",
+    "cost_per_step",
+    "cost_per_million_tokens",
     "status",
     "degrees",
     "reason",
@@ -34,7 +36,9 @@ COLUMNS = (
 
 def sweep_tables(name: str, rows: Sequence[SweepRow]) -> list[Table | str]:
     """One row per point; reasons of those without a plan stand below, each once."""
-    numbers = ("devices", "step time", "samples/s", "tokens/s per device", "efficiency", "gap")
+    priced = any(row.cost_per_million_tokens is not None for row in rows)
+    cost = ("cost of a million tokens",) if priced else ()
+    numbers = ("devices", "step time", "samples/s", "tokens/s per device", *cost, "efficiency", "gap")
     keys = _short_keys(list(rows[0].values) if rows else [])
     result = table(f"Sweep of {name}", *keys, *numbers, "plan", right=(*keys, *numbers))
     reasons: dict[str, int] = {}
@@ -43,7 +47,7 @@ def sweep_tables(name: str, rows: Sequence[SweepRow]) -> list[Table | str]:
         devices = "-" if row.devices is None else f"{row.devices:,}"
         if row.step_time_s is None:
             note = reasons.setdefault(row.reason, len(reasons) + 1)
-            result.add_row(*cells, devices, "-", "-", "-", "-", "-", f"none ({note})")
+            result.add_row(*cells, devices, *["-"] * (len(numbers) - 1), f"none ({note})")
             continue
         used = "" if row.used_devices == row.devices else f" ({row.used_devices:,} used)"
         result.add_row(
@@ -52,6 +56,7 @@ def sweep_tables(name: str, rows: Sequence[SweepRow]) -> list[Table | str]:
             format_seconds(row.step_time_s),
             f"{row.samples_per_s:.4g}",
             f"{row.tokens_per_s_per_device:,.0f}",
+            *([cost_text(row.cost_per_million_tokens) or "-"] if priced else []),
             f"{row.efficiency:.1%}",
             f"{row.gap:.2%}" + ("" if row.status == "optimal" else f" ({row.status})"),
             row.degrees,

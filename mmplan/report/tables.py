@@ -11,6 +11,7 @@ from mmplan.planner.compression_price import compression_price
 from mmplan.planner.finding import Finding
 from mmplan.planner.interval import StepInterval
 from mmplan.planner.plan import Plan
+from mmplan.planner.plan_cost import cost_of
 from mmplan.planner.pool_order import IN_HOST_MEMORY
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.result import OptimizeResult
@@ -88,6 +89,8 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("... gap", lambda s: f"{s.gap:.2%} ({s.status})" if s.bound_s > 0 else s.status),
     ("samples/s", lambda s: f"{s.samples_per_s:.4g}"),
     ("tokens/s per device", lambda s: f"{s.tokens_per_s_per_device:,.0f}"),
+    ("cost of a million tokens", lambda s: cost_text(s.cost_per_million_tokens)),
+    ("... of a step", lambda s: cost_text(s.cost_per_step)),
     ("bubble", lambda s: f"{s.bubble:.1%}"),
     ("pp x dp x cp x tp", lambda s: "" if s.meshes else f"{s.pp} x {s.dp} x {s.cp} x {s.tp} = {s.devices} devices"),
     ("devices", lambda s: f"{s.devices} in {len(s.meshes)} meshes{_idle(s)}" if s.meshes else ""),
@@ -110,6 +113,11 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("gradients reduced", lambda s: format_bytes(s.reduce_bytes)),
     ("communication overlapped", lambda s: f"{s.overlap_rate:.1%}"),
 )
+
+
+def cost_text(cost: float | None) -> str:
+    """Four digits, in the currency of the prices; empty without prices."""
+    return "" if cost is None else f"{cost:,.4g}"
 
 
 def _idle(summary: PlanSummary) -> str:
@@ -169,12 +177,24 @@ def optimize_tables(
         f"{counts.enumerated:,} configurations: {counts.out_of_memory:,} out of memory, "
         f"{counts.bounded_away:,} bounded away, {counts.solved:,} solved{proof}",
     ]
+    lines += _cost_line(result)
     if result.status == "given":
         lines = [f"[bold]given[/bold]: {format_seconds(result.plan.certificate.objective_s)} per step, not searched"]
     parts: list[Table | str] = [stage_table(result.plan), summary_table([summary]), *lines, interval_text(interval)]
     if explain:
         parts += [runner_up_table(result), *compression_price(result.plan), *_unsearched(result.plan.scenario)]
     return [*parts, f"plan: {plan_file}"]
+
+
+def _cost_line(result: OptimizeResult) -> list[str]:
+    """What was proved of the cost, where that was minimised."""
+    found, least = cost_of(result.plan, result.plan.certificate.objective_s), cost_of(result.plan, result.bound_s)
+    if result.objective != "cost" or found is None or least is None:
+        return []
+    return [
+        f"{cost_text(found.per_million_tokens)} per million tokens by the closed form, and no plan costs less than "
+        f"{cost_text(least.per_million_tokens)}; of a step {cost_text(found.per_step)} and {cost_text(least.per_step)}"
+    ]
 
 
 def _unsearched(scenario: Scenario) -> list[str]:

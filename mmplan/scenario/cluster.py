@@ -87,12 +87,14 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pool:
-    """`nodes` equal nodes; `node_link` joins the devices of a node."""
+    """`nodes` equal nodes; `node_link` joins the devices of a node. `price_per_hour`: of one device, in one currency
+    for all pools; None where it is not told."""
 
     device: Device
     nodes: int
     devices_per_node: int
     node_link: Link
+    price_per_hour: float | None = None
 
     @property
     def device_count(self) -> int:

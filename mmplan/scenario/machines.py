@@ -39,13 +39,13 @@ def cluster_from_spec(spec: ClusterSpec, document: Document) -> Cluster:
     else:
         network = _link(("cluster", "network"), spec.network, default_network, document)
     name = spec.name or f"{device.name}-{spec.nodes}x{spec.devices_per_node}"
-    pool = Pool(device=device, nodes=spec.nodes, devices_per_node=spec.devices_per_node, node_link=node_link)
+    pool = _pool(spec, device, spec.devices_per_node, node_link)
     return Cluster(name=name, pools=(pool,), network_link=network)
 
 
 def _pooled(spec: ClusterSpec, pools: Sequence[PoolSpec], document: Document) -> Cluster:
     """Pools in the order of the file; a network that is not given is the slowest that their devices usually have."""
-    for key in ("device", "profile", "devices_per_node", "memory", "node_link"):
+    for key in ("device", "profile", "devices_per_node", "memory", "node_link", "price_per_hour"):
         if getattr(spec, key) is not None:
             raise document.error(("cluster", key), "with 'pools' this is said of each pool")
     found, networks = [], []
@@ -54,7 +54,7 @@ def _pooled(spec: ClusterSpec, pools: Sequence[PoolSpec], document: Document) ->
         device, default_node_link, default_network = _device(at, pool.device, document)
         node_link = _link((*at, "node_link"), pool.node_link, default_node_link, document)
         device = _with_memory(at, device, pool.memory, document)
-        found.append(Pool(device=device, nodes=pool.nodes, devices_per_node=pool.devices_per_node, node_link=node_link))
+        found.append(_pool(pool, device, pool.devices_per_node, node_link))
         networks.append(default_network)
     if spec.network is not None or None in networks:
         network = _link(("cluster", "network"), spec.network, None, document)
@@ -63,6 +63,16 @@ def _pooled(spec: ClusterSpec, pools: Sequence[PoolSpec], document: Document) ->
         network = min(usual, key=lambda link: link.reached_bytes_per_s)
     parts = "+".join(f"{pool.device.name}-{pool.nodes}x{pool.devices_per_node}" for pool in found)
     return Cluster(name=spec.name or parts, pools=tuple(found), network_link=network)
+
+
+def _pool(spec: ClusterSpec | PoolSpec, device: Device, devices_per_node: int, node_link: Link) -> Pool:
+    return Pool(
+        device=device,
+        nodes=spec.nodes,
+        devices_per_node=devices_per_node,
+        node_link=node_link,
+        price_per_hour=spec.price_per_hour,
+    )
 
 
 def _with_memory(at: KeyPath, device: Device, memory_bytes: int | None, document: Document) -> Device:

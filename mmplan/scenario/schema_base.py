@@ -12,6 +12,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Layers = Annotated[int, Field(ge=1, le=2_000)]
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Price = Annotated[float, Field(gt=0, le=1_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 ModuleName = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, Tag
 
-from mmplan.scenario.schema_base import NAME_OR_MAPPING, Fraction, Name, Strict
+from mmplan.scenario.schema_base import NAME_OR_MAPPING, Fraction, Name, Price, Strict
 from mmplan.scenario.schema_values import Bandwidth, Bytes, Rate, Seconds
 
 
@@ -40,6 +40,7 @@ class LinkSpec(Strict):
     source: Annotated[str, Field(max_length=500)] = Field(default="", description="where the numbers come from")
 
 
+_PRICE = "of one device that a plan uses, in any currency, the same everywhere; needed for --objective cost"
 NamedLink = Annotated[Annotated[str, Tag("name")] | Annotated[LinkSpec, Tag("mapping")], NAME_OR_MAPPING]
 
 
@@ -71,6 +72,7 @@ class PoolSpec(Strict):
     devices_per_node: Annotated[int, Field(ge=1, le=1024)] = Field(description="devices in a node")
     memory: Bytes | None = Field(default=None, description="of each device, if not what the catalogue says")
     node_link: NamedLink | None = Field(default=None, description="catalogue link inside a node; default: the device's")
+    price_per_hour: Price | None = Field(default=None, description=_PRICE)
 
 
 class ClusterSpec(Strict):
@@ -90,6 +92,7 @@ class ClusterSpec(Strict):
     memory: Bytes | None = Field(default=None, description="of each device, if not what the catalogue says")
     node_link: NamedLink | None = Field(default=None, description="catalogue link inside a node; default: the device's")
     network: NamedLink | None = Field(default=None, description="catalogue link between nodes; default: the device's")
+    price_per_hour: Price | None = Field(default=None, description=_PRICE)
     pools: list[PoolSpec] | None = Field(
         default=None, min_length=1, max_length=3, description="instead of device: machines of several kinds"
     )

@@ -6,7 +6,7 @@ from itertools import permutations, product
 
 from brute_force import partition_value, partitions
 from pipeline_toys import fixed
-from random_jobs import random_job
+from random_jobs import Worth, alike, price_per_hour, random_job
 
 from mmplan.cost_models.patches import patch_modules
 from mmplan.errors import InfeasibleError
@@ -42,10 +42,11 @@ def long_job(seed: int) -> Scenario:
     return replace(job, data=data, cluster=replace(job.cluster, pools=pools), constraints=rules)
 
 
-def best_meshed_by_trying(job: Scenario, best: float | None) -> tuple[float | None, int]:
-    """The least closed form below `best` over all choices, rows, meshes, places and cuts; how many cuts were tried."""
+def best_meshed_by_trying(job: Scenario, best: float | None, worth: Worth = alike) -> tuple[float | None, int]:
+    """The least closed form, times what its ranks are worth, below `best` over all choices, rows, meshes, places and
+    cuts; how many cuts were tried."""
     tried = 0
-    for ordered in in_pool_orders(job):
+    for ordered in in_pool_orders(job, priced=worth is price_per_hour):
         priced = priced_groups(ordered)
         for apart in mesh_choices(ordered):
             meshed = meshed_groups(priced.groups, [one.modules for one in apart])
@@ -54,18 +55,19 @@ def best_meshed_by_trying(job: Scenario, best: float | None) -> tuple[float | No
             sizes = [len(groups.groups) for groups, _ in meshed.parts]
             for configuration in meshed_configurations(ordered, apart, sizes, len(priced.groups.groups)):
                 problem = meshed_problem(priced.prices, meshed, configuration)
-                if best is not None and seconds(_least(problem)) >= best:
+                weight = worth(ordered, configuration)
+                if best is not None and weight * seconds(_least(problem)) >= best:
                     continue
                 for stage_of in _cuts(problem, len(ordered.cluster.pools) > 1):
                     tried += 1
                     floor = partition_value(problem, stage_of)
-                    if floor is None or (best is not None and seconds(floor) >= best):
+                    if floor is None or (best is not None and weight * seconds(floor) >= best):
                         continue
                     if any(stage_of[edge.producer] > stage_of[edge.consumer] for edge in problem.edges):
                         continue  # another numbering of the same stages
                     stages = stage_layers(priced.groups, stage_of, problem.stages)
-                    step_s = cut_stages(priced.prices, configuration, stages)[1].objective_s
-                    best = step_s if best is None else min(best, step_s)
+                    value = weight * cut_stages(priced.prices, configuration, stages)[1].objective_s
+                    best = value if best is None else min(best, value)
     return best, tried
 
 

@@ -1,5 +1,7 @@
 """Small random jobs of one to three modalities, some with experts, and the best plan of each by trying all cuts."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import networkx as nx
@@ -11,7 +13,7 @@ from pipeline_toys import DEVICE, LINK, fixed, scenario
 from mmplan.cost_models.build import build_graph
 from mmplan.errors import InfeasibleError
 from mmplan.planner.check import check_plan
-from mmplan.planner.configuration import CHUNKS
+from mmplan.planner.configuration import CHUNKS, Configuration
 from mmplan.planner.configurations import list_configurations
 from mmplan.planner.cut_plan import cut_stages
 from mmplan.planner.cut_problem import CutProblem
@@ -26,6 +28,7 @@ from mmplan.scenario.cluster import Cluster, Pool
 from mmplan.scenario.scenario import Constraints, Moe, Scenario
 from mmplan.scenario.technique import OFFLOADS
 
+Worth = Callable[[Scenario, Configuration], float]
 MOST_GROUPS = 9  # 7,770 partitions into four stages
 
 
@@ -144,15 +147,44 @@ def groups_of(job: Scenario) -> int:
     return len(priced_groups(job).groups.groups)
 
 
-def best_by_trying(job: Scenario) -> tuple[float | None, int]:
-    """Least closed form over all pool orders, techniques, configurations and cuts, None where nothing fits; how many
-    were tried.
+def priced_job(seed: int) -> Scenario:
+    """A random job on two pools, which have prices and often unlike devices."""
+    random, job = np.random.default_rng((seed, 3)), random_job(seed)
+    first, *others = job.cluster.pools
+    if not others:
+        first = replace(first, devices_per_node=max(1, first.devices_per_node // 2))
+        fraction = float(random.choice([first.device.gemm_fraction, random.uniform(0.1, 0.9)]))
+        others = [replace(first, device=replace(first.device, gemm_fraction=fraction))]
+    prices = random.choice([0.35, 1.29, 1.99, 2.5, 4.1], 2).tolist()
+    pools = tuple(replace(pool, price_per_hour=price) for pool, price in zip((first, *others), prices, strict=True))
+    most = max(1, min(4, sum(pool.device_count for pool in pools) // 2))  # so that cheap ranks alone are often too few
+    rules = replace(job.constraints, pp=(most, most + 1) if seed % 3 else tuple(sorted({1, *job.constraints.pp})))
+    return replace(job, cluster=replace(job.cluster, pools=pools), constraints=rules)
+
+
+def alike(job: Scenario, configuration: Configuration) -> float:
+    """Ranks do not count."""
+    return 1.0
+
+
+def price_per_hour(job: Scenario, configuration: Configuration) -> float:
+    """Of each rank that works."""
+    own = configuration.tp * configuration.cp * configuration.dp * (configuration.pp - sum(configuration.mesh_stages))
+    ranks = [*range(own)]
+    for mesh, stages in zip(configuration.meshes, configuration.mesh_stages, strict=True):
+        ranks += range(mesh.first_rank, mesh.first_rank + mesh.tp * mesh.cp * mesh.dp * stages)
+    return sum(job.cluster.pool_of(rank).price_per_hour or math.nan for rank in ranks)
+
+
+def best_by_trying(job: Scenario, worth: Worth = alike) -> tuple[float | None, int]:
+    """Least closed form times what its ranks are worth over all pool orders, techniques, configurations and cuts, None
+    where nothing fits; how many were tried.
 
     A cut is scored in real seconds where its whole nanoseconds, which are never more, could beat the best.
     """
     best: float | None = None
     tried = 0
-    for ordered in with_techniques(in_pool_orders(job)):
+    for ordered in with_techniques(in_pool_orders(job, priced=worth is price_per_hour)):
         priced = priced_groups(ordered)
         try:
             configurations = list_configurations(ordered, len(priced.groups.groups))
@@ -160,24 +192,25 @@ def best_by_trying(job: Scenario) -> tuple[float | None, int]:
             continue
         for configuration in configurations:
             problem = build_problem(priced.prices, priced.groups, configuration)
+            weight = worth(ordered, configuration)
             if configuration.vp > 1:
                 for cut in chunk_cuts(problem, configuration.vp):
                     tried += 1
                     floor = chunk_value(problem, cut)
-                    if floor is None or (best is not None and seconds(floor) >= best):
+                    if floor is None or (best is not None and weight * seconds(floor) >= best):
                         continue
                     chunks = [[layer for group in chunk for layer in priced.groups.groups[group]] for chunk in cut]
-                    step_s = cut_stages(priced.prices, configuration, chunks)[1].objective_s
-                    best = step_s if best is None else min(best, step_s)
+                    value = weight * cut_stages(priced.prices, configuration, chunks)[1].objective_s
+                    best = value if best is None else min(best, value)
                 continue
             for block_of in numbered(problem):
                 tried += 1
                 floor = partition_value(problem, block_of)
-                if floor is None or (best is not None and seconds(floor) >= best):
+                if floor is None or (best is not None and weight * seconds(floor) >= best):
                     continue
                 stages = stage_layers(priced.groups, _along_edges(problem, block_of), problem.stages)
-                step_s = cut_stages(priced.prices, configuration, stages)[1].objective_s
-                best = step_s if best is None else min(best, step_s)
+                value = weight * cut_stages(priced.prices, configuration, stages)[1].objective_s
+                best = value if best is None else min(best, value)
     return best, tried
 
 

@@ -40,6 +40,11 @@ CASES = [
         "heads: 4, kv_head: 2",
         "7: model.modules.llm.kv_head: unknown key; did you mean 'kv_heads'?",
     ),
+    (
+        "nodes: 2",
+        "nodes: 2, price_per_hour: -3",
+        "20: cluster.price_per_hour: expected more than 0.0, found -3",
+    ),
     ("nodes: 2", "nodes: 0", "20: cluster.nodes: expected at least 1, found 0"),
     ("nodes: 2", "nodes: true", "20: cluster.nodes: expected a whole number, found the boolean true"),
     ("nodes: 2", "nodes: 2.0", "20: cluster.nodes: expected a whole number, found 2.0"),
