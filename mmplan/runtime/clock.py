@@ -2,7 +2,7 @@
 
 CPU: `perf_counter`. On Linux it is one monotonic clock for all processes of a host, so ranks of one host agree on the
 start to the microsecond. On several hosts each rank starts its own clock behind a barrier: they agree to the barrier's
-exit skew. CUDA: events on the compute stream behind the same barrier.
+exit skew. CUDA: events on the stream that does the work, behind the same barrier.
 """
 
 import time
@@ -23,8 +23,11 @@ class Clock(Protocol):
     def mark(self) -> Mark:
         """Now, on the device that computes."""
 
+    def stop(self) -> None:
+        """The step is over: wait until the device has passed all marks."""
+
     def seconds(self, mark: Mark) -> float:
-        """Seconds from the start of the step to `mark`; waits for the device where needed."""
+        """From the start of the step to `mark`, once it is over and until the next one starts."""
 
 
 class WallClock:
@@ -46,32 +49,43 @@ class WallClock:
     def mark(self) -> Mark:
         return time.perf_counter()
 
+    def stop(self) -> None:
+        pass
+
     def seconds(self, mark: Mark) -> float:
         assert isinstance(mark, float)
         return mark - self._origin_s
 
 
 class CudaClock:
-    """Events on the current stream of the current device."""
+    """Events on the current stream of the current device, the same ones in every step; the host waits for none of them
+    before the end."""
 
     def __init__(self, control: dist.ProcessGroup) -> None:
         self._control = control
         self._origin = _timing_event()
+        self._events: list[torch.cuda.Event] = []
+        self._used = 0
 
     def start(self) -> None:
         torch.cuda.synchronize()
         dist.barrier(self._control)
-        self._origin = _timing_event()
+        self._used = 0
         self._origin.record()
 
     def mark(self) -> Mark:
-        event = _timing_event()
+        if self._used == len(self._events):
+            self._events.append(_timing_event())
+        event = self._events[self._used]
         event.record()
+        self._used += 1
         return event
+
+    def stop(self) -> None:
+        torch.cuda.synchronize()
 
     def seconds(self, mark: Mark) -> float:
         assert isinstance(mark, torch.cuda.Event)
-        mark.synchronize()
         milliseconds: float = self._origin.elapsed_time(mark)
         return seconds_of_milliseconds(milliseconds)
 

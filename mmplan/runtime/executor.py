@@ -1,15 +1,19 @@
 """The interpreter of a lowered program: one rank runs its list of actions against the stages it holds.
 
 It knows nothing of models. SEND and RECV are asynchronous and posted where the program says; a compute waits for the
-tensors received for it. Sizes are the program's, and a stage that hands over another number of bytes ends the run.
+tensors received for it. On CUDA they and the sums over replicas run beside compute (`streams.py`). Sizes are the
+program's, and a stage that hands over another number of bytes ends the run.
 """
 
 import time
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,8 +27,10 @@ from mmplan.runtime.network import Message, post_receive, post_send
 from mmplan.runtime.position import Position
 from mmplan.runtime.ranges import action_range
 from mmplan.runtime.stage import Stage
+from mmplan.runtime.streams import Streams, streams_of
 from mmplan.runtime.update_check import UpdateCheck
 
+T = TypeVar("T")
 _TAGS = 2**31  # gloo takes any non-negative 32-bit tag, NCCL ignores tags and matches by the program's order
 
 
@@ -66,7 +72,8 @@ def run_step(
     """
     record = StepRecord()
     position = position or Position(program.rank)
-    mailbox = _Mailbox(device, network, position)
+    streams, named = streams_of(device), partial(action_range, modalities=modalities or {}, device=device)
+    mailbox = _Mailbox(device, network, position, streams)
     outputs: dict[tuple[str, int], Tensor] = {}
     to_send = Counter((action.tensor, action.microbatch) for action in program.actions if action.kind == "SEND")
     for action in program.actions:
@@ -78,10 +85,7 @@ def run_step(
                 started, asked = time.perf_counter(), clock.mark()
                 received = _inputs(action, stage, mailbox, outputs)
                 record.wait_s += time.perf_counter() - started
-                start = clock.mark()
-                with action_range(action, modalities or {}, device):
-                    results = _compute(action, stage, received)
-                record.marks.append((action, asked, start, clock.mark()))
+                results = _timed(action, asked, clock, record, named, partial(_compute, action, stage, received))
                 _count_moved(action, moved_bytes, stages, record)
                 if device.type == "cpu":  # elsewhere the allocator counts
                     in_use = sum(stage.memory_bytes() for stage in stages.values())
@@ -91,20 +95,21 @@ def run_step(
                 if position.poisoned():
                     stage.poison()
             elif action.kind == "RECV":
-                mailbox.receive(action)
+                with named(action):
+                    mailbox.receive(action)
             elif action.kind == "SEND":
                 key = (action.tensor, action.microbatch)
                 to_send[key] -= 1
-                _send(action, outputs.pop(key, None) if to_send[key] == 0 else outputs.get(key), mailbox, record)
+                tensor = outputs.pop(key, None) if to_send[key] == 0 else outputs.get(key)
+                with named(action):
+                    _send(action, tensor, mailbox, record)
             else:
                 if position.poisoned():
                     stages[action.stage].poison()
-                if action.kind == "STEP" and check is not None:
-                    check.run(stages, position)
-                start = clock.mark()
-                with action_range(action, modalities or {}, device):
-                    _finish(action, stages)
-                record.marks.append((action, start, start, clock.mark()))
+                with _behind_computes(action, streams):
+                    if action.kind == "STEP" and check is not None:
+                        check.run(stages, position)
+                    _timed(action, None, clock, record, named, partial(_finish, action, stages))
                 _count_moved(action, moved_bytes, stages, record)
         except RunError:
             raise
@@ -114,6 +119,22 @@ def run_step(
     mailbox.drain()
     _refuse_unsent(program.rank, outputs)
     return record
+
+
+def _timed(
+    action: Action,
+    asked: Mark | None,
+    clock: Clock,
+    record: StepRecord,
+    named: Callable[[Action], AbstractContextManager[None]],
+    work: Callable[[], T],
+) -> T:
+    """What an action's work gives; `asked`: when its inputs were asked for, None where it has none."""
+    start = clock.mark()
+    with named(action):
+        result = work()
+    record.marks.append((action, start if asked is None else asked, start, clock.mark()))
+    return result
 
 
 def _inputs(
@@ -160,6 +181,14 @@ def _send(action: Action, tensor: Tensor | None, mailbox: "_Mailbox", record: St
         record.activation_bytes += action.bytes
 
 
+def _behind_computes(action: Action, streams: Streams) -> AbstractContextManager[None]:
+    """Sums run beside computes that follow; the update behind all sums."""
+    if action.kind != "STEP":
+        return streams.summing()
+    streams.summed()
+    return nullcontext()
+
+
 def _finish(action: Action, stages: Mapping[int, Stage]) -> None:
     """REDUCE of one stage, TIE of what it holds with others, or STEP of all that the rank holds."""
     if action.kind == "REDUCE":
@@ -194,23 +223,28 @@ def _refuse_unsent(rank: int, outputs: Mapping[tuple[str, int], Tensor]) -> None
 class _Mailbox:
     """Tensors of one rank that are under way in one step."""
 
-    def __init__(self, device: torch.device, network: dist.ProcessGroup | None, position: Position) -> None:
-        self._device, self._network, self._position = device, network, position
+    def __init__(
+        self, device: torch.device, network: dist.ProcessGroup | None, position: Position, streams: Streams
+    ) -> None:
+        self._device, self._network, self._position, self._streams = device, network, position, streams
         self._receives: dict[tuple[int, int, bool], list[tuple[Action, Message]]] = {}
         self._sends: dict[tuple[str, int], list[tuple[Action, Message]]] = {}
 
     def receive(self, action: Action) -> None:
         """Post the buffer of a tensor that `take` hands out."""
-        message = post_receive(action.bytes, self._device, action.peer, self._network, _tag(action))
+        with self._streams.receiving():
+            message = post_receive(action.bytes, self._device, action.peer, self._network, _tag(action))
         key = (action.stage, action.microbatch, "<" in action.tensor)
         self._receives.setdefault(key, []).append((action, message))
 
     def send(self, action: Action, tensor: Tensor) -> None:
         """Start to send; the bytes are kept until they have left."""
-        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)[action.offset : action.offset + action.bytes]
         under_way = {key: [sent for sent in sends if not sent[1].left()] for key, sends in self._sends.items()}
         self._sends = {key: sends for key, sends in under_way.items() if sends}
-        message = post_send(flat, action.peer, self._network, _tag(action))
+        with self._streams.sending(tensor):
+            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+            part = flat[action.offset : action.offset + action.bytes]
+            message = post_send(part, action.peer, self._network, _tag(action))
         self._sends.setdefault((action.tensor, action.microbatch), []).append((action, message))
 
     def take(self, stage: int, microbatch: int, *, gradients: bool) -> dict[str, Tensor]:
@@ -219,6 +253,7 @@ class _Mailbox:
         for action, message in self._receives.pop((stage, microbatch, gradients), ()):
             self._position.wait(_peer(action))
             parts.setdefault(action.tensor, []).append(message.there())
+            self._streams.taken(message.held)
         # gloo knows that a send has left only after a wait; gradients that are here prove that these are free.
         for tensor in parts if gradients else ():
             for sent in self._sends.pop((tensor.replace("<", ">"), microbatch), ()):

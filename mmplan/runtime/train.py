@@ -295,6 +295,7 @@ def run_steps(
         )
         check.settle()
         position.enter("tell", EVERYBODY)
+        clock.stop()
         losses: dict[str, float] = {}
         for stage in stages.values() if ranks is None or ranks.index == 0 else ():
             losses |= stage.losses()

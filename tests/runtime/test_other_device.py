@@ -118,5 +118,8 @@ class StoppedClock:
     def mark(self) -> object:
         return 0.0
 
+    def stop(self) -> None:
+        pass
+
     def seconds(self, mark: object) -> float:
         return 0.0

@@ -32,6 +32,9 @@ class LocalClock:
     def mark(self) -> object:
         return 0.0
 
+    def stop(self) -> None:
+        pass
+
     def seconds(self, mark: object) -> float:
         return 0.0
 

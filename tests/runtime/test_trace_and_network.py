@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -88,38 +88,51 @@ def test_a_build_of_torch_without_ranges_runs_without_them() -> None:
 
 
 class FakeEvent:
-    """Of a device whose clock is a list of milliseconds; not to be read before it is waited for."""
+    """Of a device whose clock is a list of milliseconds; not to be read before the device has been waited for."""
 
-    now_ms = 0.0
+    now_ms, made = 0.0, 0
+    running: ClassVar[set["FakeEvent"]] = set()
 
     def __init__(self, enable_timing: bool = False) -> None:
         assert enable_timing
         self.at_ms: float | None = None
-        self.done = False
+        FakeEvent.made += 1
 
     def record(self) -> None:
-        self.at_ms, self.done = FakeEvent.now_ms, False
-
-    def synchronize(self) -> None:
-        self.done = True
+        self.at_ms = FakeEvent.now_ms
+        self.running.add(self)
 
     def elapsed_time(self, other: "FakeEvent") -> float:
-        assert other.done and self.at_ms is not None and other.at_ms is not None
+        assert other not in self.running and self.at_ms is not None and other.at_ms is not None
         return other.at_ms - self.at_ms
 
 
 def test_the_clock_of_a_gpu_reads_events_behind_a_meeting_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host waits for the device before and behind a step, and no second step makes an event anew."""
     order: list[str] = []
+
+    def synchronize() -> None:
+        order.append("synchronize")
+        FakeEvent.running.clear()
+
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(dist, "barrier", lambda group: order.append("barrier"))
     clock = CudaClock(SimpleNamespace())  # type: ignore[arg-type]
-    FakeEvent.now_ms = 5.0
-    clock.start()
-    assert order == ["synchronize", "barrier"]
-    FakeEvent.now_ms = 12.5
-    mark = clock.mark()
-    assert clock.seconds(mark) == pytest.approx(0.0075)
+    for begins_ms in (5.0, 100.0):
+        FakeEvent.now_ms = begins_ms
+        order.clear()
+        clock.start()
+        assert order == ["synchronize", "barrier"]
+        marks = []
+        for FakeEvent.now_ms in (begins_ms + 7.5, begins_ms + 9.0):
+            marks.append(clock.mark())
+        with pytest.raises(AssertionError):
+            clock.seconds(marks[0])
+        clock.stop()
+        assert [clock.seconds(mark) for mark in marks] == pytest.approx([0.0075, 0.009])
+        assert order == ["synchronize", "barrier", "synchronize"]
+    assert FakeEvent.made == 3
 
 
 def test_processes_share_gpus_only_when_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
