@@ -28,6 +28,9 @@ _QUANTITY: dict[str, tuple[str, Callable[[float], str]]] = {
     "sent_bytes": ("sent", format_bytes),
     "reduce_bytes": ("reduced", format_bytes),
     "tensor_bytes": ("exchanged in layers", format_bytes),
+    "steps_sent_bytes": ("sent, every step", format_bytes),
+    "steps_reduce_bytes": ("reduced, every step", format_bytes),
+    "steps_tensor_bytes": ("exchanged in layers, every step", format_bytes),
     "communication_s": ("communication", format_seconds),
     "overlap": ("communication overlapped", lambda v: f"{v:.1%}"),
     "step_time_s": ("step time", format_seconds),
@@ -42,7 +45,7 @@ def validation_table(validation: Validation) -> Table:
     result = table(title, "quantity", "rank", *numbers, "verdict", right=numbers)
     for row in validation.rows:
         name, text = _QUANTITY[row.quantity]
-        exact = row.quantity in ("sent_bytes", "reduce_bytes", "tensor_bytes")
+        exact = row.quantity.endswith(("sent_bytes", "reduce_bytes", "tensor_bytes"))
         points = row.quantity in ("bubble", "overlap")
         difference = (
             f"{row.difference:+.0f} B"

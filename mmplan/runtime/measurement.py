@@ -26,16 +26,36 @@ OnNote = Callable[[str], None]  # what a user has to know while the run goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Moved:
+    """Bytes of one step: sent between stages, given to collectives among replicas, and by ranks that share layers to
+    each other."""
+
+    sent_bytes: int
+    reduce_bytes: int
+    tensor_bytes: int
+
+    def __add__(self, other: "Moved") -> "Moved":
+        return Moved(
+            sent_bytes=self.sent_bytes + other.sent_bytes,
+            reduce_bytes=self.reduce_bytes + other.reduce_bytes,
+            tensor_bytes=self.tensor_bytes + other.tensor_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepMeasurement:
     """`step_time_s`: from the common start to the end of the last rank's last action; losses by loss module, none that
     is no number. `skipped`: the weights were not updated, because of such a one or such a gradient. `loss_scales`: by
-    which losses were multiplied, by modality; empty where they were not (they are in fp16)."""
+    which losses were multiplied, by modality; empty where they were not (they are in fp16). `moved`: by all listed
+    ranks; `foreseen`: what it had to be by the step's programs and recordings, where its data are a job's own."""
 
     index: int
     step_time_s: float
     losses: dict[str, float]
     skipped: bool = False
     loss_scales: dict[str, float] = field(default_factory=dict)
+    moved: Moved | None = None
+    foreseen: Moved | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,7 @@ from mmplan.runtime.health.seen import Seen
 from mmplan.runtime.measurement import (
     ActionStatistics,
     Measurement,
+    Moved,
     RankMeasurement,
     StepMeasurement,
     TransferMeasurement,
@@ -185,6 +186,8 @@ class StepEnd:
     unsound: Unsound | None = None
     skipped: bool = False
     seen: Seen | None = None
+    moved: Moved | None = None
+    foreseen: Moved | None = None
 
 
 def step_end(done: RankStep, written: WrittenPart | None = None, seen: Seen | None = None) -> StepEnd:
@@ -195,6 +198,8 @@ def step_end(done: RankStep, written: WrittenPart | None = None, seen: Seen | No
         unsound=done.unsound,
         skipped=done.skipped,
         seen=seen,
+        moved=done.moved,
+        foreseen=done.foreseen,
     )
 
 
@@ -210,7 +215,15 @@ def step_measurement(index: int, ranks: Sequence[StepEnd], listed: Collection[in
         step_time_s=max(ranks[rank].end_s for rank in listed),
         losses=losses,
         skipped=any(step.skipped for step in ranks),
+        moved=_total([ranks[rank].moved for rank in listed]),
+        foreseen=_total([ranks[rank].foreseen for rank in listed]),
     )
+
+
+def _total(ranks: Sequence[Moved | None]) -> Moved | None:
+    """Of all that tell."""
+    told = [moved for moved in ranks if moved is not None]
+    return sum(told[1:], told[0]) if told else None
 
 
 def _rank(rank: int, steps: Sequence[RankStep], runs: Sequence[RankRun], pipeline_s: float) -> RankMeasurement:

@@ -77,6 +77,9 @@ class SleepStage:
     def reads(self, *, gradients: bool) -> tuple[str, ...]:
         return ()
 
+    def foreseen_bytes(self) -> int | None:
+        return None
+
     def reduce(self) -> None:
         self._move("REDUCE", -1)
 

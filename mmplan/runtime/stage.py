@@ -70,6 +70,9 @@ class Stage(Protocol):
     def moved_bytes(self) -> int:
         """Bytes of the buffers handed to collectives among the replicas, and to sums over stages, so far."""
 
+    def foreseen_bytes(self) -> int | None:
+        """Bytes that ranks which share the layers were to exchange so far; None where the plan says it."""
+
     def losses(self) -> dict[str, float]:
         """Loss of the step so far by loss module: this stage's and replica's part of the global mean."""
 

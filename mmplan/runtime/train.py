@@ -30,6 +30,7 @@ from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.finite import Unsound
 from mmplan.runtime.groups import GroupOf
 from mmplan.runtime.loss_scaling import run_scales
+from mmplan.runtime.measurement import Moved
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.places import (
@@ -60,8 +61,8 @@ _DIGITS = 7  # of seconds: CUDA's events tell half a microsecond
 class RankStep:
     """One step of one rank; times from the common start of the step. Of ranks that share layers the first has the
     losses; `unsound`: what was no number here; `skipped`: the ranks left the update out; `tensor_bytes` are what it
-    gave to their sums. `asked_s`: of each action of the timeline, when the rank was ready for it; `started_s`: the
-    common start, in seconds since 1970 by this host."""
+    gave to their sums; `foreseen`: see `StepMeasurement`. `asked_s`: of each action of the timeline, when the rank was
+    ready for it; `started_s`: the common start, in seconds since 1970 by this host."""
 
     program: RankProgram
     started_s: float
@@ -76,6 +77,13 @@ class RankStep:
     peak_memory_bytes: int
     unsound: Unsound | None = None
     skipped: bool = False
+    foreseen: Moved | None = None
+
+    @property
+    def moved(self) -> Moved:
+        """What it sent and gave."""
+        sent_bytes = self.activation_bytes + self.gradient_bytes
+        return Moved(sent_bytes=sent_bytes, reduce_bytes=self.reduce_bytes, tensor_bytes=self.tensor_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -279,7 +287,7 @@ def run_steps(
         program, stages = prepare(step)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        before = 0 if ranks is None else ranks.total_bytes
+        before, foreseen = 0 if ranks is None else ranks.total_bytes, _foreseen(stages)
         position.enter("meet", EVERYBODY)
         clock.start()
         started_s = time.time()
@@ -301,7 +309,23 @@ def run_steps(
             losses |= stage.losses()
         tensor_bytes = 0 if ranks is None else ranks.total_bytes - before
         done = _rank_step(program, started_s, record, clock, losses, tensor_bytes, device)
+        if foreseen is not None:
+            done = replace(done, foreseen=_planned(program, (_foreseen(stages) or 0) - foreseen))
         on_step(step, replace(done, unsound=check.found, skipped=check.skipped))
+
+
+def _foreseen(stages: Mapping[int, Stage]) -> int | None:
+    """By all stages that know it."""
+    told = [told for stage in stages.values() if (told := stage.foreseen_bytes()) is not None]
+    return sum(told) if told else None
+
+
+def _planned(program: RankProgram, tensor_bytes: int) -> Moved:
+    """By a rank's program."""
+    sizes = {"SEND": 0, "RECV": 0, "": 0}
+    for action in program.actions:
+        sizes[action.kind if action.kind in sizes else ""] += action.bytes
+    return Moved(sent_bytes=sizes["SEND"], reduce_bytes=sizes[""], tensor_bytes=tensor_bytes)
 
 
 def _rank_step(

@@ -23,6 +23,7 @@ from mmplan.runtime.explain import ComputePrice, RankStepParts, compute_prices, 
 from mmplan.runtime.measurement import Measurement, plan_hash
 from mmplan.runtime.places import widths
 from mmplan.runtime.recorded_steps import recorded_steps
+from mmplan.runtime.step_bytes import planned_steps
 from mmplan.runtime.thresholds import Thresholds
 
 Quantity = Literal[
@@ -30,11 +31,19 @@ Quantity = Literal[
     "sent_bytes",
     "reduce_bytes",
     "tensor_bytes",
+    "steps_sent_bytes",
+    "steps_reduce_bytes",
+    "steps_tensor_bytes",
     "communication_s",
     "overlap",
     "step_time_s",
     "peak_memory_bytes",
 ]
+_OF_STEPS: tuple[tuple[Quantity, str], ...] = (
+    ("steps_sent_bytes", "sent_bytes"),
+    ("steps_reduce_bytes", "reduce_bytes"),
+    ("steps_tensor_bytes", "tensor_bytes"),
+)
 _POINTS = ("bubble", "overlap", "sent_bytes", "reduce_bytes", "tensor_bytes")  # differences, not fractions
 
 # Of the limit for the whole run: what one rank gains others may lose. Ranks came within 0.4 points of the plan in
@@ -48,7 +57,8 @@ class ValidationRow:
     """One quantity of one rank (None: whole run).
 
     `difference` is measured minus the prediction the verdict compares with, divided by it except for bubbles and
-    bytes. `passed` is None where nothing is demanded; then the difference is against the replay.
+    bytes; of bytes of all steps that of the step where it is largest. `passed` is None where nothing is demanded; then
+    the difference is against the replay.
     """
 
     quantity: Quantity
@@ -120,11 +130,33 @@ def validate(plan: Plan, run: Measurement, thresholds: Thresholds | None = None)
     return Validation(
         rehearsed=run.rehearsed,
         recorded_step=run.recorded_step,
-        rows=(*_totals(rows, limits, exact), _row("overlap", None, overlap[0], overlap[1], overlap[2], None), *rows),
+        rows=(
+            *_totals(rows, limits, exact),
+            *_step_rows(plan, graph, run),
+            _row("overlap", None, overlap[0], overlap[1], overlap[2], None),
+            *rows,
+        ),
         decomposition=decompose(steps.program, steps.durations, run),
         parts=rank_step_parts(plan, graph, steps, run),
         prices=compute_prices(planned.timeline, run.timeline),
     )
+
+
+def _step_rows(plan: Plan, graph: ComputationGraph, run: Measurement) -> list[ValidationRow]:
+    """Bytes of all steps, of all ranks together. A difference is the largest of a step, so that none makes up for
+    another."""
+    planned, rows = planned_steps(plan, graph, run), []
+    steps = [
+        (step.moved, planned[step.index]) for step in run.steps if step.moved is not None and step.index in planned
+    ]
+    for quantity, name in _OF_STEPS:
+        pairs = [(getattr(moved, name), getattr(expected, name)) for moved, expected in steps]
+        measured, expected = (sum(column) for column in zip(*pairs, strict=True)) if pairs else (0, 0)
+        if measured or expected:
+            worst = max((found - told for found, told in pairs), key=abs)
+            row = _row(quantity, None, expected, expected, measured, 0.0)
+            rows.append(replace(row, difference=worst, passed=worst == 0))
+    return rows
 
 
 def _unseen_bytes(plan: Plan, graph: ComputationGraph, rank: RankPrediction, run: Measurement) -> int:

@@ -62,6 +62,10 @@ class WeightedStage(ABC):
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `Stage`."""
 
+    def foreseen_bytes(self) -> int | None:
+        """See `Stage`."""
+        return None
+
     @abstractmethod
     def losses(self) -> dict[str, float]:
         """See `Stage`."""

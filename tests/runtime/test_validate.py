@@ -17,6 +17,7 @@ from mmplan.planner.plan import Plan, save_plan
 from mmplan.planner.working import working_bytes
 from mmplan.runtime.measurement import (
     Measurement,
+    Moved,
     StepMeasurement,
     load_run,
     plan_hash,
@@ -25,6 +26,7 @@ from mmplan.runtime.measurement import (
 )
 from mmplan.runtime.recorded_steps import predict, recorded_steps
 from mmplan.runtime.run_check import require_consistent
+from mmplan.runtime.step_bytes import planned_steps
 from mmplan.runtime.thresholds import Thresholds
 from mmplan.runtime.validate import validate
 
@@ -86,6 +88,9 @@ def test_a_run_that_did_as_predicted_passes_with_no_difference(plan: Plan, run: 
     }
 
 
+NOTHING = Moved(sent_bytes=0, reduce_bytes=0, tensor_bytes=0)
+
+
 def _first_rank(run: Measurement, **changes: float) -> Measurement:
     return replace(run, ranks=(replace(run.ranks[0], **changes), *run.ranks[1:]))
 
@@ -106,10 +111,43 @@ def test_one_wrong_number_fails_exactly_its_rows(quantity: str, plan: Plan, run:
     assert {row.quantity for row in validation.rows if row.passed is False} == {quantity}
 
 
-def test_bytes_of_a_job_with_data_of_its_own_have_no_verdict(plan: Plan, run: Measurement) -> None:
+def test_bytes_of_a_job_with_data_of_its_own_are_not_held_to_the_plan(plan: Plan, run: Measurement) -> None:
     other = SPOILT["sent_bytes"](run)
     assert not validate(plan, other).passed
     assert validate(plan, replace(other, own_data=True)).passed
+
+
+def test_bytes_of_every_step_are_held_to_those_of_its_samples(plan: Plan, run: Measurement) -> None:
+    """Steps that are not recorded too, and one that moves too little does not make up for another."""
+    first = run.steps[0]
+    known = replace(run, steps=tuple(replace(first, index=i, moved=NOTHING) for i in range(3)))
+    moved = planned_steps(plan, build_graph(plan.scenario), known)
+    sums = [sum(getattr(rank, name) for rank in run.ranks) for name in ("sent_bytes", "reduce_bytes")]
+    assert [moved[0].sent_bytes, moved[0].reduce_bytes] == sums  # of the recorded step
+    right = replace(run, steps=tuple(replace(first, index=i, moved=moved[i]) for i in range(3)))
+    validation = validate(plan, right)
+    assert validation.passed
+    assert {row.quantity for row in validation.rows} >= {"steps_sent_bytes", "steps_reduce_bytes"}
+    more, less = (
+        replace(step, moved=replace(step.moved, sent_bytes=step.moved.sent_bytes + change))
+        for step, change in zip(right.steps[1:], (5, -5), strict=True)
+        if step.moved is not None
+    )
+    missed = validate(plan, replace(right, steps=(first, more, less)))
+    assert [(row.quantity, row.difference) for row in missed.rows if row.passed is False] == [("steps_sent_bytes", 5)]
+
+
+def test_bytes_of_every_step_of_a_job_are_held_to_what_it_foresaw(plan: Plan, run: Measurement) -> None:
+    moved = Moved(sent_bytes=300, reduce_bytes=20, tensor_bytes=7)
+    job = replace(run, own_data=True, steps=(replace(run.steps[0], moved=moved, foreseen=moved),))
+    rows = {row.quantity: row for row in validate(plan, job).rows if row.quantity.startswith("steps_")}
+    assert {name: (row.planned, row.measured, row.passed) for name, row in rows.items()} == {
+        "steps_sent_bytes": (300, 300, True),
+        "steps_reduce_bytes": (20, 20, True),
+        "steps_tensor_bytes": (7, 7, True),
+    }
+    other = replace(job, steps=(replace(job.steps[0], moved=replace(moved, tensor_bytes=8)),))
+    assert [row.quantity for row in validate(plan, other).rows if row.passed is False] == ["steps_tensor_bytes"]
 
 
 def test_communication_time_has_a_verdict_when_one_is_asked_for(plan: Plan, run: Measurement, tmp_path: Path) -> None:

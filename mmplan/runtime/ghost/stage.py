@@ -131,6 +131,7 @@ class GhostStage(WeightedStage):
         self._model = model
         self._incoming: tuple[CutTensor, ...] = ()
         self._outgoing: tuple[tuple[CutTensor, frozenset[str]], ...] = ()
+        self._foreseen_bytes = 0
         self._examples: Sequence[Example] = ()
         self._in_flight: dict[int, _Done] = {}
         self._loss = 0.0
@@ -202,6 +203,9 @@ class GhostStage(WeightedStage):
             return tuple(cut.gradient for cut, _ in self._outgoing if cut.carries_grad)
         return tuple(cut.activation for cut in self._incoming)
 
+    def foreseen_bytes(self) -> int:
+        return self._foreseen_bytes
+
     def poison(self) -> None:
         super().poison()
         self._loss *= math.nan
@@ -216,6 +220,7 @@ class GhostStage(WeightedStage):
     def _summing(self, expected_bytes: int) -> Iterator[None]:
         """A pass in which ranks that share layers exchange so much."""
         before = 0 if self._ranks is None else self._ranks.total_bytes
+        self._foreseen_bytes += expected_bytes
         yield
         summed_bytes = 0 if self._ranks is None else self._ranks.total_bytes - before
         if summed_bytes != expected_bytes:
