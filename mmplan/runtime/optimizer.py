@@ -13,7 +13,10 @@ Elements = tuple[int, slice]  # index of a weight, and elements of it laid flat
 
 
 class StageOptimizer:
-    """Updates `weights` by `gradients`, tensors of the same shapes; without any, a step does nothing."""
+    """Updates `weights` by `gradients`, tensors of the same shapes; without any, a step does nothing.
+
+    Moments are there from the start, so that the first step needs the memory of all others.
+    """
 
     def __init__(self, weights: Sequence[Tensor], gradients: Sequence[Tensor], settings: Optimizer) -> None:
         self._weights, self._gradients = tuple(weights), tuple(gradients)
@@ -22,7 +25,6 @@ class StageOptimizer:
             master.requires_grad_()
         pairs = zip(self._masters, self._weights, strict=True)
         self._master_bytes = sum(master.nbytes for master, weight in pairs if master is not weight)
-        self._moment_bytes = 0
         self._forgone = False
         self._unscaling: list[tuple[Callable[[], float], list[Elements]]] = []
         self._optimizer: torch.optim.Optimizer | None = None
@@ -33,6 +35,7 @@ class StageOptimizer:
             self._optimizer = self._adaptive = torch.optim.AdamW(self._masters, lr=settings.learning_rate, fused=fused)
         elif self._masters:
             self._optimizer = torch.optim.SGD(self._masters, lr=settings.learning_rate)
+        self._moment_bytes = self._make_moments()
 
     def finite(self) -> bool:
         """Whether all gradients are numbers."""
@@ -73,8 +76,6 @@ class StageOptimizer:
         for master in self._masters:
             master.grad = None
         self.publish()
-        if self._moment_bytes == 0:
-            self._moment_bytes = self._count_moments()
 
     def _unscale(self) -> None:
         """In the type of the master copies, which holds what is left."""
@@ -94,7 +95,6 @@ class StageOptimizer:
 
     def state(self) -> list[dict[str, Tensor]]:
         """What a step reads and changes, live, by weight: the weight in fp32, and its moments."""
-        self._make_moments()
         moments: list[dict[str, Tensor]] = [{} for _ in self._masters]
         if self._adaptive is not None:
             moments = [{name: self._adaptive.state[m][name] for name in MOMENTS} for m in self._masters]
@@ -110,25 +110,18 @@ class StageOptimizer:
 
     @updates.setter
     def updates(self, count: int) -> None:
-        self._make_moments()
         for state in self._adaptive.state.values() if self._adaptive is not None else ():
             state["step"].fill_(count)
 
-    def _make_moments(self) -> None:
-        """Zeros, as AdamW's first step makes them (torch/optim/adam.py, `_init_group`)."""
-        if self._adaptive is None or self._moment_bytes:
-            return
+    def _make_moments(self) -> int:
+        """Zeros, as AdamW's first step makes them (torch/optim/adam.py, `_init_group`). Returns their bytes."""
+        if self._adaptive is None:
+            return 0
         for master in self._masters:
             step = torch.zeros((), device=master.device if master.is_cuda else None)
             self._adaptive.state[master] = {"step": step, **{name: torch.zeros_like(master) for name in MOMENTS}}
-        self._moment_bytes = self._count_moments()
+        return len(MOMENTS) * sum(master.nbytes for master in self._masters)
 
     def memory_bytes(self) -> int:
-        """Master copies and moments that exist now (moments appear in the first step)."""
+        """Master copies and moments, without the `step` counters, one element for each parameter."""
         return self._master_bytes + self._moment_bytes
-
-    def _count_moments(self) -> int:
-        """Without the `step` counters, one element for each parameter."""
-        assert self._optimizer is not None
-        tensors = [v for state in self._optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
-        return sum(tensor.nbytes for tensor in tensors if tensor.dim() > 0)

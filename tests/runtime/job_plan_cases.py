@@ -208,7 +208,7 @@ class JobRankResult:
     notes: tuple[str, ...]
     written: dict[str, int]  # elements that the rank writes to checkpoints, of those that it holds
     loss: float
-    moved_bytes: dict[str, int]  # sent, shared, with the program's beside them
+    moved_bytes: dict[str, int]  # sent, shared, exchanged in layers, with what was foreseen beside them
     planned_bytes: dict[str, int]
     ties: int  # sums over stages
 
@@ -229,7 +229,9 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
     before = [one.tensors["weight"].clone() for _, one in held]
     clock = WallClock(control, one_host=True)
     clock.start()
+    exchanged = 0 if groups.tensor is None else -groups.tensor.total_bytes
     record = run_step(program, stages, device=CPU, clock=clock)
+    exchanged += 0 if groups.tensor is None else groups.tensor.total_bytes
     written: Counter[str] = Counter()
     for piece in to_write(pieces_of(prepared.stages), plan, place_of(plan, rank)):
         written[piece.name] += piece.box.count
@@ -247,8 +249,16 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
         loss=0.0
         if groups.tensor is not None and groups.tensor.index
         else sum(loss for stage in prepared.stages for loss in stage.losses().values()),
-        moved_bytes={"sent": record.activation_bytes + record.gradient_bytes, "shared": record.reduce_bytes},
-        planned_bytes={"sent": sum(a.bytes for a in sends), "shared": sum(a.bytes for a in shared)},
+        moved_bytes={
+            "sent": record.activation_bytes + record.gradient_bytes,
+            "shared": record.reduce_bytes,
+            "exchanged": exchanged,
+        },
+        planned_bytes={
+            "sent": sum(a.bytes for a in sends),
+            "shared": sum(a.bytes for a in shared),
+            "exchanged": sum(stage.foreseen_bytes() or 0 for stage in stages.values()),
+        },
         ties=sum(action.kind == "TIE" for action in shared),
     )
 

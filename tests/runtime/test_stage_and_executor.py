@@ -149,6 +149,7 @@ def test_a_stage_of_the_whole_model_holds_the_bytes_that_the_memory_model_counts
     assert sum(p.numel() for p in stage.model.parameters()) == sum(parameters(layer) for layer in graph.layers())
     data = step_data(plan, 0)
     stage.load(step_microbatches(plan, data, Place(0, 0, 0), stage.raw_modules, CPU))
-    run(*lower(plan, graph, data.loads).ranks[0].actions, stage=stage)
     expected = sum(state_bytes(layer, scenario.precision, scenario.optimizer) for layer in graph.layers())
+    assert stage.memory_bytes() == expected  # from the first step on
+    run(*lower(plan, graph, data.loads).ranks[0].actions, stage=stage)
     assert stage.memory_bytes() == expected
