@@ -1,9 +1,11 @@
 """What each of four processes finds out about tensors laid on a mesh."""
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -11,6 +13,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from mmplan.runtime.network import all_to_all
+from mmplan.runtime.ragged_rows import place_rows, pool_rows
 from mmplan.runtime.row_cuts import Ragged
 from mmplan.runtime.shard_tensor import RaggedShard, shard_tensor
 
@@ -93,6 +97,69 @@ def gradients(mesh: DeviceMesh) -> dict[str, float]:
     return found
 
 
+TEXT, PLACES = (1024, 1024), (450, 1400)  # two texts, and where the features of an image of 197 tokens stand in them
+FRAMES, STRIDE = (130, 126, 129, 127), 4  # of a clip of 512 frames on four ranks
+
+
+def placed(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
+    """Two encoders' 197 x 1024 tokens at their places among 2048 x 1024 rows on four ranks, and back."""
+    own = torch.randn(197 if rank < 2 else 0, 1024, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+    lengths = (197,) if rank < 2 else ()
+    features = shard_tensor(own, mesh, (Ragged("held"),), modality="vision", lengths=lengths)
+    weights = torch.randn(sum(TEXT), 1024, generator=torch.Generator().manual_seed(9))
+    with patch("mmplan.runtime.ragged_rows.all_to_all", side_effect=all_to_all) as exchange:
+        rows = place_rows(features, PLACES, TEXT, (512,) * 4, modality="text")
+        (weights[rank * 512 : rank * 512 + 512] * rows.local.sin()).sum().backward()
+    images = [torch.randn(197, 1024, generator=torch.Generator().manual_seed(one)) for one in (0, 1)]
+    expected = torch.zeros(sum(TEXT), 1024)
+    for first, image in zip(PLACES, images, strict=True):
+        expected[first : first + 197] = image
+    gradient = weights[PLACES[rank] : PLACES[rank] + 197] * own.detach().cos() if rank < 2 else own
+    assert own.grad is not None
+    return {
+        "exact": same(rows.full_tensor().detach(), expected) and rows.lengths == TEXT and rows.modality == "text",
+        "gradient": float((own.grad - gradient).abs().max()) if rank < 2 else 0.0,
+        "sent_bytes": [call.args[1].nbytes for call in exchange.call_args_list],
+        "refusals": [
+            refused(lambda firsts=firsts: place_rows(features, firsts, TEXT, (512,) * 4, modality="text"))
+            for firsts in ((450,), (450, 600), (450, 1900))
+        ],
+    }
+
+
+def refused(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def pooled(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
+    """512 frames pooled with stride 4 where cuts go through groups, and samples of unlike lengths."""
+    frames = torch.randn(sum(FRAMES), 32, generator=torch.Generator().manual_seed(0))
+    own, clip = frames.clone().requires_grad_(), frames.clone().requires_grad_()
+    expected = clip.view(-1, STRIDE, 32).mean(1)
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    (weights * expected.sin()).sum().backward()
+    laid = shard_tensor(own, mesh, (Ragged(FRAMES),), modality="audio")
+    with patch("mmplan.runtime.ragged_rows.all_to_all", side_effect=all_to_all) as exchange:
+        groups = pool_rows(laid, STRIDE)
+        here = slice(*groups.offsets[rank : rank + 2])
+        (weights[here] * groups.local.sin()).sum().backward()
+    assert own.grad is not None and clip.grad is not None
+    uneven = pool_rows(shard(patches(), mesh, SPECS["rows"], lengths=LENGTHS), 3)
+    means = [x[: len(x) // 3 * 3].view(-1, 3, 6).mean(1) for x in patches().split(LENGTHS)]
+    return {
+        "local": tuple(groups.local.shape),
+        "error": float((groups.full_tensor() - expected).abs().max()),
+        "gradient": float((own.grad - clip.grad).abs().max()),
+        "sent_bytes": [call.args[1].nbytes for call in exchange.call_args_list],
+        "uneven": float((uneven.full_tensor() - torch.cat(means)).abs().max()),
+        "uneven lengths": uneven.lengths,
+    }
+
+
 def two_axes(mesh: DeviceMesh) -> dict[str, Any]:
     x = patches().requires_grad_()
     laid = shard(x, mesh, (Ragged("tokens"), Shard(1)), lengths=LENGTHS)
@@ -166,6 +233,8 @@ def run_shard_tensor_cases(rank: int, folder: str) -> None:
         "moves": moves(mesh),
         "gradients": gradients(mesh),
         "two_axes": two_axes(square),
+        "placed": placed(rank, mesh),
+        "pooled": pooled(rank, mesh),
         "held": held(rank, mesh),
         "refusals": refusals(rank, mesh, square),
     }

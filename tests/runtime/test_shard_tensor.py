@@ -1,5 +1,6 @@
 """A tensor laid on a mesh is the same tensor, whatever its rows, and gradients come back to the bit."""
 
+from collections import Counter
 from itertools import combinations_with_replacement, pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_tensor_cases import LENGTHS, PROCESSES, run_shard_tensor_cases
 
-from mmplan.runtime.row_cuts import cut_lengths, overlaps, row_offsets
+from mmplan.runtime.row_cuts import chunk_offsets, cut_lengths, overlaps, row_offsets
+from mmplan.runtime.row_spans import placed_spans, pooled_lengths, pooled_offsets, pooled_spans
 
 Results = list[dict[str, Any]]
 
@@ -46,6 +48,66 @@ def test_rows_and_columns_lie_on_two_axes(results: Results) -> None:
     for result in results:
         assert result["two_axes"]["exact"] and result["two_axes"]["regular"]
         assert result["two_axes"]["gradient"] < 1e-6
+
+
+@pytest.mark.distributed
+def test_features_of_two_encoders_take_their_places_among_text_on_four_ranks(results: Results) -> None:
+    """Ranks have places 0 to 511, to 1023, to 1535, to 2047. Image 0 has 450 to 646: 62 rows stay on rank 0, and 135 go
+    to rank 1; image 1 has 1400 to 1596, of which rank 1 sends 136 to rank 2 and 61 to rank 3. Gradients come back."""
+    for result in results:
+        assert result["placed"]["exact"]
+        assert result["placed"]["gradient"] < 1e-6
+    rows = [(135, 0), (197, 135), (0, 136), (0, 61)]
+    assert [result["placed"]["sent_bytes"] for result in results] == [[n * 1024 * 4 for n in pair] for pair in rows]
+    assert results[0]["placed"]["refusals"] == [
+        "vision: 1 places for 2 samples",
+        "vision: 197 rows from place 450 on end at 647, behind place 600 of others",
+        "vision: 197 rows from place 1900 on end at 2097, of 2048 places from 0 on",
+    ]
+
+
+@pytest.mark.distributed
+def test_frames_are_pooled_where_they_are_and_cut_groups_sent_as_sums(results: Results) -> None:
+    """The cuts at 130 and 385 go through groups of 4 frames, that at 256 does not: two partial sums of a row each, and
+    two rows of gradients back."""
+    for result in results:
+        found = result["pooled"]
+        assert max(found["error"], found["gradient"], found["uneven"]) < 1e-6
+        assert found["uneven lengths"] == (2, 0, 0, 4, 1, 1, 0)
+    assert [result["pooled"]["local"] for result in results] == [(33, 32), (31, 32), (33, 32), (31, 32)]
+    row = 32 * 4
+    assert [result["pooled"]["sent_bytes"] for result in results] == [[0, row], [row, 0], [0, row], [row, 0]]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    ranks=st.integers(1, 4),
+    stride=st.integers(1, 5),
+    gap=st.integers(0, 3),
+)
+def test_every_row_goes_to_one_place_and_every_group_has_all_of_its_rows(
+    lengths: list[int], ranks: int, stride: int, gap: int
+) -> None:
+    total = sum(lengths)
+    cut = row_offsets("tokens", lengths, ranks)
+    firsts = [sum(lengths[:i]) + gap * (i + 1) for i in range(len(lengths))]
+    target = chunk_offsets(total + gap * (len(lengths) + 1), ranks)
+    places = [
+        (cut[a] + span.source + row, target[b] + span.target + row)
+        for a in range(ranks)
+        for b in range(ranks)
+        for span in placed_spans(lengths, cut, firsts, target, a, b)
+        for row in range(span.rows)
+    ]
+    expected = [place + row for place, length in zip(firsts, lengths, strict=True) for row in range(length)]
+    assert sorted(places) == list(zip(range(total), expected, strict=True))
+    groups = Counter[int]()
+    owners = pooled_offsets(lengths, cut, stride)
+    for a in range(ranks):
+        for b in range(ranks):
+            for _, rows, group in pooled_spans(lengths, cut, stride, a, b):
+                groups[owners[b] + group] += rows
+    assert groups == dict.fromkeys(range(sum(pooled_lengths(lengths, stride))), stride)
 
 
 @pytest.mark.distributed
