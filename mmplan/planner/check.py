@@ -13,6 +13,7 @@ from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import base_of
 from mmplan.cost_models.patches import patch_modules
 from mmplan.errors import CheckError
+from mmplan.planner.check_chunks import check_chunk_certificate
 from mmplan.planner.check_meshes import check_meshes
 from mmplan.planner.check_numbers import check_numbers
 from mmplan.planner.check_program import check_program
@@ -28,11 +29,11 @@ from mmplan.planner.step_loads import mean_step_loads
 
 def check_plan(plan: Plan) -> tuple[Finding, ...]:
     """Everything wrong with the plan and its program; empty when it is sound."""
-    findings = check_structure(plan)
+    findings = check_structure(plan) or check_structure(plan.one_chunk)
     if findings:
         return findings
-    graph = build_graph(plan.scenario)
-    findings = check_numbers(plan, graph, AnalyticCostModel(plan.scenario))
+    graph, costs = build_graph(plan.scenario), AnalyticCostModel(plan.scenario)
+    findings = (*check_numbers(plan, graph, costs), *check_chunk_certificate(plan, graph, costs))
     program = lower(plan, graph, mean_step_loads(plan))
     findings = (*findings, *check_schedule_certificate(plan), *check_program(program))
     return (*findings, *check_tensors(plan, graph, program))

@@ -362,8 +362,8 @@ def _chunked_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Seq
 def _certificate(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: Sequence[Loads]) -> Iterator[Finding]:
     """Objective, bound and gap."""
     certificate, p = plan.certificate, plan.pp
-    if plan.placement and certificate.status == "given":
-        return  # of other ways to lay stages on ranks no closed form is known
+    if plan.placement and (certificate.status == "given" or plan.chunk_certificate is not None):
+        return  # of other ways to lay stages on ranks no closed form is known; it may be another plan's
     if plan.placement and (
         plan.meshes or plan.placement != tuple(s % p for s in range(len(plan.stages))) or len(plan.stages) % p
     ):

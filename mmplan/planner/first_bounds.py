@@ -42,11 +42,13 @@ CHUNK_ROWS = 32_768  # a block's arrays stay in the processor's caches
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstBounds:
-    """Per configuration: no step is shorter than `step_ns`, NEVER where nothing can fit; with any memory `roomy_ns`.
-    Each stage needs at least `need_bytes` beside its reserve, if all need the same."""
+    """Per configuration: no step is shorter than `step_ns`, NEVER where nothing can fit; with any memory `roomy_ns`;
+    under any schedule and with any number of chunks per rank `any_order_ns`. Each stage needs at least `need_bytes`
+    beside its reserve, if all need the same."""
 
     step_ns: IntArray
     roomy_ns: IntArray
+    any_order_ns: IntArray
     need_bytes: Floats
 
 
@@ -82,7 +84,8 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
     room_bytes = room_bytes_of(prices.scenario)
     size_of = np.searchsorted(model.sizes, configurations.microbatch_size)
     count = len(configurations)
-    step_ns, roomy_ns, need_bytes = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)
+    step_ns, roomy_ns, any_order_ns = (np.empty(count, np.int64) for _ in range(3))
+    need_bytes = np.empty(count)
     for start in range(0, count, CHUNK_ROWS):
         rows = slice(start, start + CHUNK_ROWS)
         base, size, pp = configurations.base[rows], size_of[rows], configurations.pp[rows]
@@ -92,6 +95,9 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
         once_s = model.path_s[base, size] * one + (pieces - 1) * model.lag_s[base, size] + finish_s / pp
         busiest_s = model.busiest_s[base, size, pieces - 1]
         beside_s, again_s = model.total_s[base, size], np.zeros(len(pp))
+        # a rank with the mean of all work, or with its share of equal groups, works so long in any order
+        shared_s = np.maximum(moved_s, beside_s) + prices.costs.serial_share * np.minimum(moved_s, beside_s)
+        any_s = np.maximum((m * shared_s + finish_s) / pp, m * model.busiest_s[base, size, pp - 1])
         fits = np.ones(len(pp), dtype=np.bool_)
         if model.in_a_row:
             most_bytes = _most_kept(configurations.schedule, room_bytes, state_bytes, pp, m)
@@ -119,9 +125,10 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
         alive = m if configurations.schedule == "gpipe" else 1
         need_bytes[rows] = (state_bytes + alive * model.kept_bytes[base, size]) / pp
         roomy_ns[rows] = np.minimum(step_s * (1e9 * SAFE), NEVER)
-        fits &= need_bytes[rows] * SAFE <= room_bytes
-        step_ns[rows] = np.where(fits, roomy_ns[rows], NEVER)
-    return FirstBounds(step_ns=step_ns, roomy_ns=roomy_ns, need_bytes=need_bytes)
+        may = need_bytes[rows] * SAFE <= room_bytes
+        step_ns[rows] = np.where(fits & may, roomy_ns[rows], NEVER)
+        any_order_ns[rows] = np.where(may, np.minimum(any_s * (1e9 * SAFE), NEVER), NEVER)
+    return FirstBounds(step_ns=step_ns, roomy_ns=roomy_ns, any_order_ns=any_order_ns, need_bytes=need_bytes)
 
 
 def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -> _Model:

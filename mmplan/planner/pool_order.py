@@ -12,7 +12,7 @@ from itertools import permutations, product
 import numpy as np
 
 from mmplan.planner.objective import Objective, Scale, scale_of
-from mmplan.planner.plan import Plan, scenario_hash
+from mmplan.planner.plan import ChunkCertificate, Plan, scenario_hash
 from mmplan.planner.quantise import ROUNDING_GAP, floor_ns, seconds
 from mmplan.planner.result import OptimizeResult, RunnerUp
 from mmplan.scenario.cluster import Pool
@@ -54,17 +54,24 @@ def with_techniques(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
 
 
 def best_order(
-    results: Sequence[OptimizeResult], floors: Sequence[int], objective: Objective, gap: float
+    results: Sequence[OptimizeResult],
+    floors: Sequence[int],
+    any_orders: Sequence[int],
+    objective: Objective,
+    gap: float,
 ) -> OptimizeResult:
     """The best result; its bound holds for all orders, those that the limit left without a plan among them, and the
     others' plans are among its runner-ups.
 
     Args:
         floors: no plan of one order and technique has a lower value, whether one was found or not.
+        any_orders: the same under any schedule and with any number of chunks per rank.
     """
     best = min(results, key=lambda result: _value(result, objective))
     plan = best.plan
-    least_ns = _scale(objective, plan).step_below_of(best.configuration, min(floors))
+    least_ns, any_order_ns = (
+        _scale(objective, plan).step_below_of(best.configuration, min(values)) for values in (floors, any_orders)
+    )
     bound_s = min(best.bound_s, seconds(least_ns))
     objective_s = plan.certificate.objective_s
     found_gap = (objective_s - bound_s) / objective_s if objective_s > 0 else 0.0
@@ -79,7 +86,12 @@ def best_order(
     others = [_as_runner_up(result, best, objective) for result in results if result is not best]
     return replace(
         best,
-        plan=replace(plan, certificate=certificate, scenario_hash=scenario_hash(plan.scenario)),
+        plan=replace(
+            plan,
+            certificate=certificate,
+            chunk_certificate=_under_any_schedule(plan, seconds(any_order_ns)),
+            scenario_hash=scenario_hash(plan.scenario),
+        ),
         bound_s=bound_s,
         gap=found_gap,
         status=certificate.status,
@@ -98,6 +110,15 @@ def best_order(
 def _scale(objective: Objective, plan: Plan) -> Scale:
     """That of the plan's order of pools."""
     return scale_of(objective, plan.scenario.cluster, np.zeros(0, dtype=np.int64))
+
+
+def _under_any_schedule(plan: Plan, least_s: float) -> ChunkCertificate | None:
+    """The bound of any schedule over all orders."""
+    proof = plan.chunk_certificate
+    if proof is None:
+        return None
+    bound_s = min(proof.bound_s, least_s)
+    return replace(proof, bound_s=bound_s, gap=(proof.step_s - bound_s) / proof.step_s if proof.step_s > 0 else 0.0)
 
 
 def _value(result: OptimizeResult, objective: Objective) -> tuple[int, float]:

@@ -163,6 +163,7 @@ def _other_chunks(scenario: Scenario, recipe: Recipe, plan: Plan) -> str:
 
 def step_time(plan: Plan) -> StepTime:
     """The terms of a plan's closed form."""
+    plan = plan.one_chunk
     busiest_s = max(stage.forward_s + stage.backward_s for stage in plan.stages)
     repeat_s, finish_s = plan.vp * (plan.microbatches - 1) * busiest_s, max(stage.finish_s for stage in plan.stages)
     path_s = plan.certificate.objective_s - repeat_s - finish_s

@@ -16,6 +16,7 @@ from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.diagnose import explain_infeasible
 from mmplan.planner.explain import list_runner_ups
 from mmplan.planner.frontier import Frontier
+from mmplan.planner.in_chunks import Work, in_chunks, worth_chunks
 from mmplan.planner.mesh_frontier import MeshFrontier
 from mmplan.planner.mesh_search import mesh_frontiers, solve_meshed, why_no_meshes
 from mmplan.planner.objective import STEP_TIME, Objective, Scale, require_prices
@@ -128,11 +129,13 @@ def optimize(
     require_prices(objective, scenario.cluster)
     found: list[OptimizeResult] = []
     floors: list[int] = []
+    any_orders: list[int] = []
     refused: list[MmplanError] = []
     for ordered in with_techniques(in_pool_orders(scenario, priced=objective.name == "cost")):
         try:
             space, search = _explored(ordered, choice, on_improvement, deadline)
             floors.append(search.floor_value())
+            any_orders.append(space.any_order_value)
             if search.incumbent is None:
                 _refuse(space, search, choice.objective, _teller(on_improvement, deadline), deadline)
             found.append(_result(space, search, choice, deadline))
@@ -140,7 +143,7 @@ def optimize(
             refused.append(error)
     if not found:  # that one order has no plan proves nothing of one that the limit cut short
         raise next((error for error in refused if isinstance(error, NoPlanFoundError)), refused[0])
-    return best_order(found, floors, objective, gap) if len(floors) > 1 else found[0]
+    return best_order(found, floors, any_orders, objective, gap) if len(floors) > 1 else found[0]
 
 
 def _explored(
@@ -332,7 +335,8 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
         status="optimal" if proved else "feasible",
         wall_s=deadline.spent_s,
     )
-    plan = _scheduled(plan, space, choice.schedule_search_s, choice.seed, deadline)
+    floor_s = seconds(search.scale.step_below_of(best.configuration, space.any_order_value))
+    plan = _scheduled(plan, space, floor_s, choice, deadline)
     _refuse_unsound(plan)
     return OptimizeResult(
         plan=plan,
@@ -349,14 +353,22 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
     )
 
 
-def _scheduled(plan: Plan, space: Space, search_s: float, seed: int, deadline: Deadline) -> Plan:
-    """The best cut under the best schedule that is allowed; the cut's own where Ctrl-C comes first."""
-    allowed = plan.scenario.constraints.schedule
+def _scheduled(plan: Plan, space: Space, floor_s: float, choice: _Choice, deadline: Deadline) -> Plan:
+    """The best cut under the best schedule that is allowed, in chunks too; the cut's own where Ctrl-C comes first.
+
+    Args:
+        floor_s: no plan takes less under any schedule.
+    """
+    allowed, search_s = plan.scenario.constraints.schedule, choice.schedule_search_s
     kept = not allowed or plan.schedule in allowed
     if kept and (search_s == 0 or plan.pp == 1):
         return plan
-    costs = AnalyticCostModel(plan.scenario)
-    return scheduled(plan, space.prices.graph, costs, search_s=search_s, seed=seed, stop=deadline.stop)
+    graph, costs = space.prices.graph, AnalyticCostModel(plan.scenario)
+    best = scheduled(plan, graph, costs, search_s=search_s, seed=choice.seed, stop=deadline.stop)
+    if search_s == 0 or choice.objective.name == "p90-time" or not worth_chunks(plan) or deadline.passed():
+        return best
+    work = Work(search_s=search_s, seed=choice.seed, stop=deadline.stop)
+    return in_chunks(plan, best, graph, costs, floor_s=floor_s, work=work)
 
 
 def _considered(space: Space, search: _Search) -> Considered:

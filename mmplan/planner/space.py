@@ -52,6 +52,11 @@ class Space:
         return self.bounds.step_ns
 
     @property
+    def any_order_value(self) -> int:
+        """No plan has a lower value, with any number of chunks per rank and under any schedule."""
+        return int(self.scale.values(self.first.any_order_ns).min())
+
+    @property
     def exact(self) -> bool:
         return self.coarse.groups == self.groups
 

@@ -86,6 +86,8 @@ def _shortage(scenario: Scenario, deadline: Deadline) -> str:
 
 
 def _compared(pins: Pins, winner: Plan, other: Plan, gap: float, forbidden: str) -> Alternative:
+    winner, found = winner.one_chunk, other
+    other = other.one_chunk
     more_s = other.certificate.objective_s - winner.certificate.objective_s
     near = more_s <= gap * winner.certificate.objective_s and not forbidden
     terms = {name: other_s - _terms(winner)[name] for name, other_s in _terms(other).items()}
@@ -97,7 +99,7 @@ def _compared(pins: Pins, winner: Plan, other: Plan, gap: float, forbidden: str)
         asked=pins.text,
         verdict="excluded" if forbidden else "within the gap" if near else "slower",
         reason=_also(forbidden, _sentence(more_s, winner, gap if near else None, terms, stage or {})),
-        plan=other,
+        plan=found,
         objective_s=other.certificate.objective_s,
         bound_s=other.certificate.bound_s,
         repeat_more_s=repeat_s,

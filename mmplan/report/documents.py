@@ -46,6 +46,7 @@ def optimize_document(result: OptimizeResult, summary: PlanSummary, interval: St
         "bound_s": result.bound_s,
         "gap": result.gap,
         "wall_s": result.wall_s,
+        "chunks": _chunk_values(result.plan),
         "considered": values(result.considered),
         "proofs": list(result.proofs),
         "summary": values(summary),
@@ -53,6 +54,12 @@ def optimize_document(result: OptimizeResult, summary: PlanSummary, interval: St
         "runner_ups": runner_ups,
         "plan": plan_document(result.plan),
     }
+
+
+def _chunk_values(plan: Plan) -> dict[str, float] | None:
+    """Of a plan in several chunks per rank that no closed form describes: its step, and the bound of any schedule."""
+    proof = plan.chunk_certificate
+    return None if proof is None else {"step_s": proof.step_s, "bound_s": proof.bound_s, "gap": proof.gap}
 
 
 def hardware_document(devices: Sequence[CatalogueDevice]) -> Document:

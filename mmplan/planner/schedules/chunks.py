@@ -20,7 +20,7 @@ from mmplan.planner.schedules.problem import NotApplicable
 from mmplan.planner.ties import share_bytes, tie_seconds, tied_tables
 
 # The closed form is one of stages with a rank each: nothing is claimed of several.
-_GIVEN = Certificate(objective_s=0.0, bound_s=0.0, gap=1.0, status="given", wall_s=0.0)
+GIVEN = Certificate(objective_s=0.0, bound_s=0.0, gap=1.0, status="given", wall_s=0.0)
 
 
 def chunked_plan(
@@ -52,7 +52,7 @@ def chunked_plan(
         row = places[len(stages)]
         stages.append(replace(_stage_of_row(plan, row), layers=layers, forward_s=forward_s, backward_s=backward_s))
     made = replace(plan, stages=tuple(stages), placement=tuple(places), orders=(), schedule_certificate=None)
-    return replace(made, certificate=_GIVEN, stages=_with_finish(made, graph, costs))
+    return replace(made, certificate=GIVEN, stages=_with_finish(made, graph, costs))
 
 
 def _with_finish(plan: Plan, graph: ComputationGraph, costs: CostModel) -> tuple[StagePlan, ...]:

@@ -9,7 +9,7 @@ from mmplan.errors import CheckError, InfeasibleError, InputError, NoPlanFoundEr
 from mmplan.planner.plan import Plan, ScheduleCertificate
 from mmplan.planner.plan_schedule import plan_schedule
 from mmplan.planner.schedule import Schedule
-from mmplan.planner.schedules.chunks import chunked_plan
+from mmplan.planner.schedules.chunks import GIVEN, chunked_plan
 from mmplan.planner.schedules.evaluate import evaluate, memory_peaks
 from mmplan.planner.schedules.families import FAMILIES
 from mmplan.planner.schedules.plan_problem import plan_problem, whole_backwards
@@ -48,6 +48,7 @@ def with_family(plan: Plan, name: ScheduleName, graph: ComputationGraph, costs: 
     """
     if plan.batch_factor > 1:
         return Choice(name=name, plan=None, fits=False, reason=_together(plan))
+    plan = plan.one_chunk
     if name in LOOPED + V_SHAPED and not plan.placement:
         chunked = chunked_plan(plan, graph, costs, CHUNKS, v_shaped=name in V_SHAPED)
         if isinstance(chunked, NotApplicable):
@@ -120,7 +121,7 @@ def _choice(plan: Plan, name: ScheduleName, problem: ScheduleProblem, schedule: 
         used = stage.capacity_bytes - problem.capacity[row] + peaks[row]
         stages.append(replace(stage, in_flight=alive[index], memory_bytes=round(used)))
     follows = name in ("1f1b", "gpipe") and not plan.placement
-    certificate = plan.certificate
+    certificate = plan.certificate if plan.chunk_certificate is None else GIVEN
     if plan.placement and certificate.status == "given":
         finish_s = max(sum(plan.stages[stage].finish_s for stage in plan.stages_of(row)) for row in range(plan.pp))
         certificate = replace(certificate, objective_s=evaluation.makespan_s + finish_s)
@@ -131,6 +132,7 @@ def _choice(plan: Plan, name: ScheduleName, problem: ScheduleProblem, schedule: 
         stages=tuple(stages),
         orders=() if follows else tuple(schedule_text(schedule).split("\n")),
         schedule_certificate=None,
+        chunk_certificate=None,
     )
     within = all(peak <= free * (1 + 1e-9) for peak, free in zip(peaks, problem.capacity, strict=True))
     reason = "" if within else "it needs more memory than a rank has"
