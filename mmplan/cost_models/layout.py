@@ -14,8 +14,8 @@ from mmplan.cost_models.memory_activations import BLOCKS
 from mmplan.cost_models.memory_states import Replicas, is_expert
 from mmplan.cost_models.ops import op_trainable
 from mmplan.cost_models.shard import Shard, shard_of
-from mmplan.cost_models.values import rows_of_context_rank
-from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
+from mmplan.cost_models.values import rows_of_context_rank, rows_of_sequence_rank
+from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
 from mmplan.scenario.technique import ContextParallel, Recompute, Sharding
 
 RecomputeLevel = Literal["none", "selective", "quarter", "half", "three quarters", "full"]
@@ -152,17 +152,20 @@ class Layout:
             return "selective"
         return "full" if layer.index % BLOCKS_PER_PATTERN < _BLOCKS_OF_FOUR[self.recompute] else "none"
 
-    def sent_bytes(self, edge: Edge, graph: ComputationGraph, loads: Loads, precision: Dtype) -> int:
-        """Bytes that a rank sends of one microbatch's tensor: its rows between layers that split them alike, else all
-        rows, which every rank has or makes whole."""
-        if self.cp == 1 and not self.patches:
-            return edge_bytes(edge, loads, precision)
+    def sent_bytes(self, edge: Edge, graph: ComputationGraph, loads: Loads, scenario: Scenario) -> int:
+        """Bytes that a rank sends of one microbatch's tensor: its rows between layers that split them alike, and its
+        part of these with sequence parallelism; else all rows, which every rank has or makes whole."""
+        sequence = self.tp > 1 and scenario.technique.sequence_parallel
+        if self.cp == 1 and not self.patches and not sequence:
+            return edge_bytes(edge, loads, scenario.precision)
         producer, reader = graph.layer(edge.producer), graph.layer(edge.consumer)
         cp = min(self.shard(producer).cp, self.shard(reader).cp)
-        if cp == 1 or self.has_patches(producer) != self.has_patches(reader):
-            return edge_bytes(edge, loads, precision)
+        cp = cp if self.has_patches(producer) == self.has_patches(reader) else 1
+        tp = self.tp if sequence and splits_rows(producer) and producer.kind not in ("head", "loss") else 1
+        if cp == tp == 1:
+            return edge_bytes(edge, loads, scenario.precision)
         rows: float = getattr(loads[edge.load_module], edge.load_field)
-        return edge.width * rows_of_context_rank(rows, cp) * DTYPE_BYTES[precision]
+        return edge.width * rows_of_sequence_rank(rows_of_context_rank(rows, cp), tp) * DTYPE_BYTES[scenario.precision]
 
     def makes_whole(self, edge: Edge, graph: ComputationGraph) -> bool:
         """Whether ranks that have images of a tensor make it whole only to send it to another stage, where each takes

@@ -10,9 +10,10 @@ the bytes that the ranks exchange follow from the same list.
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import TypeGuard, TypeVar
 
-from mmplan.cost_models.counts import FP32_BYTES
+from mmplan.cost_models.counts import FP32_BYTES, op_parameters
 from mmplan.cost_models.delta_ops import DeltaRule
 from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear
 from mmplan.cost_models.layer import Layer
@@ -30,15 +31,19 @@ from mmplan.cost_models.ops import (
     Op,
     Pool,
     Rope,
+    Scale,
     Slice,
     Stored,
     op_inputs,
+    op_trainable,
 )
 from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
 from mmplan.cost_models.shard import Shard, as_shard
-from mmplan.cost_models.values import CONTEXT, Value, rows_of_context_rank, split
+from mmplan.cost_models.values import CONTEXT, Value, rows_of_context_rank, rows_of_sequence_rank, split
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 
+ROWS_OVER_TP = ("block", "cross_block", "head")  # layers that sequence parallelism changes inside
+INDEX_BYTES = 8  # of the number of a chosen expert
 LOSS_STATISTICS = 3  # fp32 numbers of each row: largest logit, sum of exponentials, logit of the label
 
 AnyOp = TypeVar("AnyOp", bound=Op)
@@ -60,26 +65,56 @@ def _split_layer(layer: Layer, shard: Shard) -> Layer:
     """The layer over tp; where experts lie whole on ranks of tp, these see a part of the tokens."""
     grads, ops = list(layer.grad_values), list[Op]()
     copies: dict[str, Value] = {}
-    own_tokens = tokens_are_dealt(shard)
+    own_tokens, own = tokens_are_dealt(shard), values_in_rows(layer, shard)
     for op in layer.ops:
         local, routes = _local(op, shard), own_tokens and isinstance(op, Dispatch | Combine)
-        for field in (*_read_whole(op), *(("chosen",) if routes else ())):
+        if routes and own:  # tokens are dealt out already
+            ops.append(local)
+            continue
+        for field in (*_read_whole(op, own, own_tokens), *(("chosen",) if routes else ())):
             value: Value = getattr(op, field)
-            if not routes and value.name not in layer.grad_values:
+            gathered = value.name in own and not routes
+            if not routes and not gathered and value.name not in layer.grad_values:
                 continue
             name = f"{value.name}.{'own' if routes else 'copy'}"
             if name not in copies:
                 copies[name] = replace(value, name=name, routed=routes)
-                ops.append((OwnRows if routes else SumGradients)(x=value, y=copies[name]))
+                copy = OwnRows if routes else partial(SumGradients, rows=gathered)
+                ops.append(copy(x=value, y=copies[name]))
                 grads += [name] if value.name in layer.grad_values else []
             local = replace(local, **{field: copies[name]})  # type: ignore[arg-type]
         if _gives_parts(op):
             parts = replace(op.y, name=f"{op.y.name}.parts", routed=routes)
-            ops += [replace(local, y=parts), JoinRows(x=parts, y=op.y) if routes else _sum_of(op, parts)]
+            total = _sum_of(op, parts, rows=op.y.name in own)
+            ops += [replace(local, y=parts), JoinRows(x=parts, y=op.y) if routes else total]
             grads += [parts.name] if op.y.name in layer.grad_values else []
         else:
             ops.append(local)
     return replace(layer, ops=tuple(ops), grad_values=tuple(grads))
+
+
+def values_in_rows(layer: Layer, shard: Shard) -> frozenset[str]:
+    """Values of which each tp rank has its rows: with sequence parallelism those of tokens that tp does not split along
+    width, but for what other modules give."""
+    if not shard.sequence or shard.tp == 1 or layer.kind not in ROWS_OVER_TP:
+        return frozenset()
+    given = {source.value for source in layer.sources if source.producer.rpartition(".")[0] != layer.module}
+    values = [value for op in layer.ops for value in (*op_inputs(op), op.y)]
+    split = {v.name for v in values if v.rows.field == "tokens" and not v.sharded and not v.routed}
+    return frozenset(split - given)
+
+
+def summed_weights(layer: Layer, shard: Shard) -> tuple[Op, ...]:
+    """Operators of a rank whose weights every tp rank has alike and applies to its rows: their gradients are summed."""
+    own = values_in_rows(layer, shard)
+    local = local_layer(layer, shard).ops if own else ()
+    return tuple(op for op in local if _on_rows(op, own) and op_trainable(op))
+
+
+def _on_rows(op: Op, own: frozenset[str]) -> bool:
+    if isinstance(op, SumParts):
+        return op.rows
+    return isinstance(op, Linear | Norm | Scale) and op.x.name in own and op.y.name in own
 
 
 def _with_exchanges(layer: Layer, ep: int) -> Layer:
@@ -132,9 +167,10 @@ def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int 
     local = local_layer(layer, shard)
     states = [value for value in _states_read(layer, shard) if value.name in layer.grad_values]
     elements = float(sum(_gathered_elements(value, load, shard) for value in states))
+    elements += _returned_rows(layer, local, load, shard) if shard.sequence and shard.tp > 1 else 0
     statistics, wide = 0.0, norms_over_heads(layer)
     for op in local.ops:
-        if isinstance(op, SumGradients):
+        if isinstance(op, SumGradients) and not op.rows:
             elements += _rows(layer, op.x, load, shard) * op.x.width
         elif isinstance(op, OwnRows) and op.x.name in local.grad_values:
             elements += _joined_elements(layer, op.x, load, shard)
@@ -149,9 +185,32 @@ def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int 
     return round(elements * DTYPE_BYTES[precision] + statistics * FP32_BYTES)
 
 
+def _returned_rows(layer: Layer, local: Layer, load: Load, shard: Shard) -> float:
+    """Elements that tp ranks with rows exchange in a backward: they gather gradients of their rows of sums, and for
+    weights their rows of what products read once more, of which they sum the gradients; they sum those of weights that
+    all have alike. The token table's rows, and those that are added, were cut from all."""
+    products = [op for op in local.ops if isinstance(op, Linear) and op.trainable]
+    elements = 0.0
+    for op in local.ops:
+        if isinstance(op, SumGradients) and op.rows:
+            times = (op.x.name in local.grad_values) + any(product.x.name == op.y.name for product in products)
+            elements += times * _joined_elements(layer, op.x, load, shard)
+            continue
+        returned = op.y if isinstance(op, SumParts) and op.rows else op.b if isinstance(op, AddRows) else None
+        if returned is not None and returned.name in local.grad_values:
+            elements += _joined_elements(layer, op.y, load, shard)
+    for op in summed_weights(layer, shard):
+        elements += op.y.width if isinstance(op, SumParts) else op_parameters(op)
+    if layer.kind == "token_embed" and layer.has_backward:
+        rows = rows_of_context_rank(layer.output.rows.of(load), shard.cp)
+        elements += shard.tp * rows_of_sequence_rank(rows, shard.tp) * layer.output.width
+    return elements
+
+
 def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype, shard: Shard) -> int:
     """Of the first operators that a rank runs of a layer."""
     total, wide = 0.0, norms_over_heads(layer)
+    total += _joined_states(layer, load, shard) * DTYPE_BYTES[precision]
     total += (
         sum(_gathered_elements(value, load, shard) for value in _states_read(layer, shard)) * DTYPE_BYTES[precision]
     )
@@ -164,6 +223,10 @@ def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype, sh
             total += _attended_elements(op, load, shard) * DTYPE_BYTES[precision]
         elif shard.tp == 1:
             continue
+        elif isinstance(op, SumParts | SumGradients) and op.rows:
+            chosen = any(isinstance(other, Dispatch) and other.chosen.name == op.x.name for other in layer.ops)
+            width = INDEX_BYTES if chosen else DTYPE_BYTES[precision]
+            total += _joined_elements(layer, op.y, load, shard) * width
         elif isinstance(op, SumParts | Embedding):
             total += _rows(layer, op.y, load, shard) * op.y.width * DTYPE_BYTES[precision]
         elif isinstance(op, CrossEntropy):
@@ -220,9 +283,22 @@ def _gathered_elements(value: Value, load: Load, shard: Shard) -> int:
     return shard.cp * rows_of_context_rank(value.rows.of(load), shard.cp) * value.width
 
 
+def _joined_states(layer: Layer, load: Load, shard: Shard) -> int:
+    """Elements of another language model's states of which tp ranks have their rows and need all."""
+    if not shard.sequence or shard.tp == 1:
+        return 0
+    rows = [(rows_of_context_rank(value.rows.of(load), shard.cp), value.width) for value in _states(layer)]
+    return sum(shard.tp * rows_of_sequence_rank(count, shard.tp) * width for count, width in rows)
+
+
 def _states_read(layer: Layer, shard: Shard) -> list[Value]:
-    """States of another language model that enter a sequence: of them cp ranks have their rows and need all."""
-    if shard.cp == 1 or layer.kind != "token_embed":
+    """The same of which cp ranks have their rows and need all."""
+    return _states(layer) if shard.cp > 1 else []
+
+
+def _states(layer: Layer) -> list[Value]:
+    """States of another language model that enter a sequence."""
+    if layer.kind != "token_embed":
         return []
     names = {source.value for source in layer.sources}
     read = {value.name: value for op in layer.ops for value in op_inputs(op) if value.name in names}
@@ -254,15 +330,19 @@ def norms_over_heads(layer: Layer) -> dict[str, int]:
     return {op.name: op.x.width for op in layer.ops if norm_of_heads(op) and op.groups == 1}
 
 
-def _read_whole(op: Op) -> tuple[str, ...]:
-    """Fields of an operator whose value all ranks hold alike, while its result differs from rank to rank."""
+def _read_whole(op: Op, own: frozenset[str], own_tokens: bool) -> tuple[str, ...]:
+    """Fields of an operator whose value all ranks hold alike, while its result differs from rank to rank. Of values in
+    `own` a rank has its rows: experts that are split over tp read which were chosen for all."""
+    chosen = ("chosen",) if own and not own_tokens else ()
     match op:
         case Linear() if op.parallel == "column":
             return ("x",)
         case Dispatch():
-            return ("x",)
+            return ("x", *chosen)
+        case GroupedLinear():
+            return chosen
         case Combine():
-            return ("weights",)
+            return ("weights", *chosen)
         case JoinHeads():
             return ("b",)
         case _:
@@ -273,10 +353,10 @@ def _gives_parts(op: Op) -> TypeGuard[Linear | Combine]:
     return isinstance(op, Combine) or (isinstance(op, Linear) and op.parallel == "row")
 
 
-def _sum_of(op: Linear | Combine, parts: Value) -> SumParts:
+def _sum_of(op: Linear | Combine, parts: Value, *, rows: bool) -> SumParts:
     if isinstance(op, Combine):
-        return SumParts(name="", x=parts, y=op.y, bias=False, trainable=False)
-    return SumParts(name=f"{op.name}_sum", x=parts, y=op.y, bias=op.bias, trainable=op.trainable)
+        return SumParts(name="", x=parts, y=op.y, bias=False, trainable=False, rows=rows)
+    return SumParts(name=f"{op.name}_sum", x=parts, y=op.y, bias=op.bias, trainable=op.trainable, rows=rows)
 
 
 def _local(op: AnyOp, shard: Shard) -> AnyOp:

@@ -10,13 +10,14 @@ from functools import lru_cache
 
 from mmplan.cost_models.context_memory import others_rows_bytes
 from mmplan.cost_models.counts import FP32_BYTES, KEEPS_FP32, op_parameters, saved_fp32_elements, saved_values
-from mmplan.cost_models.expert_ops import GroupedLinear
+from mmplan.cost_models.expert_ops import Combine, GroupedLinear
 from mmplan.cost_models.layer import Layer, values_with_grad
 from mmplan.cost_models.load import Load
+from mmplan.cost_models.local_layer import tokens_are_dealt
 from mmplan.cost_models.memory_rules import memory_rules
 from mmplan.cost_models.ops import Activation, Add, Attention, Embedding, Linear, Multiply, Op, op_inputs, op_trainable
 from mmplan.cost_models.shard import Shard
-from mmplan.cost_models.values import Value, row_fraction
+from mmplan.cost_models.values import CONTEXT, Value, row_fraction, rows_of_sequence_rank
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 from mmplan.scenario.technique import Technique
 
@@ -58,9 +59,10 @@ class Setting:
         return self.technique.sequence_parallel and self.shard.tp > 1 and layer.modality in ("text", "speech")
 
     def elements(self, layer: Layer, value: Value, load: Load) -> float:
-        """Elements of a value on one rank."""
-        count = value.elements(load, self.shard)
-        return count / self.shard.tp if self.splits_rows(layer) and not value.sharded and not value.routed else count
+        """Elements of a value on one rank; what language models read across has all its rows."""
+        if value.sharded or value.routed or value.rows == CONTEXT or not self.splits_rows(layer):
+            return value.elements(load, self.shard)
+        return rows_of_sequence_rank(value.local_rows(load, self.shard), self.shard.tp) * value.width
 
     def others_rows_bytes(self, op: Attention, load: Load, *, backward: bool) -> float:
         way, width = self.technique.context_parallel, DTYPE_BYTES[self.precision]
@@ -92,12 +94,18 @@ def kept(layer: Layer, load: Load, setting: Setting) -> Kept:
             elif not math_attention:
                 fp32 += saved_fp32_elements(layer, op, load, setting.shard)
         else:
-            elements = saved_fp32_elements(layer, op, load, setting.shard)
-            fp32 += elements / setting.shard.tp if setting.splits_rows(layer) and not op.y.sharded else elements
+            rows, elements = op.y.local_rows(load, setting.shard), saved_fp32_elements(layer, op, load, setting.shard)
+            if rows and setting.splits_rows(layer) and not op_inputs(op)[0].sharded:
+                elements *= rows_of_sequence_rank(rows, setting.shard.tp) / rows
+            fp32 += elements
     if technique.dropout:
         masks += sum(setting.elements(layer, value, load) for value in _dropped(layer))
     values = width * sum(setting.elements(layer, value, load) for value in wide)
     values += sum(setting.elements(layer, value, load) for value in narrow)
+    if setting.splits_rows(layer) and not tokens_are_dealt(setting.shard):
+        read = {op.weights.name: op.weights for op in layer.ops if isinstance(op, Combine) and op.weights in wide}
+        whole = (value.elements(load, setting.shard) - setting.elements(layer, value, load) for value in read.values())
+        values += width * sum(whole)  # experts that are split over tp read the weights of all tokens
     if setting.shard.cp > 1 and technique.context_parallel == "all-to-all":
         values += width * sum(setting.elements(layer, value, load) for value in _kept_twice(layer, technique))
     return Kept(values=values + fp32 * FP32_BYTES, scores=scores, masks=masks)

@@ -10,21 +10,25 @@ from mmplan.cost_models.values import Value
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SumParts:
-    """The sum over tp ranks of what each has of a row, then a bias if the model has one; gradients pass as they are."""
+    """The sum over tp ranks of what each has of a row, then a bias if the model has one; gradients pass as they are.
+    `rows`: each rank gets its rows of the sum alone, and gradients are gathered."""
 
     name: str
     x: Value
     y: Value
     bias: bool
     trainable: bool
+    rows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SumGradients:
-    """A copy for operators of which each tp rank has a part: its gradient is summed over the ranks."""
+    """A copy for operators of which each tp rank has a part: its gradient is summed over the ranks. `rows`: of x a rank
+    has its rows, which are gathered, and it gets its rows of the sum; who reads y keeps x and gathers it again."""
 
     x: Value
     y: Value
+    rows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

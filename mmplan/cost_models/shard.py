@@ -13,7 +13,8 @@ class Shard:
     tp: tensor parallel (heads, MLP widths, vocabulary; Megatron, arXiv 1909.08053). ep: routed experts are spread over
     so many ranks. etp: each routed expert's width is split over so many ranks; None means as `tp`. cp: every sequence's
     rows are split over so many ranks, whose keys and values come together in one way for self-attention
-    (`context_parallel`).
+    (`context_parallel`). `sequence`: values that tp does not split along width are rows over tp (Megatron, arXiv
+    2205.05198, section 4.2.2).
 
     Routed rows on a rank are tokens * topk * etp / tp whatever `ep` is: the ep * etp ranks of an expert group hold
     ep * etp / tp different sets of tokens and ep sets of experts (Megatron Core's parallel folding, arXiv 2504.14960).
@@ -24,6 +25,7 @@ class Shard:
     etp: int | None = None
     cp: int = 1
     context_parallel: ContextParallel = "ring"
+    sequence: bool = False
 
     def __post_init__(self) -> None:
         if min(self.tp, self.ep, self.expert_tp, self.cp) < 1:

@@ -74,3 +74,9 @@ def rows_of_context_rank(rows: float, cp: int) -> int:
     rank takes one from the front and its counterpart from the back, so that causal attention is balanced (Megatron
     Core, `get_batch_on_this_cp_rank`); the last chunk is filled up."""
     return 2 * math.ceil(rows / (2 * cp)) if cp > 1 else math.ceil(rows)
+
+
+def rows_of_sequence_rank(rows: float, tp: int) -> int:
+    """Rows that each of tp ranks has of those that they have in equal parts, one behind the other; the last part is
+    filled up."""
+    return math.ceil(rows / tp - 1e-9)

@@ -293,7 +293,7 @@ def _lag_s(
         part = loads[ends[0]]
         if {module_of(edge.producer), module_of(edge.consumer)} <= set(layout.together):
             part = {name: load.scaled(layout.batch_factor) for name, load in part.items()}
-        size = layout.sent_bytes(edge, graph, part, plan.scenario.precision)
+        size = layout.sent_bytes(edge, graph, part, plan.scenario)
         made_s = costs.make_whole_s(size, layout) if layout.makes_whole(edge, graph) else (0.0, 0.0)
         return costs.transfer_s(size, near) * ways + sum(made_s[:ways])
     parts, border = lcm(source.dp, target.dp), plan.border(edge.name, *ends)

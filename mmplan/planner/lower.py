@@ -154,7 +154,7 @@ def _tensor_bytes(plan: Plan, graph: ComputationGraph, stages: StageGraph, seen:
             for load in row:
                 if id(load) not in known:
                     known[id(load)] = (
-                        layout.sent_bytes(cut.edge, graph, load, precision)
+                        layout.sent_bytes(cut.edge, graph, load, plan.scenario)
                         if source == target
                         else message_bytes(cut.edge, load, precision, *border.seen)
                     )

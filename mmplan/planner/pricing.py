@@ -28,7 +28,7 @@ from mmplan.cost_models.planned_memory import (
 )
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.plan_technique import require_plannable
-from mmplan.scenario.scenario import Dtype, Scenario
+from mmplan.scenario.scenario import Scenario
 
 T = TypeVar("T")
 LARGEST_MICROBATCH = 2**31 - 1
@@ -113,14 +113,15 @@ class Prices:
 
     def lags_s(self, edges: tuple[Edge, ...], layout: Layout, microbatch_size: int, near: bool) -> tuple[float, ...]:
         """Seconds that the tensor of each edge, and its gradient where one flows back, is on its way when it is cut."""
-        loads, precision = self.loads(microbatch_size), self.scenario.precision
-        dealt = (layout.tp, layout.spread, layout.patches) if layout.spread else ()
+        loads, scenario = self.loads(microbatch_size), self.scenario
+        by_tp = layout.spread or scenario.technique.sequence_parallel
+        dealt = (layout.tp, layout.spread, layout.patches) if by_tp else ()
         several = self.loads(microbatch_size * layout.batch_factor)
 
         def ask() -> tuple[float, ...]:
             seen = [several if layout.sends_together(edge) else loads for edge in edges]
             pairs = zip(edges, seen, strict=True)
-            return tuple(way_s(self.costs, edge, self.graph, one, precision, layout, near) for edge, one in pairs)
+            return tuple(way_s(self.costs, edge, self.graph, one, scenario, layout, near) for edge, one in pairs)
 
         key = (edges, dealt, layout.together, layout.batch_factor, layout.cp, microbatch_size, near)
         return _once(self._lags, key, ask)
@@ -313,13 +314,13 @@ def way_s(
     edge: Edge,
     graph: ComputationGraph,
     loads: Loads,
-    precision: Dtype,
+    scenario: Scenario,
     layout: Layout,
     near: bool,
 ) -> float:
     """Seconds that a microbatch's tensor, and its gradient where one flows back, is on its way to a stage of the same
     mesh, with what ranks gather for that."""
-    size = layout.sent_bytes(edge, graph, loads, precision)
+    size = layout.sent_bytes(edge, graph, loads, scenario)
     seconds = costs.transfer_s(size, near) * (1 + edge.carries_grad)
     if layout.makes_whole(edge, graph):
         forward_s, backward_s = costs.make_whole_s(size, layout)

@@ -330,7 +330,7 @@ def lag_s(prices: Prices, configuration: Configuration, edge: Edge, source: Mesh
     part = size * configuration.dp // source.dp
     layout = (configuration.side(source) if source.modules else configuration).layout
     part *= layout.batch_factor if layout.sends_together(edge) else 1
-    return way_s(prices.costs, edge, prices.graph, prices.loads(part), prices.scenario.precision, layout, near)
+    return way_s(prices.costs, edge, prices.graph, prices.loads(part), prices.scenario, layout, near)
 
 
 def border_ways_s(

@@ -198,8 +198,8 @@ class _StepClock:
                     for layers, layout in zip(self._layers, layouts, strict=True)
                 ]
             )
-            sent_bytes, precision = layouts[0].sent_bytes, scenario.precision
-            self._sizes.append([sent_bytes(cut.edge, self._graph, loads, precision) for cut in self._stages.cuts])
+            sent_bytes = layouts[0].sent_bytes
+            self._sizes.append([sent_bytes(cut.edge, self._graph, loads, scenario) for cut in self._stages.cuts])
         return self._rows[key]
 
     def _price(self, loads: Loads) -> Floats:

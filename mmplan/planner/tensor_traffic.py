@@ -7,7 +7,7 @@ from dataclasses import replace
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import Layout, attention_way
+from mmplan.cost_models.layout import Layout, attention_way, splits_rows
 from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes, recomputed_sum_bytes
 from mmplan.cost_models.values import rows_of_context_rank
@@ -58,7 +58,9 @@ def _border_bytes(plan: Plan, cut: CutTensor, stage: int, seen: StageLoads, repl
 
 def _layer_bytes(plan: Plan, layer: Layer, layout: Layout, load: Load) -> int:
     precision, technique = plan.scenario.precision, plan.scenario.technique
-    shard = replace(layout.shard(layer), context_parallel=attention_way(layer, technique.context_parallel))
+    sequence = technique.sequence_parallel and splits_rows(layer)
+    way = attention_way(layer, technique.context_parallel)
+    shard = replace(layout.shard(layer), context_parallel=way, sequence=sequence)
     summed = forward_sum_bytes(layer, load, precision, shard) + backward_sum_bytes(layer, load, precision, shard)
     return summed + (recomputed_sum_bytes(layer, load, precision, shard) if layout.recomputed(layer) == "full" else 0)
 

@@ -5,10 +5,10 @@ Rows are cut into 2 cp equal chunks; a rank has one from the front and its count
 others gathers them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +61,13 @@ def rows_of(lengths: Sequence[int], peers: Peers) -> OwnRowsOf:
     return OwnRowsOf(sum(lengths), peers.degree, peers.index)
 
 
-def rotate_own(x: Tensor, own: OwnRowsOf, lengths: Sequence[int], heads: int, dims: int | None) -> Tensor:
+class HasRows(Hashable, Protocol):
+    """Which rows of a sequence a rank has."""
+
+    def take(self, rows: Tensor) -> Tensor: ...
+
+
+def rotate_own(x: Tensor, own: HasRows, lengths: Sequence[int], heads: int, dims: int | None) -> Tensor:
     """As `attention.rotate`, of a rank's rows."""
     whole = x.view(x.shape[0], heads, x.shape[1] // heads)
     still = whole.shape[2] - (dims or whole.shape[2])
@@ -74,7 +80,7 @@ def rotate_own(x: Tensor, own: OwnRowsOf, lengths: Sequence[int], heads: int, di
 
 @lru_cache(maxsize=16)
 def _own_table(
-    lengths: tuple[int, ...], own: OwnRowsOf, head_dim: int, dtype: torch.dtype, device: torch.device
+    lengths: tuple[int, ...], own: HasRows, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     cos, sin = rope_table(lengths, head_dim, dtype, device)
     return own.take(cos), own.take(sin)

@@ -63,6 +63,8 @@ def tensor_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> Ten
         own = made if rank in ranks else own
     if own is not None:
         own.context_parallel = plan.scenario.technique.context_parallel
+        if own.degree > 1 and plan.scenario.technique.sequence_parallel:
+            own.sequence = tuple(m.name for m in plan.scenario.model.modules if m.kind == "language_model")
     return own
 
 

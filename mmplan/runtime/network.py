@@ -71,7 +71,7 @@ def broadcast(tensor: Tensor, group: dist.ProcessGroup | None) -> None:
         dist.broadcast(tensor, group=group, group_src=0)
 
 
-def scatter_sum(own: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
+def scatter_sum(own: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> None:
     """`own` becomes this rank's share of the sum of all ranks' `whole`. Collective."""
     if through_host(whole.device, group):
         host = torch.empty(own.shape, dtype=own.dtype)

@@ -34,8 +34,9 @@ def process_count(plan: Plan, *, rehearse: bool, own_model: bool = False) -> int
     if rehearse:
         return len(widths(plan))
     _refuse_together(plan)
-    require_executable(plan.scenario)
+    require_executable(plan.scenario, own_model=own_model)
     _refuse_split_modules(plan)
+    _refuse_split_sequences(plan)
     if own_model:
         refuse_plan(plan)
     else:
@@ -105,6 +106,20 @@ def _refuse_split_modules(plan: Plan) -> None:
             raise InputError(
                 f"'{module.name}' has {shape.kv_heads} key-value heads for tp={tp}, and this release does not "
                 "repeat heads: set `constraints.tp` to a divisor, or rehearse the plan"
+            )
+
+
+def _refuse_split_sequences(plan: Plan) -> None:
+    """Sequence parallelism gives ranks rows of language models; who reads an encoder reads all of its rows."""
+    tp_of = {name: mesh.tp for mesh in plan.meshes for name in mesh.modules}
+    for module in plan.scenario.model.modules:
+        is_text = module.modality in ("text", "speech") and module.kind != "language_model"
+        split = tp_of.get(module.name, plan.tp) > 1 and module.name not in plan.spread
+        if plan.scenario.technique.sequence_parallel and is_text and split:
+            raise InputError(
+                f"the plan has sequence_parallel over tp={tp_of.get(module.name, plan.tp)}, and '{module.name}' is an "
+                "encoder of text, whose rows this release does not split so: remove `sequence_parallel` from the "
+                "scenario and optimize again, or rehearse the plan"
             )
 
 

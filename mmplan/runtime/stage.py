@@ -29,6 +29,7 @@ from mmplan.runtime.in_flight import Computed, InFlight, cut_off
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.recompute import recomputed
+from mmplan.runtime.tensor_parallel import SplitLayer
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.ties import Tie
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
@@ -147,6 +148,9 @@ class LayerStage(WeightedStage):
         store = WeightStore()
         if split_backward:
             postpone_linears(model, store)
+            for module in modules.values():
+                if ranks is not None and isinstance(module, SplitLayer):
+                    store.summed |= dict.fromkeys(module.summed_linears(), partial(ranks.reduce, backward=True))
         tied = {layer: tie for tie in ties for layer in tie.names if layer in modules}
         holders = Holders(layers=layers, modules=modules, replicas=replicas, ranks=ranks, tied=tied)
         self._holders = holders

@@ -14,8 +14,14 @@ from torch.nn import Parameter
 from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import attention_way
-from mmplan.cost_models.local_layer import local_layer, norm_of_heads, norms_over_heads
-from mmplan.cost_models.ops import AddRows, Attention, CrossEntropy, Embedding, Op, Rope
+from mmplan.cost_models.local_layer import (
+    local_layer,
+    norm_of_heads,
+    norms_over_heads,
+    summed_weights,
+    values_in_rows,
+)
+from mmplan.cost_models.ops import AddRows, Attention, CrossEntropy, Embedding, Linear, Norm, Op, Rope, Scale
 from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
 from mmplan.runtime.attention import window_lengths
 from mmplan.runtime.batch import NO_LABEL, Microbatch
@@ -27,6 +33,15 @@ from mmplan.runtime.layers import Blocks, LayerModule, build_layer, joined
 from mmplan.runtime.row_attention import Heads, own_attention, own_queries
 from mmplan.runtime.row_heads import packed_to_heads, packed_to_rows
 from mmplan.runtime.rows import add_rows
+from mmplan.runtime.sequence_rows import (
+    SequenceRows,
+    WholeRows,
+    cut_rows,
+    linear_of_rows,
+    sum_to_rows,
+    whole_rows,
+    with_summed_weights,
+)
 from mmplan.runtime.split_norm import split_rms_norm
 from mmplan.runtime.tensor_sums import TensorRanks, look_up, split_cross_entropy, sum_gradients, sum_parts
 
@@ -38,6 +53,11 @@ class SplitLayer(LayerModule):
         super().__init__(local_layer(layer, ranks.shard(layer)))
         self._whole, self._ranks = layer, ranks
         self._exchange: Exchange | None = None  # of the microbatch that is at work
+        self._gathered: dict[str, tuple[WholeRows, Tensor]] = {}  # likewise, with the rank's rows
+        shard = ranks.shard(layer)
+        self._in_rows = values_in_rows(layer, shard)
+        summed = summed_weights(layer, shard)
+        self._summed = frozenset(op.name for op in summed if isinstance(op, Linear | Norm | Scale))
 
     def expert_parameters(self) -> list[nn.Parameter]:
         """Those that lie on other ranks than the rest of the layer."""
@@ -61,18 +81,42 @@ class SplitLayer(LayerModule):
         replicas = None if self._ranks.experts is None else self._ranks.experts.replicas
         return replicas is None or replicas.rank() == 0
 
+    def summed_linears(self) -> list[nn.Linear]:
+        """Of whose weights' gradients each tp rank has a part."""
+        return [part for name, part in self.parts.items() if name in self._summed and isinstance(part, nn.Linear)]
+
     def forward(self, inputs: Mapping[str, Tensor], batch: Microbatch) -> Tensor:
+        try:
+            if self.layer.kind != "token_embed":
+                return super().forward(inputs, batch)
+            rows = super().forward(self._with_whole_states(inputs, batch), batch)
+        finally:
+            self._gathered = {}
         own = self._own(batch)
-        if own is None or self.layer.kind != "token_embed":
-            return super().forward(inputs, batch)
-        return own.take(super().forward(self._with_whole_states(inputs, batch), batch))
+        rows = rows if own is None else own.take(rows)
+        if self._ranks.shard(self._whole).sequence:
+            rows = cut_rows(rows, self._sequence(batch, self.layer.module), self._ranks)
+        return rows
 
     def _with_whole_states(self, inputs: Mapping[str, Tensor], batch: Microbatch) -> Mapping[str, Tensor]:
-        """Of another language model's states each cp rank has its rows; its part of the sequence may need others."""
-        speakers = [name for name in inputs if name.rpartition(".")[0] in batch.labels]
-        read = {name: batch.lengths[name.rpartition(".")[0]] for name in speakers}
-        peers = self._ranks.peers(self._whole)
-        return {**inputs, **{name: whole_states(inputs[name], read[name], self._ranks, peers) for name in speakers}}
+        """Of another language model's states each rank has its rows; its part of the sequence may need others."""
+        whole, shard = dict(inputs), self._ranks.shard(self._whole)
+        for name in inputs:
+            module = name.rpartition(".")[0]
+            if module not in batch.labels:
+                continue
+            if shard.sequence:
+                whole[name] = whole_rows(whole[name], self._sequence(batch, module), self._ranks)
+            if shard.cp > 1:
+                peers = self._ranks.peers(self._whole)
+                whole[name] = whole_states(whole[name], batch.lengths[module], self._ranks, peers)
+        return whole
+
+    def _sequence(self, batch: Microbatch, module: str) -> SequenceRows:
+        """This rank's rows of a microbatch of a language model, where tp ranks have others."""
+        lengths, ranks = batch.lengths[module], self._ranks
+        own = None if ranks.shard(self._whole).cp == 1 else rows_of(lengths, ranks.peers(self._whole))
+        return SequenceRows(sum(lengths) if own is None else 2 * own.size, ranks.degree, ranks.index, own)
 
     def _own(self, batch: Microbatch) -> OwnRowsOf | None:
         """This rank's rows of a microbatch where cp ranks have others."""
@@ -82,14 +126,25 @@ class SplitLayer(LayerModule):
 
     def _run(self, op: Op, inputs: Sequence[Tensor | Blocks], batch: Microbatch) -> Tensor | Blocks:
         own = self._own(batch)
-        if own is not None and isinstance(op, Rope | Attention | AddRows):
-            return self._of_own_rows(op, [joined(value) for value in inputs], own, batch)
+        rows = self._sequence(batch, self.layer.module) if op.y.name in self._in_rows else own
         match op:
+            case Rope() if rows is not None:
+                return rotate_own(joined(inputs[0]), rows, batch.lengths[self.layer.module], op.heads, op.dims)
+            case AddRows() if rows is not None:
+                return self._add_own_rows(op, joined(inputs[0]), joined(inputs[1]), batch)
+            case Attention() if own is not None:
+                return self._attend_own_rows(op, [joined(value) for value in inputs], own, batch)
+            case SumGradients() if op.rows:
+                return self._gather(op, joined(inputs[0]), batch)
             case SumGradients():
                 return sum_gradients(joined(inputs[0]), self._ranks)
             case SumParts():
-                total = sum_parts(joined(inputs[0]), self._ranks)
-                return total + self.parts[op.name].get_parameter("weight") if op.bias else total
+                return self._sum(op, joined(inputs[0]), batch)
+            case Linear() if op.trainable and op.x.name in self._gathered:
+                gathered, of_rank = self._gathered[op.x.name]
+                return linear_of_rows(self._linear(op.name), joined(inputs[0]), of_rank, gathered)
+            case Scale() if op.name in self._summed:
+                return joined(inputs[0]) * sum_gradients(self.parts[op.name].get_parameter("weight"), self._ranks)
             case Embedding() if self._ranks.degree > 1:
                 ids = batch.inputs[self.layer.module]
                 return look_up(ids, self.parts[op.name].get_parameter("weight"), self._ranks)
@@ -105,6 +160,32 @@ class SplitLayer(LayerModule):
                 return self._normed(op.name, joined(inputs[0]))
             case _:
                 return super()._run(op, inputs, batch)
+
+    def _run_part(self, name: str, x: Tensor) -> Tensor:
+        if name in self._summed:
+            return with_summed_weights(self.parts[name], (x,), self._ranks)
+        return super()._run_part(name, x)
+
+    def _linear(self, name: str) -> nn.Linear:
+        part = self.parts[name]
+        assert isinstance(part, nn.Linear)
+        return part
+
+    def _gather(self, op: SumGradients, own: Tensor, batch: Microbatch) -> Tensor:
+        readers = sum(
+            isinstance(other, Linear) and other.trainable and other.x.name == op.y.name for other in self.layer.ops
+        )
+        whole = WholeRows(self._sequence(batch, self.layer.module), self._ranks, readers)
+        self._gathered[op.y.name] = whole, own
+        return whole.of(own)
+
+    def _sum(self, op: SumParts, parts: Tensor, batch: Microbatch) -> Tensor:
+        bias = self.parts[op.name].get_parameter("weight") if op.bias else None
+        if not op.rows:
+            total = sum_parts(parts, self._ranks)
+            return total if bias is None else total + bias
+        total = sum_to_rows(parts, self._sequence(batch, self.layer.module), self._ranks)
+        return total if bias is None else total + sum_gradients(bias, self._ranks)
 
     def _moved(
         self, op: ToExperts | FromExperts | OwnRows | JoinRows, inputs: Sequence[Tensor], batch: Microbatch
@@ -126,19 +207,15 @@ class SplitLayer(LayerModule):
                 rows = sum(batch.lengths[self.layer.module]) if own is None else 2 * own.size
                 return join_rows(x, rows, self._ranks)
 
-    def _of_own_rows(
-        self, op: Rope | Attention | AddRows, inputs: Sequence[Tensor], own: OwnRowsOf, batch: Microbatch
-    ) -> Tensor:
-        module = self.layer.module
-        lengths = batch.lengths[module]
-        match op:
-            case Rope():
-                return rotate_own(inputs[0], own, lengths, op.heads, op.dims)
-            case AddRows():
-                mine, at = own.among(batch.merge_positions[module][op.key])
-                return add_rows(inputs[0], inputs[1].index_select(0, mine), at)
-            case Attention():
-                return self._attend_own_rows(op, inputs, own, batch)
+    def _add_own_rows(self, op: AddRows, a: Tensor, b: Tensor, batch: Microbatch) -> Tensor:
+        at, own = batch.merge_positions[self.layer.module][op.key], self._own(batch)
+        if own is not None:
+            mine, at = own.among(at)
+            b = b.index_select(0, mine)
+        if op.y.name not in self._in_rows:
+            return add_rows(a, b, at)
+        rows = self._sequence(batch, self.layer.module)
+        return a + cut_rows(add_rows(a.new_zeros(rows.count, a.shape[1]), b, at), rows, self._ranks)
 
     def _attend_own_rows(self, op: Attention, inputs: Sequence[Tensor], own: OwnRowsOf, batch: Microbatch) -> Tensor:
         lengths, (q, k, v) = batch.lengths[self.layer.module], inputs

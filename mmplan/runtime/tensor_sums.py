@@ -50,8 +50,9 @@ class TensorRanks:
     """This rank's place among the `degree` ranks of its tensor-parallel group.
 
     `experts`: where these lie on more ranks. `context`: ranks with other rows of language models; `context_parallel`:
-    how keys and values of rows come together; `width`: all that share a stage in one replica. `spread`: modules that
-    each rank has whole, of which it takes some images or clips, or in the blocks of `patches` some rows of all;
+    how keys and values of rows come together; `width`: all that share a stage in one replica. `sequence`: modules of
+    whose values each rank has rows where it does not have columns. `spread`: modules that each rank has whole, of which
+    it takes some images or clips, or in the blocks of `patches` some rows of all;
     `stage`: all ranks that have these, those of all replicas. `forward_bytes`, `backward_bytes`: of tensors handed to
     sums, gathers, exchanges and the next rank since the start, by the pass they belong to.
     """
@@ -63,6 +64,7 @@ class TensorRanks:
     context: Peers | None = None
     width: Peers | None = None
     context_parallel: ContextParallel = "ring"
+    sequence: tuple[str, ...] = ()
     spread: tuple[str, ...] = ()
     patches: tuple[str, ...] = ()
     stage: dist.ProcessGroup | None = None
@@ -79,9 +81,10 @@ class TensorRanks:
             return Shard(cp=1 if self.width is None or not self.has_patches(layer) else self.width.degree)
         splits = self.context is not None and splits_rows(layer)
         cp = self.context.degree if self.context is not None and splits else 1
+        sequence = layer.module in self.sequence
         if self.experts is None or not layer.has_experts:
-            return Shard(tp=self.degree, cp=cp)
-        return Shard(tp=self.degree, ep=self.experts.degree, etp=self.experts.tp, cp=cp)
+            return Shard(tp=self.degree, cp=cp, sequence=sequence)
+        return Shard(tp=self.degree, ep=self.experts.degree, etp=self.experts.tp, cp=cp, sequence=sequence)
 
     def has_patches(self, layer: Layer) -> bool:
         """Whether a rank has some rows of the layer's images, as `Layout.has_patches`."""
@@ -153,10 +156,13 @@ class _SumGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
         ctx.ranks = ranks
+        ctx.set_materialize_grads(False)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        if gradients[0] is None:  # of a weight whose gradient is postponed
+            return None, None
         total = gradients[0].clone(memory_format=torch.contiguous_format)  # others may read this gradient too
         ctx.ranks.reduce(total, backward=True)
         return total, None

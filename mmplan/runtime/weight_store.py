@@ -14,13 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Accumulate = Callable[[Tensor, Tensor], None]  # parameter, gradient
+Whole = Callable[[Tensor], Tensor]
 
 
 class WeightStore:
     """What weight gradients still have to be made of, by microbatch."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, list[tuple[nn.Linear, Tensor, Tensor]]] = {}
+        self._waiting: dict[int, list[tuple[nn.Linear, Tensor, Tensor, Whole | None]]] = {}
+        self.summed: dict[nn.Linear, Callable[[Tensor], None]] = {}  # of which ranks have parts of the weight gradients
         self._microbatch: int | None = None
 
     @contextmanager
@@ -33,24 +35,36 @@ class WeightStore:
         finally:
             self._microbatch = None
 
-    def takes(self, linear: nn.Linear, x: Tensor, gradient: Tensor) -> bool:
-        """Keep what the layer's weight gradient needs; False outside of `postponing`."""
+    def takes(self, linear: nn.Linear, x: Tensor, gradient: Tensor, whole: Whole | None = None) -> bool:
+        """Keep what the layer's weight gradient needs; False outside of `postponing`. `whole`: makes all rows of x."""
         if self._microbatch is None:
             return False
-        self._waiting[self._microbatch].append((linear, x, gradient))
+        self._waiting[self._microbatch].append((linear, x, gradient, whole))
         return True
 
     def compute(self, microbatch: int, accumulate: Accumulate) -> None:
         """The weight gradients of a microbatch whose first part is done."""
-        for linear, x, gradient in self._waiting.pop(microbatch):
+        for linear, x, gradient, whole in self._waiting.pop(microbatch):
+            add = self._with_sum(linear, accumulate)
             if linear.weight.requires_grad:
-                accumulate(linear.weight, _flat(gradient).t() @ _flat(x))
+                rows = _flat(x if whole is None else whole(x))
+                add(linear.weight, _flat(gradient).t() @ rows)
             if linear.bias is not None and linear.bias.requires_grad:
-                accumulate(linear.bias, _flat(gradient).sum(0))
+                add(linear.bias, _flat(gradient).sum(0))
+
+    def _with_sum(self, linear: nn.Linear, accumulate: Accumulate) -> Accumulate:
+        if linear not in self.summed:
+            return accumulate
+
+        def add(parameter: Tensor, gradient: Tensor) -> None:
+            self.summed[linear](gradient)
+            accumulate(parameter, gradient)
+
+        return add
 
     def storages(self) -> dict[int, int]:
         """Address and bytes of what is kept, each storage once."""
-        tensors = [t for waiting in self._waiting.values() for _, x, gradient in waiting for t in (x, gradient)]
+        tensors = [t for waiting in self._waiting.values() for _, x, gradient, _ in waiting for t in (x, gradient)]
         return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
 
 
@@ -58,10 +72,10 @@ def postpone_linears(module: nn.Module, store: WeightStore) -> None:
     """Let the trained linear layers inside `module` ask `store` in their backward."""
     for linear in [part for part in module.modules() if isinstance(part, nn.Linear)]:
         if linear.weight.requires_grad or (linear.bias is not None and linear.bias.requires_grad):
-            linear.forward = _Postponed(linear, store)  # type: ignore[assignment,method-assign]
+            linear.forward = Postponed(linear, store)  # type: ignore[assignment,method-assign]
 
 
-class _Postponed:
+class Postponed:
     """The forward of a linear layer with the two-part backward."""
 
     def __init__(self, linear: nn.Linear, store: WeightStore) -> None:

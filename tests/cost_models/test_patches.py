@@ -46,11 +46,11 @@ def test_rows_cross_stages_as_parts_and_become_whole_for_others() -> None:
     assert replace(PATCHES, spread=("vision",)).handover(last) == (True, True, False)
     assert PATCHES.handover(EMBED) == (False, False, False)
     inner = GRAPH.edge("vision.0", "vision.1")
-    sizes = [layout.sent_bytes(inner, GRAPH, LOADS, SCENARIO.precision) for layout in (PATCHES, Layout())]
+    sizes = [layout.sent_bytes(inner, GRAPH, LOADS, SCENARIO) for layout in (PATCHES, Layout())]
     assert sizes[0] < sizes[1] / 3
     for edge in (GRAPH.edge("vision.embed", "vision.0"), GRAPH.edge(last.id, "projector.0")):
         assert not PATCHES.makes_whole(edge, GRAPH)
-        whole = [layout.sent_bytes(edge, GRAPH, LOADS, SCENARIO.precision) for layout in (PATCHES, Layout())]
+        whole = [layout.sent_bytes(edge, GRAPH, LOADS, SCENARIO) for layout in (PATCHES, Layout())]
         assert whole[0] == whole[1]
 
 

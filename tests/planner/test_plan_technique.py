@@ -25,7 +25,7 @@ from mmplan.planner.pricing import Prices
 from mmplan.planner.search import optimize
 from mmplan.planner.simulate import simulate
 from mmplan.planner.step_loads import mean_step_loads
-from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
 from mmplan.scenario.stacks import technique_of
 
 STAGES = [["llm.embed", "llm.0"], ["llm.1", "llm.2", "llm.head", "llm.loss"]]
@@ -124,7 +124,6 @@ def test_what_a_technique_sets_is_kept_by_the_search(sharding: str) -> None:
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"sequence_parallel": True}, "technique.sequence_parallel: true, and .* does false only"),
         ({"attention": "math"}, "technique.attention: math, and .* does flash2 only"),
         ({"stack": "megatron-2021"}, "technique.stack: megatron-2021, and .* does mmplan only"),
         ({"gradient_dtype": "bf16"}, "technique.gradient_dtype: bf16, and .* does the optimizer's only"),
@@ -133,6 +132,21 @@ def test_what_a_technique_sets_is_kept_by_the_search(sharding: str) -> None:
 def test_a_run_refuses_a_technique_that_the_runtime_does_not_do(choices: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         require_executable(with_technique(choices))
+
+
+def test_models_of_others_run_without_sequence_parallelism() -> None:
+    of = with_technique({"sequence_parallel": True})
+    require_executable(of)
+    with pytest.raises(InputError, match=r"technique.sequence_parallel: true, and .* does false only"):
+        require_executable(of, own_model=True)
+
+
+def test_a_border_inside_a_language_model_carries_the_rows_of_a_rank() -> None:
+    of, graph = with_technique({"sequence_parallel": True}), build_graph(job())
+    inner = graph.edge("llm.0", "llm.1")
+    loads = {"llm": replace(mean_loads(of, 1)["llm"], tokens=1025)}
+    whole, half = (Layout(tp=tp).sent_bytes(inner, graph, loads, of) for tp in (1, 2))
+    assert half / 513 == whole / 1025 == inner.width * DTYPE_BYTES[of.precision]
 
 
 def test_the_runtimes_own_technique_runs() -> None:

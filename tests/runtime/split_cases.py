@@ -86,7 +86,13 @@ def split_cases() -> dict[str, Scenario]:
         "experts that are not trained": text_only(SHAPES["qwen3_moe"], FROZEN),
         "language model alone": text_only(LLM),
     }
-    return {name: scenario_of(model, samples=SAMPLES) for name, model in models.items()}
+    scenarios = {name: scenario_of(model, samples=SAMPLES) for name, model in models.items()}
+    in_rows = ("cross-attention", "LoRA on all linears", "language model alone", "qwen3_moe")
+    return scenarios | {f"{name}, rows over tp": _in_rows(scenarios[name]) for name in in_rows}
+
+
+def _in_rows(scenario: Scenario) -> Scenario:
+    return replace(scenario, technique=replace(scenario.technique, sequence_parallel=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,7 +180,14 @@ def run_split_cases(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=30))
     results = {
         (name, blind): run_case(
-            scenario, TensorRanks(degree=PROCESSES, index=rank, group=None), BLIND if blind else SAMPLES
+            scenario,
+            TensorRanks(
+                degree=PROCESSES,
+                index=rank,
+                group=None,
+                sequence=("llm",) if scenario.technique.sequence_parallel else (),
+            ),
+            BLIND if blind else SAMPLES,
         )
         for name, scenario in split_cases().items()
         for blind in (False, True)

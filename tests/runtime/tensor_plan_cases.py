@@ -13,6 +13,7 @@ from case_processes import chosen
 from gradient_cases import CPU, PROCESSES, cases, perturb, table_name, trained_weights
 from meshed_plan_cases import meshed_cases, uneven_cases
 from row_plan_cases import DEEP, ONE_STAGE, TALKER, row_cases
+from sequence_plan_cases import sequence_cases
 from tiny_plans import AUDIO, TWO_STAGES, changed_module, hand_plan
 from torch import Tensor
 
@@ -44,6 +45,15 @@ HALVES = (
 
 
 MIXED = (
+    "two replicas that share weights, rows over tp",
+    "LoRA language model, rows over tp",
+    "cross-attention, rows over tp",
+    "talker, rows over tp",
+    "recomputed blocks, rows over tp",
+    "two stages on a rank, backwards in two parts, rows over tp",
+    "rows over cp, latent attention, rows over tp",
+    "rows for heads, rows over tp",
+    "experts over replicas, each over tp, rows over tp",
     "rows and columns of a talker",
     "gathered, rows on two ranks that share weights, a table on two stages",
     "gathered, rows on two ranks, recomputed, images dealt out",
@@ -113,6 +123,7 @@ def tensor_cases() -> dict[str, Plan]:
     every = {
         **split,
         **row_cases(models),
+        **sequence_cases(models, plans),
         **_dealt_cases(models),
         **_patch_cases(models),
         **_together_cases(models),

@@ -5,11 +5,14 @@ from case_processes import run_on_ranks
 from split_cases import BLIND, PROCESSES, SAMPLES, SplitResult, run_split_cases, split_cases
 
 from mmplan.cost_models.build import build_graph
-from mmplan.cost_models.counts import kept_bytes
 from mmplan.cost_models.exposed_time import reduced_backward_elements, reduced_forward_elements
+from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import splits_rows
 from mmplan.cost_models.loads import sample_loads
 from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes, norms_over_heads
+from mmplan.cost_models.memory_activations import Setting, kept
 from mmplan.cost_models.shard import Shard
+from mmplan.scenario.scenario import Scenario
 
 CASES = split_cases()
 Results = list[dict[tuple[str, bool], SplitResult]]
@@ -40,22 +43,30 @@ def test_losses_and_gradients_are_those_of_whole_layers(name: str, blind: bool, 
 def test_summed_and_kept_bytes_are_the_predicted_ones(name: str, blind: bool, results: Results) -> None:
     layers = build_graph(CASES[name]).layers()
     loads = sample_loads(CASES[name], BLIND if blind else SAMPLES)
-    forward = sum(forward_sum_bytes(layer, loads[layer.module], "fp32", PROCESSES) for layer in layers)
-    backward = sum(backward_sum_bytes(layer, loads[layer.module], "fp32", PROCESSES) for layer in layers)
-    kept = sum(kept_bytes(layer, loads[layer.module], "fp32", PROCESSES) for layer in layers)
+    shards = [(layer, loads[layer.module], _shard(CASES[name], layer)) for layer in layers]
+    forward = sum(forward_sum_bytes(layer, load, "fp32", shard) for layer, load, shard in shards)
+    backward = sum(backward_sum_bytes(layer, load, "fp32", shard) for layer, load, shard in shards)
+    technique = CASES[name].technique
+    kept_bytes = sum(
+        round(kept(layer, load, Setting(precision="fp32", technique=technique, shard=shard)).total)
+        for layer, load, shard in shards
+    )
     for rank in results:
         assert (rank[name, blind].forward_bytes, rank[name, blind].backward_bytes) == (forward, backward)
         if not blind:  # a sequence without context keeps less, and the rows of a capacity are rounded
-            assert rank[name, blind].kept_bytes == kept
+            assert rank[name, blind].kept_bytes == kept_bytes
+
+
+def _shard(scenario: Scenario, layer: Layer) -> Shard:
+    return Shard(tp=PROCESSES, sequence=scenario.technique.sequence_parallel and splits_rows(layer))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_sums_that_predicted_seconds_count_are_those_of_whole_rows(name: str) -> None:
     """Seconds leave out a few columns: statistics of the loss, a shared rotary key, weights of experts, head norms."""
     graph, loads = build_graph(CASES[name]), sample_loads(CASES[name], SAMPLES)
-    shard = Shard(tp=PROCESSES)
     for layer in graph.layers():
-        load = loads[layer.module]
+        load, shard = loads[layer.module], Shard(tp=PROCESSES)
         priced = 4 * sum(reduced_forward_elements(layer, load, shard))
         small = (12 if layer.kind == "loss" else 4 * len(norms_over_heads(layer))) * load.tokens
         assert forward_sum_bytes(layer, load, "fp32", PROCESSES) == priced + small

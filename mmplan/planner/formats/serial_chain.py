@@ -42,7 +42,7 @@ def serial_price(plan: Plan, stages: StageGraph, target: str) -> Loss:
     path_s = sum(stage.forward_s + stage.backward_s for stage in plan.stages)
     for cut in stages.cuts:
         layout = plan.layout(cut.source)
-        hop_s = way_s(costs, cut.edge, graph, loads, plan.scenario.precision, layout, near)
+        hop_s = way_s(costs, cut.edge, graph, loads, plan.scenario, layout, near)
         path_s += (cut.target - cut.source) * hop_s
     _require_memory(plan, prices, target)
     side_by_side = step_time(plan)

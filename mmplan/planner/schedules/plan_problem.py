@@ -90,7 +90,7 @@ def _transfer_s(
             way_s(costs, message, border, layouts, near=near, gradient=gradient) for gradient in (False, True)
         )
         return there_s, back_s
-    size = layout.sent_bytes(cut.edge, graph, part, scenario.precision)
+    size = layout.sent_bytes(cut.edge, graph, part, scenario)
     made_s = costs.make_whole_s(size, layout) if layout.makes_whole(cut.edge, graph) else (0.0, 0.0)
     sent_s = costs.transfer_s(size, near) if size else 0.0
     return sent_s + made_s[0], sent_s + made_s[1]
