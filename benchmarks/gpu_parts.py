@@ -1,6 +1,7 @@
 """What `gpu_check.py` measures on one device, part by part; each returns its rows."""
 
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from measured import ROOT
+from runtime import copy_beside_products, seconds_per_action
 
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import parameters
@@ -16,7 +18,7 @@ from mmplan.planner.plan import Plan, save_plan
 from mmplan.planner.search import optimize
 from mmplan.report.utilisation import plan_utilisation
 from mmplan.runtime.launch import execute
-from mmplan.runtime.measurement import Measurement, save_run
+from mmplan.runtime.measurement import Measurement, load_run, save_run
 from mmplan.runtime.recorded_steps import recorded_steps
 from mmplan.runtime.refine import refine
 from mmplan.runtime.reprice import reprice
@@ -31,6 +33,7 @@ from mmplan.units import format_bytes
 _BY_CAPABILITY = {(8, 0): "a100-sxm-80", (8, 6): "a10", (8, 9): "l40s", (9, 0): "h100-sxm", (10, 0): "b200"}
 _TIMEOUT_S = 60.0  # of a communication: nothing here rightly waits longer
 _LOSS_TOLERANCE = 0.02  # of 16 bits against 32 on the first step, before anything is learned
+_MOST_TIMING = 0.01  # of an action
 _LAYERS = (36, 24, 16, 10, 6)  # of the language model: 3.0, 2.1, 1.6, 1.2 and 0.9 billion parameters in all
 _STATE_BYTES = 18  # of a parameter: bf16 weight, fp32 gradient, master copy and two moments
 
@@ -102,6 +105,41 @@ def shared(here: Here) -> list[Row]:
     first, reference = run.steps[0].losses["llm"], alone.steps[0].losses["llm"]
     same = abs(first / reference - 1) < _LOSS_TOLERANCE
     return [Row(quantity="first loss", measured=first, predicted=reference, ok=same), *_run_rows(plan, run)]
+
+
+def ring(here: Here) -> list[Row]:
+    """Rows of the language model on two processes that share the device and pass keys and values on, in 16 bits: the
+    loss is that of one process on the CPU, and bytes are as predicted."""
+    sys.path.insert(0, str(ROOT / "tests" / "runtime"))
+    from tiny_plans import TWO_STAGES, hand_plan
+
+    layers = tuple(layer for stage in TWO_STAGES for layer in stage)
+    plan = replace(hand_plan(_placed(_tiny(here), here, 2), (layers,)), cp=2)
+    run = _run(plan, 2, 8)
+    alone = _run(hand_plan(load_scenario(ROOT / "scenarios" / "tiny.yaml"), (layers,)), 1, 1)
+    first, reference = run.steps[0].losses["llm"], alone.steps[0].losses["llm"]
+    same = abs(first / reference - 1) < _LOSS_TOLERANCE
+    return [Row(quantity="first loss", measured=first, predicted=reference, ok=same), *_run_rows(plan, run)]
+
+
+def executor(here: Here) -> list[Row]:
+    """What an action costs beside its kernels, with the events that time it and without, and how much of a copy to the
+    host, on the stream that sends, runs beside products."""
+    tiny_run = here.folder / "tiny.json"
+    if not tiny_run.exists():
+        raise NotMeasuredError("the tiny model did not run, so there is no action to compare with")
+    timed_s, untimed_s, timing_s = seconds_per_action(1, here.kind)
+    forwards = [item for item in load_run(tiny_run).timeline if item.action.kind == "F"]
+    action_s = statistics.median(item.end_s - item.start_s for item in forwards)
+    share = timing_s / action_s
+    rows = [
+        Row(quantity="seconds of the host per action", measured=timed_s),
+        Row(quantity="seconds of the host per action, untimed", measured=untimed_s),
+        Row(quantity="timing over a forward of the tiny model", measured=share, ok=share < _MOST_TIMING),
+    ]
+    if here.kind == "cuda":
+        rows.append(Row(quantity="part of a copy that runs beside products", measured=copy_beside_products()))
+    return rows
 
 
 def large(here: Here) -> list[Row]:
@@ -190,6 +228,8 @@ PARTS: dict[str, tuple[Callable[[Here], list[Row]], int]] = {
     "calibrate": (calibrate, 80),
     "tiny": (tiny, 60),
     "shared": (shared, 70),
+    "ring": (ring, 50),
+    "executor": (executor, 30),
     "large": (large, 110),
     "held-out": (held_out, 80),
     "job": (job, 70),
@@ -264,7 +304,7 @@ def _run_rows(plan: Plan, run: Measurement) -> list[Row]:
         if entry.quantity == "peak_memory_bytes":
             name = f"peak memory of rank {entry.rank}"
             rows.append(Row(quantity=name, measured=entry.measured, predicted=entry.planned))
-        elif entry.quantity in ("sent_bytes", "reduce_bytes") and entry.rank is None and entry.planned:
+        elif entry.quantity in ("sent_bytes", "reduce_bytes", "tensor_bytes") and entry.rank is None and entry.planned:
             exact = entry.passed is not False
             rows.append(Row(quantity=entry.quantity, measured=entry.measured, predicted=entry.planned, ok=exact))
     return rows

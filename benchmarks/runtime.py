@@ -2,15 +2,18 @@
 
     python benchmarks/runtime.py        # rewrites benchmarks/runtime.csv
 
-Stages here do nothing, so a step's time is the executor's. `alone`: one process, forwards and backwards. `chain`: two
-processes, whose second gets a tensor of 4 KiB for every forward and sends its gradient back (gloo, loopback); of both
-the slower counts. `timing`: reading the clock, three times an action. Each is the median of several steps of 1,000
-microbatches. `share` is that over the median forward of the tiny scenario's plan, measured in the same minute.
+Stages here do nothing, so a step's time is the executor's. `alone`: one process, forwards and backwards; `untimed`: the
+same steps in turn with a clock that reads nothing; `timing`: what reading it adds, the median of the differences.
+`chain`: two processes, whose second gets a tensor of 4 KiB for every forward and sends its gradient back (gloo,
+loopback); of both the slower counts. Each is the median of several steps of 1,000 microbatches. `share` is that over
+the median forward of the tiny scenario's plan, measured in the same minute. `benchmarks/gpu_check.py` does the same
+with the events of a GPU.
 """
 
+import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,9 +26,10 @@ from torch import Tensor
 
 from mmplan.planner.program import Action, RankProgram
 from mmplan.planner.search import optimize
-from mmplan.runtime.clock import WallClock
+from mmplan.runtime.clock import Clock, CudaClock, WallClock
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.launch import execute
+from mmplan.runtime.streams import streams_of
 from mmplan.scenario.load import load_scenario
 
 MICROBATCHES, STEPS = 1000, 7
@@ -80,38 +84,90 @@ def program(rank: int, ranks: int) -> RankProgram:
     return RankProgram(rank=rank, stage=rank, replica=0, actions=(*forwards, *backwards))
 
 
-def run_rank(rank: int, ranks: int, folder: str) -> None:
-    """Writes this rank's seconds per action, the median of its steps."""
+class NoClock:
+    """Reads nothing."""
+
+    def start(self) -> None: ...
+
+    def mark(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def seconds(self, mark: object) -> float:
+        raise ValueError("nothing was read")
+
+
+def run_rank(rank: int, ranks: int, folder: str, kind: str) -> None:
+    """Writes this rank's seconds per action, timed and untimed, of each step."""
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store{ranks}", ranks)
+    store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    clock, own = WallClock(dist.new_group(range(ranks)), one_host=True), program(rank, ranks)
+    control, own = dist.new_group(range(ranks)), program(rank, ranks)
+    device = torch.device(kind, 0) if kind == "cuda" else CPU
+    clocks: tuple[Clock, ...] = (
+        CudaClock(control) if kind == "cuda" else WallClock(control, one_host=True),
+        NoClock(),
+    )
     stage = EmptyStage(sends=rank == 0 and ranks > 1, returns=rank == 1)
-    seconds = []
-    for _ in range(STEPS):
-        clock.start()
-        started = time.perf_counter()
-        run_step(own, {rank: stage}, device=CPU, clock=clock)
-        seconds.append((time.perf_counter() - started) / len(own.actions))
-    Path(folder, f"{ranks}-{rank}").write_text(str(statistics.median(seconds)))
+    steps = []
+    for _ in range(1 + STEPS):
+        for clock in clocks:
+            dist.barrier(control)
+            clock.start()
+            started = time.perf_counter()
+            run_step(own, {rank: stage}, device=device, clock=clock)
+            if kind == "cuda":
+                torch.cuda.synchronize()
+            steps.append((time.perf_counter() - started) / len(own.actions))
+    # The first of each makes what all others use again.
+    Path(folder, str(rank)).write_text(json.dumps([steps[2::2], steps[3::2]]))
     dist.destroy_process_group()
 
 
-def seconds_per_action(ranks: int) -> float:
+def seconds_per_action(ranks: int, kind: str = "cpu") -> tuple[float, float, float]:
+    """Timed, untimed, and what timing adds: medians over the steps of the slower rank."""
     with TemporaryDirectory() as folder:
-        mp.spawn(run_rank, (ranks, folder), nprocs=ranks)
-        return max(float(Path(folder, f"{ranks}-{rank}").read_text()) for rank in range(ranks))
+        mp.spawn(run_rank, (ranks, folder, kind), nprocs=ranks)
+        found = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(ranks)]
+    timed, untimed = max(found, key=lambda steps: statistics.median(steps[0]))
+    differences = [on - off for on, off in zip(timed, untimed, strict=True)]
+    return statistics.median(timed), statistics.median(untimed), statistics.median(differences)
 
 
-def timing_s() -> float:
-    """Of the three readings of the clock that an action has."""
-    rounds = []
-    for _ in range(STEPS):
-        started = time.perf_counter()
-        for _ in range(3 * MICROBATCHES):
-            time.perf_counter()
-        rounds.append((time.perf_counter() - started) / MICROBATCHES)
-    return statistics.median(rounds)
+def copy_beside_products() -> float:
+    """Of a copy to the host, which leaves on the stream that sends, the part that products on a GPU hide; in a process
+    of its own, so that this one holds no memory of the device."""
+    with TemporaryDirectory() as folder:
+        mp.spawn(copy_rank, (folder,), nprocs=1)
+        return float(Path(folder, "hidden").read_text())
+
+
+def copy_rank(rank: int, folder: str) -> None:
+    device = torch.device("cuda", 0)
+    streams, tensor = streams_of(device), torch.ones(2**27, device=device)
+    host, factor = torch.empty(tensor.shape, pin_memory=True), torch.randn(8192, 8192, device=device)
+
+    def copy() -> None:
+        with streams.sending(tensor):
+            host.copy_(tensor, non_blocking=True)
+
+    def products() -> None:
+        for _ in range(8):
+            factor @ factor
+
+    def took_s(*works: Callable[[], None]) -> float:
+        times = []
+        for _ in range(1 + STEPS):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for work in works:
+                work()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - started)
+        return statistics.median(times[1:])
+
+    alone_s, beside_s, both_s = took_s(copy), took_s(products), took_s(copy, products)
+    Path(folder, "hidden").write_text(str((alone_s + beside_s - both_s) / min(alone_s, beside_s)))
 
 
 def tiny_forward_s() -> float:
@@ -124,7 +180,8 @@ def tiny_forward_s() -> float:
 
 def main() -> None:
     forward_s = tiny_forward_s()
-    measured = {"alone": seconds_per_action(1), "chain": seconds_per_action(2), "timing": timing_s()}
+    timed_s, untimed_s, timing_s = seconds_per_action(1)
+    measured = {"alone": timed_s, "untimed": untimed_s, "timing": timing_s, "chain": seconds_per_action(2)[0]}
     rows = [
         {
             "what": what,

@@ -13,6 +13,7 @@ from mmplan.planner.prediction import Prediction, TimedAction
 from mmplan.planner.program import Action, Program
 from mmplan.planner.simulate import replay
 from mmplan.planner.step_loads import drawn_step_loads
+from mmplan.planner.tensor_traffic import tensor_bytes
 from mmplan.planner.timing import Seconds
 from mmplan.runtime.measurement import (
     Measurement,
@@ -51,8 +52,9 @@ def run_that_took(plan: Plan, program: Program, durations: Seconds, late_s: floa
     Ranks ask for the inputs of an action as soon as the one before has ended; `late_s`: and then all end so much later.
     """
     graph = build_graph(plan.scenario)
-    step = replay(program, durations, footprint(plan, graph, program, drawn_step_loads(plan, 0)))
-    timeline = done_of(step)
+    loads = drawn_step_loads(plan, 0)
+    step = replay(program, durations, footprint(plan, graph, program, loads))
+    timeline, exchanged = done_of(step), tensor_bytes(plan, graph, program, loads)
     alone: dict[tuple[int, int, int], float] = {}
     for rank, row in zip(program.ranks, durations, strict=True):
         for action, seconds in zip(rank.actions, row, strict=True):
@@ -74,7 +76,7 @@ def run_that_took(plan: Plan, program: Program, durations: Seconds, late_s: floa
         recorded_step=0,
         pipeline_s=step.pipeline_s,
         bubble=step.bubble,
-        ranks=measured_ranks(step),
+        ranks=tuple(replace(rank, tensor_bytes=n) for rank, n in zip(measured_ranks(step), exchanged, strict=True)),
         actions=(),
         timeline=timeline,
         asked_s=asked_times(timeline),

@@ -63,19 +63,26 @@ def made(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]
 
 
 def test_the_parts_run_through_and_what_is_demanded_holds(
-    gpu_check: Any, here: Any, made: list[dict[str, Any]]
+    gpu_check: Any, here: Any, made: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = gpu_check.check(here, FOUND, ["tiny", "shared", "large", "held-out"])
+    parts = gpu_check.sys.modules["gpu_parts"]
+    monkeypatch.setattr(parts, "seconds_per_action", lambda ranks, kind: (6e-6, 5e-6, 1e-6))
+    monkeypatch.setattr(parts, "copy_beside_products", lambda: 0.9)
+    names = ("tiny", "shared", "ring", "executor", "large", "held-out")
+    table = gpu_check.check(here, FOUND, names)
     status = {row["part"]: row["status"] for row in table if row["quantity"] == "seconds"}
-    assert status == dict.fromkeys(("tiny", "shared", "large", "held-out"), "done")
+    assert status == dict.fromkeys(names, "done")
     of = {(row["part"], row["quantity"]): row for row in table}
     assert all(row["ok"] in (True, "") for row in table)
     assert float(of["large", "step_time_s"]["ratio"]) == pytest.approx(1.0)
     assert float(of["held-out", "step_time_s, calibrated by another"]["ratio"]) == pytest.approx(1.0, abs=0.05)
     assert 2.5e9 < float(of["large", "parameters"]["measured"]) < 3.1e9
     assert {row["device"] for row in table} == {"NVIDIA H200"}
+    assert float(of["ring", "tensor_bytes"]["ratio"]) == 1.0
+    assert 0 < float(of["executor", "timing over a forward of the tiny model"]["measured"]) < 0.01
     shared = [run for run in made if run["local"] == 2]
-    assert [run["share_devices"] for run in shared] == [True] and shared[0]["plan"].pp == 2
+    assert [run["share_devices"] for run in shared] == [True, True]
+    assert [(run["plan"].pp, run["plan"].cp) for run in shared] == [(2, 1), (1, 2)]
     assert {run["plan"].scenario.precision for run in made if run["plan"].scenario.name == "tiny"} == {"bf16", "fp32"}
 
 
