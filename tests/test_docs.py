@@ -9,6 +9,7 @@ import pytest
 
 import mmplan
 from mmplan.cli import app
+from mmplan.planner.alternative import Alternative
 from mmplan.planner.plan import StagePlan
 from mmplan.planner.prediction import RankPrediction
 from mmplan.planner.replan import ModuleChange, Replan
@@ -16,7 +17,6 @@ from mmplan.planner.result import Considered, RunnerUp
 from mmplan.planner.shadow_price import ZonePrice
 from mmplan.planner.step_parts import RankParts
 from mmplan.planner.switch_cost import SwitchCost
-from mmplan.planner.why_not import Alternative
 from mmplan.report.summary import PlanSummary
 from mmplan.report.sweep import SweepRow
 from mmplan.runtime.decompose import Decomposition

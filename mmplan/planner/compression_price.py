@@ -23,11 +23,10 @@ def compression_price(plan: Plan) -> tuple[str, ...]:
     form = FORMATS.get(compression)
     if form is None:
         return ()
+    if why := why_unchanged(plan):
+        return (f"compression: {compression} is allowed and changes nothing: {why}",)
     (sent, sum_s), (whole, whole_s) = _reduction(plan), _reduction(_uncompressed(plan))
     left = _travels_whole(plan)
-    if sent == whole:
-        why = left or "no stage has replicas whose gradients it could compress"
-        return (f"compression: {compression} is allowed and changes nothing: {why}",)
     saved_s = whole_s - sum_s
     words = "saves" if saved_s >= 0 else "costs"
     said = (
@@ -36,6 +35,13 @@ def compression_price(plan: Plan) -> tuple[str, ...]:
         _error(form, MEASURED_ERRORS[compression]),
     )
     return (*said, left) if left else said
+
+
+def why_unchanged(plan: Plan) -> str:
+    """Why compression changes nothing that ranks send; empty where it does."""
+    if _reduction(plan)[0] != _reduction(_uncompressed(plan))[0]:
+        return ""
+    return _travels_whole(plan) or "no stage has replicas whose gradients it could compress"
 
 
 def _error(form: GradientFormat, measured: MeasuredError) -> str:

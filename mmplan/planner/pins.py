@@ -16,6 +16,7 @@ from mmplan.planner.plan import Plan
 from mmplan.scenario.document import did_you_mean, listed, shown
 from mmplan.scenario.layer_ids import module_layer_ids
 from mmplan.scenario.scenario import ModelModule, OwnRanks, Scenario
+from mmplan.scenario.schedule_names import SCHEDULE_NAMES
 from mmplan.scenario.schema_values import MAX_COUNT
 from mmplan.scenario.technique import COMPRESSIONS, FP8S, OFFLOADS, RECOMPUTES, SHARDINGS
 
@@ -26,6 +27,7 @@ WORDS: dict[str, Collection[str]] = {
     "offload": OFFLOADS,
     "compression": COMPRESSIONS,
     "fp8": FP8S,
+    "schedule": SCHEDULE_NAMES,
 }
 KEYS = (*COUNTS, *WORDS, "spread", "modules", "encode_together")
 OWN_DEGREES = ("tp", "cp", "ep", "dp", "pp")
@@ -81,10 +83,8 @@ def parse_pins(text: str, scenario: Scenario) -> Pins:
             seen.add(key)
             own = _own_ranks(text, key, value.split(","), scenario, own or ())
             continue
-        if key == "schedule":
-            raise _error(text, "schedules of a plan are compared by `mmplan simulate PLAN --schedule all`")
         if key not in KEYS:
-            raise _error(text, f"unknown key {shown(key)}{did_you_mean(key, KEYS) or f'; known: {listed(KEYS)}'}")
+            raise _error(text, f"unknown key {shown(key)}{did_you_mean(key, KEYS) or f'; known: {listed(KEYS, 40)}'}")
         if key in values:
             raise _error(text, f"{key} is given twice; several values are written {key}=1,2")
         words = value.split(",")
@@ -100,6 +100,8 @@ def parse_pins(text: str, scenario: Scenario) -> Pins:
         values["modules"] = own
     if not values:
         raise _error(text, "expected degrees such as 'tp=4 pp=2', found none")
+    if "schedule" in values and len(values) > 1:
+        raise _error(text, "a schedule is asked alone: it is one of the plan's own cut, which degrees would change")
     return Pins(text=" ".join(text.split()), values=values)
 
 
@@ -189,6 +191,18 @@ def overruled(scenario: Scenario, pins: Pins) -> str:
     return " and ".join(clauses)
 
 
+def unsearched(scenario: Scenario, pins: Pins) -> str:
+    """`constraints.vp does not ask for chunks`: axes among the pins that a search takes only when asked."""
+    rules, clauses = scenario.constraints, []
+    if pins.of("vp") and min(pins.of("vp")) > 1 and not rules.vp and "interleaved" not in rules.schedule:
+        clauses.append("constraints.vp does not ask for several chunks per rank")
+    if pins.of("modules") and rules.modules == ():
+        clauses.append("constraints.modules does not ask for ranks of their own")
+    if any(factor > 1 for _, (factor,) in pins.of("encode_together")) and rules.encode_together == ():
+        clauses.append("constraints.encode_together does not ask for several microbatches at once")
+    return " and ".join(clauses)
+
+
 def broken_rule(scenario: Scenario, pins: Pins) -> str:
     """Why no plan can have such degrees, whatever its memory; empty where nothing is known to speak against them."""
     batch, devices = scenario.global_batch, scenario.cluster.device_count
@@ -198,6 +212,10 @@ def broken_rule(scenario: Scenario, pins: Pins) -> str:
     without = [pool.device.name for pool in scenario.cluster.pools if pool.device.fp8_flops_per_s is None]
     if pins.of("fp8") and "none" not in pins.of("fp8") and without:
         return f"{without[0]} has no FP8 units"
+    moes = [m.transformer.moe for m in scenario.model.modules if m.transformer is not None and m.transformer.moe]
+    for key in ("ep", "etp"):
+        if pins.of(key) and min(pins.of(key)) > 1 and not moes:
+            return f"no module of {scenario.name} has experts, so {key} is 1"
     reasons = [_tensor_parallel(scenario, tp) for tp in pins.of("tp")]
     if reasons and all(reasons):
         return reasons[0]
@@ -298,7 +316,7 @@ def _values(text: str, key: str, words: Sequence[str], scenario: Scenario) -> tu
     for word in words:
         if word not in known:
             raise _error(
-                text, f"{key}: unknown {shown(word)}{did_you_mean(word, known) or f'; known: {listed(known)}'}"
+                text, f"{key}: unknown {shown(word)}{did_you_mean(word, known) or f'; known: {listed(known, 40)}'}"
             )
     return tuple(words)
 

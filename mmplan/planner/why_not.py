@@ -4,15 +4,15 @@ The scenario is solved again with these degrees alone. The winner's bound holds 
 be faster than it by more than the gap.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
-from mmplan.errors import CostModelError, InfeasibleError, NoPlanFoundError
+from mmplan.errors import CostModelError, InfeasibleError, InputError, NoPlanFoundError
+from mmplan.planner.alternative import Alternative
 from mmplan.planner.diagnose import memory_shortage
 from mmplan.planner.first_bounds import NEVER
 from mmplan.planner.frontier import Frontier
 from mmplan.planner.mesh_choices import mesh_choices
-from mmplan.planner.pins import Pins, broken_rule, has_pins, overruled, pinned
+from mmplan.planner.pins import Pins, broken_rule, has_pins, overruled, pinned, unsearched
 from mmplan.planner.plan import Plan
 from mmplan.planner.pool_order import with_techniques
 from mmplan.planner.recipes import step_time
@@ -20,38 +20,21 @@ from mmplan.planner.repeated import Limits
 from mmplan.planner.space import build_space
 from mmplan.planner.stage_parts import busiest_parts
 from mmplan.planner.stopping import Deadline
+from mmplan.planner.why_not_schedule import why_not_schedule
+from mmplan.planner.without_effect import with_effect, without_effect
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_seconds
 
-Verdict = Literal["chosen", "slower", "within the gap", "excluded", "out of memory", "not found"]
 # Terms below this share of the largest one are left out of the sentence, and of the stage's parts all but so many.
 SMALLEST_TERM = 0.05
 MOST_PARTS = 3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Alternative:
-    """One answer. Seconds are None where there is no plan.
-
-    `objective_s`, `bound_s`: closed form of the best plan with these degrees, and what none of them is below. Each
-    `*_more_s` is a term of its step minus the winner's (see `RunnerUp`); `stage_more_s` splits the first by what the
-    busiest stage does.
-    """
-
-    asked: str
-    verdict: Verdict
-    reason: str
-    plan: Plan | None = None
-    objective_s: float | None = None
-    bound_s: float | None = None
-    repeat_more_s: float | None = None
-    fill_more_s: float | None = None
-    finish_more_s: float | None = None
-    stage_more_s: dict[str, float] | None = None
+SAME_S = 1e-9  # less is what sums of doubles lose
 
 
 def why_not(scenario: Scenario, winner: Plan, pins: Pins, limits: Limits) -> Alternative:
     """Why `winner`, found under the same limits, and not a plan with these degrees."""
+    if pins.of("schedule"):
+        return why_not_schedule(winner, pins)
     if has_pins(winner, pins):
         return Alternative(asked=pins.text, verdict="chosen", reason="the plan is one of these", plan=winner)
     reason = broken_rule(scenario, pins)
@@ -71,7 +54,34 @@ def why_not(scenario: Scenario, winner: Plan, pins: Pins, limits: Limits) -> Alt
         return Alternative(asked=pins.text, verdict="excluded", reason=_also(forbidden, str(error)))
     except NoPlanFoundError as error:
         return Alternative(asked=pins.text, verdict="not found", reason=_also(forbidden, str(error)))
+    except InputError as error:  # a module that cannot have what was asked
+        return Alternative(asked=pins.text, verdict="excluded", reason=str(error))
+    if idle := without_effect(pins, result.plan):
+        return _where_it_counts(asked, winner, pins, limits, forbidden, idle)
     return _compared(pins, winner, result.plan, limits.gap, forbidden)
+
+
+def _where_it_counts(
+    asked: Scenario, winner: Plan, pins: Pins, limits: Limits, forbidden: str, idle: str
+) -> Alternative:
+    """The best plan with what was asked changes nothing by it: the best one in which it does."""
+    plans, reasons = [], []
+    for limited in with_effect(asked, pins):
+        try:
+            plan = limits.solve(limited).plan
+        except (InfeasibleError, NoPlanFoundError) as error:
+            reasons.append(str(error))
+            continue
+        plans += [] if without_effect(pins, plan) else [plan]
+    if not plans:
+        more = "; no other plan can be" if reasons else "; the limits leave no other plan"
+        reason = (
+            f"the best plan with it is as fast as without: {idle}{more}{': ' if reasons else ''}{'; '.join(reasons)}"
+        )
+        return Alternative(asked=pins.text, verdict="excluded", reason=_also(forbidden, reason))
+    best = min(plans, key=lambda plan: plan.certificate.objective_s)
+    told = _compared(pins, winner, best, limits.gap, forbidden)
+    return replace(told, reason=f"{told.reason}; where it changes nothing it costs nothing ({idle})")
 
 
 def _shortage(scenario: Scenario, deadline: Deadline) -> str:
@@ -89,7 +99,10 @@ def _compared(pins: Pins, winner: Plan, other: Plan, gap: float, forbidden: str)
     winner, found = winner.one_chunk, other
     other = other.one_chunk
     more_s = other.certificate.objective_s - winner.certificate.objective_s
-    near = more_s <= gap * winner.certificate.objective_s and not forbidden
+    near = more_s <= gap * winner.certificate.objective_s
+    if near:  # the winner's bound says nothing of what was not searched
+        forbidden = forbidden or unsearched(winner.scenario, pins)
+    near &= not forbidden
     terms = {name: other_s - _terms(winner)[name] for name, other_s in _terms(other).items()}
     stage = _stage_more_s(winner, other)
     if any(plan.placement and plan.certificate.status == "given" for plan in (winner, other)):  # no closed form
@@ -136,6 +149,8 @@ def _sentence(more_s: float, winner: Plan, gap: float | None, terms: dict[str, f
         verdict = f"never excluded: {verdict}, and the search only proves {gap:.1%}"
     whole, parts = _largest(terms), _largest(stage)[:MOST_PARTS]
     clauses = [", ".join(whole)] * bool(whole) + [f"in the busiest stage {', '.join(parts)}"] * bool(parts)
+    if not clauses and abs(more_s) < SAME_S:
+        return "as fast, term by term: the two plans differ in nothing that takes time"
     return f"{verdict}: {'; '.join(clauses)}" if clauses else verdict
 
 

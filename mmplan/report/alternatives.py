@@ -7,9 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmplan.cost_models.layout import RECOMPUTE_LEVELS, spread_text, together_text
+from mmplan.planner.alternative import Alternative
 from mmplan.planner.plan import Plan
 from mmplan.planner.shadow_price import ZonePrice
-from mmplan.planner.why_not import Alternative
 from mmplan.report.documents import values
 from mmplan.report.summary import mesh_texts
 from mmplan.report.tables import table

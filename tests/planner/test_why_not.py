@@ -7,13 +7,14 @@ import pytest
 
 from mmplan.errors import InputError
 from mmplan.planner import repeated
+from mmplan.planner.alternative import Alternative
 from mmplan.planner.pins import parse_pins, questions
 from mmplan.planner.plan import Plan
 from mmplan.planner.repeated import Limits
 from mmplan.planner.search import optimize
 from mmplan.planner.shadow_price import zone_prices
 from mmplan.planner.stage_parts import busiest_parts
-from mmplan.planner.why_not import Alternative, why_not
+from mmplan.planner.why_not import why_not
 from mmplan.report.alternatives import alternatives_values, why_not_tables, zone_tables
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario, Zone
@@ -145,7 +146,63 @@ def test_degrees_that_the_search_space_lacks_are_excluded_by_its_own_sentence(ti
     rows = "101 tokens of a mean sequence / 4 = 25 rows on a rank, fewer than 256, two tiles of matrix products"
     assert ask(tiny, best, "cp=4").reason == f"constraints.cp allows 4, and this scenario can have 1: {rows}"
     assert (ask(tiny, best, "cp=3").reason or "").endswith("can have 1: powers of two up to 64")
-    assert ask(tiny, best, "ep=2").reason == "constraints.ep allows 2, and this scenario can have 1"
+    assert ask(tiny, best, "ep=2").reason == "no module of tiny has experts, so ep is 1"
+
+
+def test_compression_is_answered_by_a_plan_that_compresses(tiny: Scenario, best: Plan) -> None:
+    """The best plan has ZeRO-1, whose shares are sent whole; without it messages about 5 % cost more than they save."""
+    assert (best.sharding, best.dp) == ("optimizer", 2)
+    told = ask(tiny, best, "compression=topk")
+    assert told.reason.startswith("constraints.compression allows none; without that: ")
+    assert " slower: reducing gradients and updating +" in told.reason
+    assert "where it changes nothing it costs nothing (nothing is compressed: gradients travel whole: " in told.reason
+    assert told.plan is not None and told.plan.sharding == "none" and told.plan.dp > 1
+    assert told.finish_more_s is not None and told.finish_more_s > 0
+
+
+def test_spread_encoders_are_answered_with_several_ranks(tiny: Scenario, best: Plan) -> None:
+    told = ask(tiny, best, "spread=vision:patches")
+    assert "tp x cp = 1 (constraints.tp allows 1): a rank has all images and clips of its microbatch" in told.reason
+    assert "the images of vision are not cut; no other plan can be: constraints.cp allows 2, 4" in told.reason
+    free = replace(tiny, constraints=replace(tiny.constraints, tp=(1, 2)))
+    told = ask(free, best, "spread=vision:patches")
+    assert told.plan is not None and (told.plan.tp, told.plan.patches) == (2, ("vision",))
+    assert " slower: " in told.reason and "; in the busiest stage " in told.reason
+
+
+def test_one_device_has_nothing_to_share(tiny: Scenario) -> None:
+    (pool,) = tiny.cluster.pools
+    cluster = replace(tiny.cluster, pools=(replace(pool, devices_per_node=1),))
+    alone = replace(tiny, cluster=cluster, constraints=replace(tiny.constraints, pp=(1,)))
+    plan = optimize(alone).plan
+    for text, why in {
+        "compression=topk": "dp x cp = 1: one replica has no gradients to sum with others, and nothing is compressed",
+        "sharding=optimizer": "dp = 1: no other rank has the same weights, so there is none to split states with",
+    }.items():
+        told = ask(alone, plan, text)
+        assert told.verdict == "excluded"
+        assert told.reason.endswith(
+            f"the best plan with it is as fast as without: {why}; the limits leave no other plan"
+        )
+
+
+def test_a_schedule_is_answered_in_simulation(tiny: Scenario, best: Plan) -> None:
+    gpipe, zero_bubble = ask(tiny, best, "schedule=gpipe"), ask(tiny, best, "schedule=zb-h1")
+    assert "as long in simulation as under 1f1b: no rank waits longer or less (bubble " in gpipe.reason
+    assert "; fullest rank " in gpipe.reason
+    assert " faster in simulation than under 1f1b: pipeline -" in zero_bubble.reason
+    assert zero_bubble.plan is not None and zero_bubble.plan.schedule == "zb-h1"
+    assert ask(tiny, best, "schedule=1f1b,gpipe").verdict == "chosen"
+    ahead = ask(tiny, best, "schedule=encoders-ahead")
+    assert (ahead.verdict, ahead.plan) == ("excluded", None)
+    assert ahead.reason == "encoders-ahead is not for this cut: no stage holds an encoder alone"
+
+
+def test_what_was_not_searched_is_not_called_within_the_gap(tiny: Scenario) -> None:
+    slow = optimize(replace(tiny, constraints=replace(tiny.constraints, microbatch=(8,))), gap=0.0).plan
+    asked = "constraints.vp does not ask for several chunks per rank"
+    told = why_not(tiny, slow, parse_pins("vp=2 microbatch=1", tiny), LIMITS)
+    assert (told.verdict, told.reason.startswith(f"{asked}; without that: ")) == ("excluded", True)
 
 
 BAD = {
@@ -156,7 +213,8 @@ BAD = {
     "tp=1 tp=2": "tp is given twice; several values are written tp=1,2",
     "sharding=optimiser": "sharding: unknown 'optimiser'; did you mean 'optimizer'?",
     "spread=visoin": "spread: unknown 'visoin'; did you mean 'vision'?",
-    "schedule=zb-v": "schedules of a plan are compared by `mmplan simulate PLAN --schedule all`",
+    "schedule=zbv": "schedule: unknown 'zbv'; did you mean 'zb-v'?",
+    "schedule=zb-v tp=2": "a schedule is asked alone: it is one of the plan's own cut, which degrees would change",
     " ": "expected degrees such as 'tp=4 pp=2', found none",
 }
 
