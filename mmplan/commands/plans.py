@@ -17,6 +17,7 @@ from mmplan.commands.options import (
     json_path,
     seconds,
 )
+from mmplan.errors import InputError
 from mmplan.files import require_folder
 from mmplan.planner.stopping import SCHEDULE_SEARCH_S, TIME_LIMIT_S
 
@@ -188,6 +189,13 @@ def check(
     runtime: Annotated[
         str, typer.Option(help="Whose rules decide about hangs: mmplan, fsdp, zero3, zero2 or megatron-pp.")
     ] = "mmplan",
+    job: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Your own model and data: also whether `execute --job` runs them so."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="MANIFEST", help="With --job: rows that its `collate` makes batches of.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Check a plan independently of the planner: layers, memory, zones, degrees, deadlocks, hangs by missing images."""
@@ -199,12 +207,21 @@ def check(
     from mmplan.report.tables import execution_notes, findings_table
     from mmplan.runtime.requirements import why_not_executed
 
+    if data is not None and job is None:
+        raise InputError("a manifest holds the data of a job's model: name the job too", file=data)
     plan = load_plan(plan_file)
     findings = check_plan(plan) or check_hangs(plan, runtime_name(runtime))
-    refused = None if findings else why_not_executed(plan)
-    tables = findings_table(plan, findings), *execution_notes(refused)
-    emit(json_file, check_document(plan, findings, refused), *tables)
-    raise typer.Exit(1 if findings else 0)
+    refused: str | None = None
+    notes: tuple[str, ...] = ()
+    if job is not None and not findings:
+        from mmplan.runtime.ghost.before_run import why_not_run  # takes torch and the job's own libraries
+
+        refused, notes = why_not_run(plan, job, data)
+    elif not findings:
+        refused = why_not_executed(plan)
+    tables = findings_table(plan, findings), *execution_notes(refused, notes)
+    emit(json_file, check_document(plan, findings, refused, notes), *tables)
+    raise typer.Exit(1 if findings or (job is not None and refused is not None) else 0)
 
 
 def fit(

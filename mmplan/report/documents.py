@@ -112,13 +112,14 @@ def recipe_values(planned: PlannedRecipe) -> Document:
     return {**values(planned.recipe), **made, "reason": planned.reason, "note": planned.note}
 
 
-def check_document(plan: Plan, findings: Sequence[Finding], not_executed: str | None) -> Document:
+def check_document(plan: Plan, findings: Sequence[Finding], not_executed: str | None, notes: Sequence[str]) -> Document:
     return {
         "schema": "mmplan.check/1",
         "scenario": plan.scenario.name,
         "sound": not findings,
         "findings": values(list(findings)),
         "not_executed": not_executed,
+        "notes": list(notes),
     }
 
 

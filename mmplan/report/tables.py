@@ -159,9 +159,10 @@ def findings_table(plan: Plan, findings: Sequence[Finding]) -> Table | str:
     return result
 
 
-def execution_notes(refused: str | None) -> list[Table | str]:
-    """A line that the runtime refuses a plan, with its reason; none where it runs it."""
-    return [] if refused is None else [f"[yellow]priced, not executed[/yellow]: {escape(refused)}"]
+def execution_notes(refused: str | None, notes: Sequence[str] = ()) -> list[Table | str]:
+    """A line that the runtime refuses a plan, with its reason, none where it runs it; and what a run would note."""
+    lines: list[Table | str] = [] if refused is None else [f"[yellow]priced, not executed[/yellow]: {escape(refused)}"]
+    return lines + [escape(note) for note in notes]
 
 
 def optimize_tables(

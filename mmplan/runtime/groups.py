@@ -57,9 +57,14 @@ def replica_group(plan: Plan, rank: int, backend: str, timeout: timedelta) -> di
 def tensor_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> TensorRanks | None:
     """The ranks that share the layers of a stage: all in one replica, experts over all of them. None where each has
     them whole. Collective."""
+    return tensor_ranks_of(plan, rank, lambda rows: _own_group(rows, rank, backend, timeout))
+
+
+def tensor_ranks_of(plan: Plan, rank: int, own_group: GroupOf) -> TensorRanks | None:
+    """The same, of any kind of groups, those of one rank too."""
     own, shard = None, place_of(plan, rank).shard if rank in listed_places(plan) else 0
     for ranks, layout in _blocks(plan):
-        made = _tensor_ranks(ranks, layout, rank, shard, backend, timeout)
+        made = _tensor_ranks(ranks, layout, rank, shard, own_group)
         own = made if rank in ranks else own
     if own is not None:
         own.context_parallel = plan.scenario.technique.context_parallel
@@ -68,18 +73,16 @@ def tensor_ranks(plan: Plan, rank: int, backend: str, timeout: timedelta) -> Ten
     return own
 
 
-def _tensor_ranks(
-    ranks: np.ndarray, layout: Layout, rank: int, shard: int, backend: str, timeout: timedelta
-) -> TensorRanks | None:
+def _tensor_ranks(ranks: np.ndarray, layout: Layout, rank: int, shard: int, own_group: GroupOf) -> TensorRanks | None:
     """Those of one mesh; collective over all ranks of the plan."""
     width = layout.cp * layout.tp
     if width == 1 and layout.ep == 1:
         return None
-    group = _own_group(ranks.reshape(-1, layout.tp), rank, backend, timeout)
-    whole = group if layout.cp == 1 else _own_group(ranks.reshape(-1, width), rank, backend, timeout)
+    group = own_group(ranks.reshape(-1, layout.tp))
+    whole = group if layout.cp == 1 else own_group(ranks.reshape(-1, width))
     over_cp = ranks.reshape(-1, layout.cp, layout.tp).swapaxes(1, 2).reshape(-1, layout.cp)
-    context = None if layout.cp == 1 else _own_group(over_cp, rank, backend, timeout)
-    experts = _expert_ranks(ranks, layout, rank, backend, timeout) if layout.ep > 1 else None
+    context = None if layout.cp == 1 else own_group(over_cp)
+    experts = _expert_ranks(ranks, layout, rank, own_group) if layout.ep > 1 else None
     return TensorRanks(
         degree=layout.tp,
         index=shard % layout.tp,
@@ -89,14 +92,14 @@ def _tensor_ranks(
         width=Peers(width, shard, whole),
         spread=layout.spread,
         patches=layout.patches,
-        stage=_own_group(ranks, rank, backend, timeout) if layout.spread else None,
+        stage=own_group(ranks) if layout.spread else None,
     )
 
 
-def _expert_ranks(ranks: np.ndarray, layout: Layout, rank: int, backend: str, timeout: timedelta) -> ExpertRanks:
+def _expert_ranks(ranks: np.ndarray, layout: Layout, rank: int, own_group: GroupOf) -> ExpertRanks:
     """Sets of experts lie one behind the other on the ranks of a stage, the parts of an expert side by side."""
     ranks = ranks.reshape(len(ranks), -1, layout.ep, layout.etp)
-    sharing = _own_group(ranks.swapaxes(2, 3).reshape(-1, layout.ep), rank, backend, timeout)
+    sharing = own_group(ranks.swapaxes(2, 3).reshape(-1, layout.ep))
     holding = ranks.transpose(0, 2, 3, 1).reshape(-1, ranks.shape[1])
     (index,) = {int(place[2]) for place in np.argwhere(ranks == rank)} or {0}
     return ExpertRanks(
@@ -104,7 +107,7 @@ def _expert_ranks(ranks: np.ndarray, layout: Layout, rank: int, backend: str, ti
         tp=layout.etp,
         index=index,
         group=sharing,
-        replicas=_own_group(holding, rank, backend, timeout) if ranks.shape[1] > 1 else None,
+        replicas=own_group(holding) if ranks.shape[1] > 1 else None,
     )
 
 

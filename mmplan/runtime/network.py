@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mmplan.runtime.thread_group import ThreadGroup
+
 # Renamed in torch 2.13, which warns of the old names.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -30,7 +32,10 @@ def all_reduce(
     tensor: Tensor, group: dist.ProcessGroup | None, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM
 ) -> None:
     """In place. Collective."""
-    if through_host(tensor.device, group):
+    if isinstance(group, ThreadGroup):
+        of_all = torch.stack(group.exchanged(tensor))
+        tensor.copy_(of_all.sum(0) if op == dist.ReduceOp.SUM else of_all.amax(0))
+    elif through_host(tensor.device, group):
         host = tensor.cpu()
         dist.all_reduce(host, op=op, group=group)
         tensor.copy_(host)
@@ -41,7 +46,9 @@ def all_reduce(
 def gather(whole: Tensor, own: Tensor, group: dist.ProcessGroup | None) -> None:
     """Fill `whole` with the shares of all ranks. Collective."""
     whole, own = _carried(whole), _carried(own)
-    if through_host(whole.device, group):
+    if isinstance(group, ThreadGroup):
+        whole.copy_(torch.stack(group.exchanged(own)).view(whole.shape))
+    elif through_host(whole.device, group):
         host = torch.empty(whole.shape, dtype=whole.dtype)
         _gather(host, own.cpu(), group=group)
         whole.copy_(host)
@@ -71,6 +78,15 @@ def broadcast(tensor: Tensor, group: dist.ProcessGroup | None) -> None:
         dist.broadcast(tensor, group=group, group_src=0)
 
 
+def gather_text(own: str | None, group: dist.ProcessGroup | None) -> list[str | None]:
+    """What every rank says. Collective."""
+    if isinstance(group, ThreadGroup):
+        return group.exchanged(own)
+    told: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, own, group=group)
+    return told
+
+
 def scatter_sum(own: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> None:
     """`own` becomes this rank's share of the sum of all ranks' `whole`. Collective."""
     if through_host(whole.device, group):
@@ -86,7 +102,10 @@ def all_to_all(
 ) -> None:
     """Rows of `sent` to each rank, those of `received` from each; None: equally many. Collective."""
     received, sent = _carried(received), _carried(sent)
-    if through_host(received.device, group):
+    if isinstance(group, ThreadGroup):
+        parts = group.exchanged((sent, sent_rows or [len(sent) // group.size()] * group.size()))
+        received.copy_(torch.cat([torch.split(rows, counts)[group.rank()] for rows, counts in parts]))
+    elif through_host(received.device, group):
         host = torch.empty(received.shape, dtype=received.dtype)
         dist.all_to_all_single(host, sent.cpu(), rows, sent_rows, group=group)
         received.copy_(host)
@@ -143,6 +162,9 @@ class Passing:
 
 def pass_on(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Passing:
     """Start to send this rank's tensors to the next rank, and to receive those of the one before. Collective."""
+    if isinstance(group, ThreadGroup):
+        of_all = group.exchanged(tuple(parts))
+        return Passing(list(of_all[group.rank() - 1]), [], parts[0].device, [])
     rank, size, device = dist.get_rank(group), dist.get_world_size(group), parts[0].device
     after, before = (dist.get_global_rank(group, (rank + by) % size) for by in (1, -1))
     sent = [part.cpu() if through_host(device, group) else part.contiguous() for part in parts]

@@ -19,8 +19,9 @@ shifts them.
 import inspect
 import runpy
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,21 @@ def functions_of(file: Path, *names: str) -> dict[str, Any]:
         if not callable(found.get(name)):
             raise InputError(f"expected a function `{name}`, found none", file=file, key=name)
     return found
+
+
+def taken(job: Job, stream: Iterator[Any], count: int) -> list[Batch]:
+    """The first batches of a job.
+
+    Raises:
+        InputError: there are none, or they are no arguments of a forward.
+    """
+    first = list(islice(stream, count))
+    if not first:
+        raise InputError("`batches` gave no batch", file=job.file, key="batches")
+    wrong = [type(batch).__name__ for batch in first if not isinstance(batch, Mapping)]
+    if wrong:
+        raise InputError(f"expected dicts of the forward's arguments, found {wrong[0]}", file=job.file, key="batches")
+    return first
 
 
 def run_job_file(file: Path) -> dict[str, Any]:

@@ -79,11 +79,43 @@ def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -
     return Laid(model=model, recorder=recorder, owners=owners, held=held, splits={}, experts={}), recordings
 
 
-def share_out(
+def share(
+    plan: Plan,
+    graph: ComputationGraph,
+    laid: tuple[Laid, tuple[Recording, ...]],
+    at: Place,
+    stages: Sequence[int],
+    ranks: TensorRanks | None,
+    device: torch.device,
+    first: Sequence[Batch],
+    note: Callable[[str], None],
+) -> tuple[Laid, tuple[Recording, ...]]:
+    """What ranks share of the units of some stages, and recordings of a rank's own. Collective over these ranks.
+
+    Args:
+        laid: as `lay` has it.
+        note: is told what stays whole on tensor-parallel ranks.
+
+    Raises:
+        InputError: they cannot share them as the plan says.
+    """
+    mine, recordings = laid
+    if ranks is not None and plan.tp * plan.ep > 1:
+        mine = _share_out(plan, graph, mine, at, stages, ranks, device, note)
+    if ranks is not None and ranks.spread:
+        mine, recordings = _deal_images(plan, mine, ranks, device, first)
+    if ranks is not None and ranks.context is not None:
+        over = RowRanks(ranks, ranks.context)
+        mine, recordings = _cut_rows(plan, mine, graph, stages, over, device, first)
+    return mine, recordings
+
+
+def _share_out(
     plan: Plan,
     graph: ComputationGraph,
     laid: Laid,
     at: Place,
+    stages: Sequence[int],
     ranks: TensorRanks,
     device: torch.device,
     note: Callable[[str], None],
@@ -94,7 +126,7 @@ def share_out(
         InputError: there are blocks among them, and none can be split; experts are not understood; or
             stages share what is split.
     """
-    here = {piece for stage in plan.stages_of(at.row) for piece in laid.held.pieces[stage]}
+    here = {piece for stage in stages for piece in laid.held.pieces[stage]}
     units = [name for name in find_units(laid.model) if name in (here & laid.owners.used) - dealt_pieces(plan, laid)]
     experts = experts_of(laid.recorder, {name: graph.layer(laid.owners.layer_of[name]) for name in units}, plan.ep)
     found = Found(splits={}, whole=())
@@ -130,7 +162,7 @@ def dealt_pieces(plan: Plan, laid: Laid) -> frozenset[str]:
     return frozenset(piece for piece, layer in laid.owners.layer_of.items() if layer.split(".")[0] in plan.spread)
 
 
-def deal_images(
+def _deal_images(
     plan: Plan, laid: Laid, ranks: TensorRanks, device: torch.device, first: Sequence[Batch]
 ) -> tuple[Laid, tuple[Recording, ...]]:
     """Units of modules that the plan deals out whole run on a rank's images; the batches are recorded again so.
@@ -170,11 +202,11 @@ def _refuse_used_elsewhere(laid: Laid, names: Set[str], dealt: Set[str], recordi
         )
 
 
-def cut_rows_of(
+def _cut_rows(
     plan: Plan,
     laid: Laid,
     graph: ComputationGraph,
-    at: Place,
+    stages: Sequence[int],
     ranks: RowRanks,
     device: torch.device,
     first: Sequence[Batch],
@@ -194,13 +226,13 @@ def cut_rows_of(
     laid = replace(laid, rows=RowWays(recorder, ranks, device))
     assert laid.rows is not None
     for recording in recordings:
-        laid.rows.look(own_calls(plan, laid, at, recording))
+        laid.rows.look(own_calls(laid, stages, recording))
     return laid, recordings
 
 
-def own_calls(plan: Plan, laid: Laid, at: Place, recording: Recording) -> list[Call]:
-    """Those of the rank's units."""
-    here = {piece for stage in plan.stages_of(at.row) for piece in laid.held.pieces[stage]} & laid.owners.used
+def own_calls(laid: Laid, stages: Sequence[int], recording: Recording) -> list[Call]:
+    """Those of the units of some stages."""
+    here = {piece for stage in stages for piece in laid.held.pieces[stage]} & laid.owners.used
     return [call for call in recording.calls if call.unit in here]
 
 

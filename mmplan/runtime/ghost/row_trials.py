@@ -36,7 +36,7 @@ from mmplan.runtime.ghost.trials import (
     settings,
 )
 from mmplan.runtime.ghost.unit_rows import attended, has_rows
-from mmplan.runtime.network import all_reduce
+from mmplan.runtime.network import all_reduce, gather_text
 
 
 class RowWays:
@@ -204,8 +204,7 @@ class _Trial:
         lines = [
             None if line is None else f"rows are mixed in {line}" for line in [_first_mixed(whole, part, self._own)]
         ]
-        told: list[str | None] = lines * self._ranks.peers.degree
-        dist.all_gather_object(told, lines[0], group=self._ranks.peers.group)
+        told = gather_text(lines[0], self._ranks.peers.group)
         return next((line for line in told if line is not None), None)
 
 

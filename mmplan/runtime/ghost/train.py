@@ -22,10 +22,9 @@ from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
 from mmplan.runtime.ghost.expert_trials import require_equal_calls
 from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
-from mmplan.runtime.ghost.job import Job
-from mmplan.runtime.ghost.laying import Laid, cast_batch, cut_rows_of, deal_images, lay, own_calls, share_out, sums_of
+from mmplan.runtime.ghost.job import Job, taken
+from mmplan.runtime.ghost.laying import Laid, cast_batch, lay, own_calls, share, sums_of
 from mmplan.runtime.ghost.model import Crossing, GhostModel, saved_buffers
-from mmplan.runtime.ghost.own_rows import RowRanks
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
 from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
@@ -84,21 +83,11 @@ def prepare_job(
         InputError: the model does not fit the plan's layers, or the plan asks of it what is not executed.
     """
     graph, at = build_graph(plan.scenario), place_of(plan, rank)
+    own = plan.stages_of(at.row)
     stream = iter(job.batches(plan.microbatch_size))
-    first = list(islice(stream, max(FIRST_BATCHES, plan.dp * plan.microbatches)))
-    if not first:
-        raise InputError("`batches` gave no batch", file=job.file, key="batches")
-    wrong = [type(batch).__name__ for batch in first if not isinstance(batch, Mapping)]
-    if wrong:
-        raise InputError(f"expected dicts of the forward's arguments, found {wrong[0]}", file=job.file, key="batches")
-    laid, recordings = lay(plan, job, graph, first)
-    if groups.tensor is not None and plan.tp * plan.ep > 1:
-        laid = share_out(plan, graph, laid, at, groups.tensor, device, note)
-    if groups.tensor is not None and groups.tensor.spread:
-        laid, recordings = deal_images(plan, laid, groups.tensor, device, first)
-    if groups.tensor is not None and groups.tensor.context is not None:
-        ranks = RowRanks(groups.tensor, groups.tensor.context)
-        laid, recordings = cut_rows_of(plan, laid, graph, at, ranks, device, first)
+    first = taken(job, stream, max(FIRST_BATCHES, plan.dp * plan.microbatches))
+    whole = lay(plan, job, graph, first)
+    laid, recordings = share(plan, graph, whole, at, own, groups.tensor, device, first, note)
     pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
     scales = run_scales(plan, [SHARED])
     parts = parts_of(plan, laid.held, laid.owners, recordings)
@@ -119,7 +108,7 @@ def prepare_job(
         for example in examples:
             notice(example.recording)
             if laid.rows is not None:
-                laid.rows.look(own_calls(plan, laid, at, example.recording))
+                laid.rows.look(own_calls(laid, own, example.recording))
         require_equal_calls([example.recording for example in examples], laid.experts, groups.tensor, device)
         actual = recorded_graph(graph, list(seen.values()), laid.owners)
         cut = build_stage_graph([stage.layers for stage in plan.stages], actual)

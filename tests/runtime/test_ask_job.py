@@ -1,0 +1,113 @@
+"""What `check --job` says before any process starts: the trials of all ranks, asked as threads of one process."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from job_expert_cases import expert_plans
+from job_plan_cases import cut, job_of, job_plans, scenario_of
+from typer.testing import CliRunner
+
+from mmplan.cli import app
+from mmplan.errors import InputError
+from mmplan.planner.plan import save_plan
+from mmplan.runtime.ghost.before_run import ask_job, why_not_run
+from mmplan.runtime.network import all_reduce, all_to_all, gather_rows, pass_on
+from mmplan.runtime.thread_group import ThreadGroup, Threads
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_batches() -> Iterator[None]:
+    with patch("mmplan.runtime.ghost.before_run.FIRST_BATCHES", 6):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("asked")
+
+
+def test_plans_that_run_are_told_to_run(folder: Path) -> None:
+    plans = job_plans(folder) | expert_plans(folder)
+    for name in (
+        "cross-attention, rows, tensor parallel, ZeRO-3, recomputed",
+        "Qwen2.5-VL, images in turn, rows, tensor parallel",
+        "zeros, over tensor-parallel ranks and replicas",
+    ):
+        family, plan = plans[name]
+        assert ask_job(plan, job_of(family)) == (), name
+    family, plan = plans["over tensor-parallel ranks"]
+    notes = ask_job(plan, job_of(family))
+    assert notes and all("stays whole on each of the 2 tensor-parallel ranks" in note for note in notes)
+
+
+def test_what_a_trial_refuses_is_told_with_the_constraint(folder: Path) -> None:
+    plan = cut(scenario_of("llava", folder), "llm.0", tp=2)
+    told, notes = why_not_run(plan, HERE / "dropout_job.py", None)
+    assert told is not None and not notes
+    assert "draws random numbers (dropout)" in told and "`constraints.tp: [1]`" in told
+    told, _ = why_not_run(replace(plan, tp=1, cp=2), HERE / "dropout_job.py", None)
+    assert told is not None and "'model.language_model.layers.0' cannot be run on some rows of a sequence" in told
+    assert "set `constraints.cp: [1]`" in told
+    told, _ = why_not_run(plan, HERE / "mixtral_job.py", None)
+    assert told is not None and "the model's modules do not make up the layers of the plan" in told
+    spread = replace(plan, spread=("vision", "projector"), patches=("vision",))
+    told, _ = why_not_run(spread, HERE / "llava_job.py", None)
+    assert told is not None and "set `constraints.spread: [vision, projector]`" in told
+
+
+def test_check_ends_with_one_where_the_job_does_not_run(folder: Path) -> None:
+    plan, file = cut(scenario_of("llava", folder), "llm.0", tp=2), folder / "plan.json"
+    save_plan(plan, file)
+    with patch("mmplan.planner.check.check_plan", return_value=()):  # made by hand, without memory
+        for job, code in (("llava_job.py", 0), ("dropout_job.py", 1)):
+            answer = folder / "answer.json"
+            run = CliRunner().invoke(app, ["check", str(file), "--job", str(HERE / job), "--json", str(answer)])
+            assert run.exit_code == code, run.output
+            assert (json.loads(answer.read_text())["not_executed"] is None) == (code == 0)
+    with pytest.raises(InputError, match="no such file"):
+        why_not_run(plan, folder / "nowhere.py", None)
+
+
+def test_threads_exchange_what_processes_would() -> None:
+    threads, ranks = Threads(), (0, 1, 2)
+
+    def work(rank: int) -> tuple[list[float], ...]:
+        group = ThreadGroup(threads, threads.meeting(ranks), rank)
+        total = torch.tensor([float(rank)])
+        all_reduce(total, group)
+        rows = gather_rows(torch.full((rank, 1), float(rank)), (0, 1, 2), group)
+        received = torch.empty(rank * 3, 1)
+        all_to_all(received, torch.full((3, 1), float(rank)), [rank] * 3, [0, 1, 2], group)
+        (before,) = pass_on([torch.tensor([float(rank)])], group).there()
+        return total.tolist(), rows.flatten().tolist(), received.flatten().tolist(), before.tolist()
+
+    found = threads.run(ranks, work)
+    assert found == [
+        ([3.0], [1.0, 2.0, 2.0], [], [2.0]),
+        ([3.0], [1.0, 2.0, 2.0], [0.0, 1.0, 2.0], [0.0]),
+        ([3.0], [1.0, 2.0, 2.0], [0.0, 0.0, 1.0, 1.0, 2.0, 2.0], [1.0]),
+    ]
+
+
+def test_an_error_of_one_rank_ends_those_that_wait_for_it() -> None:
+    threads, ranks, before = Threads(), (0, 1), threading.active_count()
+
+    def work(rank: int) -> None:
+        if rank == 1:
+            raise InputError("one says no")
+        all_reduce(torch.zeros(1), ThreadGroup(threads, threads.meeting(ranks), rank))
+
+    with pytest.raises(InputError, match="one says no"):
+        threads.run(ranks, work)
+    assert threading.active_count() == before
