@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from mmplan.planner.lower import lower
 from mmplan.planner.program import Action, ActionKind, RankProgram
 from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.gradients import FlatGradients
+from mmplan.runtime.network import Message
 from mmplan.runtime.optimizer import StageOptimizer
 from mmplan.runtime.places import Place
 from mmplan.runtime.stage import Stage
@@ -91,6 +93,35 @@ def test_sending_what_was_not_computed_ends_the_run() -> None:
 def test_a_tensor_that_the_program_never_sends_ends_the_run() -> None:
     with pytest.raises(RunError, match=r"rank 5 computed a>b of microbatch 0 and the program never sends it"):
         run(Action("F", 0, 0))
+
+
+def test_the_next_microbatch_is_computed_while_the_last_ones_tensor_is_on_its_way() -> None:
+    """A send is posted and left alone: nobody waits for it before the end of the step."""
+    seen: list[str] = []
+
+    class Slow:
+        def wait(self) -> None:
+            seen.append("waited")
+
+        def is_completed(self) -> bool:
+            return False
+
+    class Noting(OneTensorStage):
+        def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            seen.append(f"F{microbatch}")
+            return {"a>b": torch.full((3,), float(microbatch))}
+
+    sent: list[Tensor] = []
+
+    def post(flat: Tensor, *_: object) -> Message:
+        seen.append("sent")
+        sent.append(flat)
+        return Message(held=flat, device=CPU, work=Slow())  # type: ignore[arg-type]
+
+    with patch("mmplan.runtime.executor.post_send", post):
+        run(*(one for i in range(3) for one in (Action("F", 0, i), Action("SEND", 0, i, 1, "a>b", 12))), stage=Noting())
+    assert seen == ["F0", "sent", "F1", "sent", "F2", "sent", "waited", "waited", "waited"]
+    assert [flat.view(torch.float32).tolist() for flat in sent] == [[float(i)] * 3 for i in range(3)]  # kept meanwhile
 
 
 @pytest.mark.parametrize("kind", ["F", "REDUCE", "STEP"])
