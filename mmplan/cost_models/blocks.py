@@ -7,6 +7,7 @@ cross-attention layers of Llama 3.2; tensor parallelism as in Megatron (1909.080
 from dataclasses import replace
 from typing import Literal
 
+from mmplan.cost_models.head_groups import HeadGroups
 from mmplan.cost_models.ops import Activation, Add, Attention, Linear, MergeRows, Multiply, Norm, Op, Pool, Rope, Scale
 from mmplan.cost_models.values import CONTEXT, TOKENS, Parallel, Rows, Value
 from mmplan.scenario.scenario import Projector, Training, Transformer
@@ -50,8 +51,10 @@ def attention_ops(
     trained = training.mode == "full"
     source, head = context or normed, shape.head_dim
     query_width, key_width = shape.heads * head, shape.kv_heads * head
-    q = Value(f"{prefix}q", TOKENS, query_width, sharded=True, unit=head)
-    k, v = (Value(f"{prefix}{name}", source.rows, key_width, sharded=True, unit=head) for name in ("k", "v"))
+    groups = HeadGroups(shape.heads, shape.kv_heads)
+    q = Value(f"{prefix}q", TOKENS, query_width, sharded=True, unit=head, heads=groups)
+    k = Value(f"{prefix}k", source.rows, key_width, sharded=True, unit=head, heads=groups)
+    v = replace(k, name=f"{prefix}v")
     ops: list[Op] = [*linear_ops(q.name, normed, q, training, bias=shape.qkv_bias, parallel="column")]
     if not shared:
         ops += linear_ops(k.name, source, k, training, bias=shape.qkv_bias and shape.key_bias, parallel="column")
@@ -64,17 +67,17 @@ def attention_ops(
         ops += linear_ops(gate.name, normed, gate, training, bias=shape.qkv_bias, parallel="column")
     if shape.qk_norm:
         q, k, plain_q, plain_k = replace(q, name=f"{q.name}_normed"), replace(k, name=f"{k.name}_normed"), q, k
-        groups = (1, 1) if shape.qk_norm_whole else (shape.heads, shape.kv_heads)
+        parts = (1, 1) if shape.qk_norm_whole else (shape.heads, shape.kv_heads)
         kind = shape.qk_norm_kind or shape.norm
-        ops.append(replace(_norm(shape, f"{prefix}q_norm", plain_q, q, trained, groups[0]), kind=kind))
+        ops.append(replace(_norm(shape, f"{prefix}q_norm", plain_q, q, trained, parts[0]), kind=kind))
         if not shared:
-            ops.append(replace(_norm(shape, f"{prefix}k_norm", plain_k, k, trained, groups[1]), kind=kind))
+            ops.append(replace(_norm(shape, f"{prefix}k_norm", plain_k, k, trained, parts[1]), kind=kind))
     if rope and context is None:
         q, k, plain_q, plain_k = replace(q, name=f"{prefix}q_rotated"), replace(k, name=f"{prefix}k_rotated"), q, k
         ops.append(Rope(x=plain_q, y=q, heads=shape.heads))
         if not shared:
             ops.append(Rope(x=plain_k, y=k, heads=shape.kv_heads))
-    attended = Value(f"{prefix}attended", TOKENS, query_width, sharded=True, unit=head)
+    attended = replace(q, name=f"{prefix}attended")
     attention = Attention(
         q=q,
         k=k,
@@ -99,9 +102,9 @@ def attention_ops(
 
 def out_gate(shape: Transformer, head: int, prefix: str = "") -> Value:
     """What opens attention's output: a number for each column of a head, or for each head."""
-    if shape.out_gate == "head":
-        return Value(f"{prefix}out_gate", TOKENS, shape.heads, sharded=True)
-    return Value(f"{prefix}out_gate", TOKENS, shape.heads * head, sharded=True, unit=head)
+    unit = 1 if shape.out_gate == "head" else head
+    groups = HeadGroups(shape.heads, shape.heads if shape.mla is not None else shape.kv_heads)
+    return Value(f"{prefix}out_gate", TOKENS, shape.heads * unit, sharded=True, unit=unit, heads=groups)
 
 
 def gating_ops(shape: Transformer, gate: Value, attended: Value, prefix: str = "") -> tuple[Op, ...]:

@@ -128,10 +128,12 @@ def op_parameters(op: Op, shard: int | Shard = 1) -> int:
 
 
 def op_copied_parameters(op: Op, shard: int | Shard = 1) -> int:
-    """Those of them that every rank of the shard has alike: all but what is split."""
+    """Those of them that other ranks of the shard have too: all that is not split, key heads that lie on several."""
     if isinstance(op, Linear) and op.y.local_width(shard) == op.y.width != 0 and op.x.local_width(shard) != op.x.width:
         return op.y.width if op.bias else 0
     whole = op_parameters(op)
+    if isinstance(op, Linear) and op.y.copies(shard) > 1:
+        return op_parameters(op, shard)
     return whole if op_parameters(op, shard) == whole else 0
 
 

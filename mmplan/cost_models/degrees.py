@@ -2,7 +2,8 @@
 
 import math
 
-from mmplan.scenario.scenario import ModelModule, Scenario, Transformer
+from mmplan.cost_models.head_groups import HeadGroups
+from mmplan.scenario.scenario import Model, ModelModule, Scenario, Transformer
 
 
 def sharded_widths(module: ModelModule) -> dict[str, int]:
@@ -43,6 +44,16 @@ def divides(module: ModelModule, tp: int) -> bool:
     if module.form is not None and module.kind != "language_model":  # convolutions and odd widths stay whole
         return tp == 1
     return (tp == 1 or not module.whole) and all(width % tp == 0 for width in sharded_widths(module).values())
+
+
+def copies_of_keys(model: Model, tp: int) -> tuple[int, ...]:
+    """Numbers of ranks over which copies of a key head lie, more than 1 and fewer than tp, ascending."""
+    found = set()
+    for module in model.modules:
+        for shape in module.transformer.shapes() if module.transformer is not None else ():
+            if shape.mla is None and shape.delta is None:
+                found.add(HeadGroups(shape.heads, shape.kv_heads).copies(tp))
+    return tuple(sorted(found - {1, tp}))
 
 
 def tp_degrees(scenario: Scenario) -> tuple[int, ...]:

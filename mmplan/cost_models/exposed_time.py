@@ -1,6 +1,7 @@
 """Seconds that a layer waits for tensor, context and expert parallel communication; what overlaps is left out."""
 
 from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, gather_s, group_of, message_s
+from mmplan.cost_models.copied_heads import summed_copies
 from mmplan.cost_models.expert_ops import Combine, Dispatch
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
@@ -91,7 +92,8 @@ def reduced_backward_elements(layer: Layer, load: Load, shard: Shard) -> tuple[f
 
 def add_tp(seconds: Seconds, rules: Rules, layer: Layer, load: Load, shard: Shard) -> None:
     """With sequence parallel each all-reduce becomes a gather and a reduce-scatter of the same volume, and the backward
-    gathers the input of column-parallel linears once more (arXiv 2205.05198, section 4.2.2)."""
+    gathers the input of column-parallel linears once more (arXiv 2205.05198, section 4.2.2). Gradients of key heads
+    that several ranks hold are summed over these."""
     if shard.tp == 1:
         return
     part, size, stack = PART["tp"], rules.element_bytes, rules.stack
@@ -108,7 +110,11 @@ def add_tp(seconds: Seconds, rules: Rules, layer: Layer, load: Load, shard: Shar
     seconds[FORWARD, part] += stack.exposed_tp_forward * forward
     again = 1.5 if parallel else 1.0
     backward = sum(map(reduced_s, reduced_backward_elements(layer, load, shard)))
-    seconds[DGRAD, part] += stack.exposed_tp_backward * again * backward
+    copied = sum(
+        all_reduce_s(elements * size, Group(ranks, min(ranks, rules.devices_per_node)), *links)
+        for elements, ranks in summed_copies(layer, load, shard)
+    )
+    seconds[DGRAD, part] += stack.exposed_tp_backward * (again * backward + copied)
 
 
 def add_ep(seconds: Seconds, rules: Rules, layer: Layer, load: Load, shard: Shard) -> None:

@@ -59,7 +59,7 @@ def op_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard, routed: boo
     launches = 0
     if routed and not layer.has_experts:
         return seconds, launches
-    for op in _fused(layer, rules):
+    for op in _fused(layer, rules, shard):
         if op_routed(op) != routed or op.y.rows.of(load) == 0:
             continue
         launches += 1
@@ -100,7 +100,7 @@ def optimizer_seconds(rules: Rules, optimizer: Optimizer, parameters: float) -> 
     return max(traffic * parameters / stream, rules.device.launch_s)
 
 
-def _fused(layer: Layer, rules: Rules) -> Iterator[Op]:
+def _fused(layer: Layer, rules: Rules, shard: Shard) -> Iterator[Op]:
     """Operators as the stack launches them: projections of one input as one product, activation with its gate."""
     ops = layer.ops
     if not rules.stack.fused:
@@ -111,16 +111,16 @@ def _fused(layer: Layer, rules: Rules) -> Iterator[Op]:
         op = ops[position]
         position += 1
         if isinstance(op, Linear) and op.parallel == "column":
-            width, unit = op.y.width, op.y.unit
+            own = op.y.local_width(shard)
             while position < len(ops):
                 other = ops[position]
                 same = isinstance(other, Linear) and other.x.name == op.x.name and other.trainable == op.trainable
                 if not same or not isinstance(other, Linear) or other.parallel != "column":
                     break
-                width += other.y.width
-                unit = min(unit, other.y.unit)
+                own += other.y.local_width(shard)
                 position += 1
-            yield replace(op, y=replace(op.y, width=width, unit=unit))
+            degree = shard.expert_tp if op.y.routed else shard.tp
+            yield replace(op, y=replace(op.y, width=own * degree, unit=1, heads=None))
         elif isinstance(op, Activation) and position < len(ops) and isinstance(ops[position], Multiply):
             gate = ops[position]
             position += 1

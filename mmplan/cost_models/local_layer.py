@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TypeGuard, TypeVar
 
+from mmplan.cost_models.copied_heads import summed_copies
 from mmplan.cost_models.counts import FP32_BYTES, op_parameters
 from mmplan.cost_models.delta_ops import DeltaRule
 from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear
@@ -162,13 +163,14 @@ def recomputed_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: in
 
 def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int | Shard) -> int:
     """The same in its backward. A norm of each head sums its own gradients, because every rank has other heads; a norm
-    over all heads sums one number of each row."""
+    over all heads sums one number of each row; ranks with copies of a key head sum the gradients of its weights."""
     shard = as_shard(degrees)
     local = local_layer(layer, shard)
     states = [value for value in _states_read(layer, shard) if value.name in layer.grad_values]
     elements = float(sum(_gathered_elements(value, load, shard) for value in states))
     elements += _returned_rows(layer, local, load, shard) if shard.sequence and shard.tp > 1 else 0
-    statistics, wide = 0.0, norms_over_heads(layer)
+    elements += sum(summed for summed, _ in summed_copies(layer, load, shard))
+    statistics, wide = 0.0, norms_over_heads(layer, shard)
     for op in local.ops:
         if isinstance(op, SumGradients) and not op.rows:
             elements += _rows(layer, op.x, load, shard) * op.x.width
@@ -209,7 +211,7 @@ def _returned_rows(layer: Layer, local: Layer, load: Load, shard: Shard) -> floa
 
 def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype, shard: Shard) -> int:
     """Of the first operators that a rank runs of a layer."""
-    total, wide = 0.0, norms_over_heads(layer)
+    total, wide = 0.0, norms_over_heads(layer, shard)
     total += _joined_states(layer, load, shard) * DTYPE_BYTES[precision]
     total += (
         sum(_gathered_elements(value, load, shard) for value in _states_read(layer, shard)) * DTYPE_BYTES[precision]
@@ -325,9 +327,11 @@ def norm_of_heads(op: Op) -> TypeGuard[Norm]:
     return isinstance(op, Norm) and op.x.sharded
 
 
-def norms_over_heads(layer: Layer) -> dict[str, int]:
-    """Width of each norm of a whole layer that takes all heads as one, by name (InternViT's q and k)."""
-    return {op.name: op.x.width for op in layer.ops if norm_of_heads(op) and op.groups == 1}
+def norms_over_heads(layer: Layer, degrees: int | Shard) -> dict[str, int]:
+    """Width of each norm of a whole layer that takes heads of several ranks as one, by name (InternViT's q and k)."""
+    return {
+        op.name: op.x.width for op in layer.ops if norm_of_heads(op) and op.groups == 1 and op.x.copies(degrees) == 1
+    }
 
 
 def _read_whole(op: Op, own: frozenset[str], own_tokens: bool) -> tuple[str, ...]:
@@ -369,7 +373,7 @@ def _local(op: AnyOp, shard: Shard) -> AnyOp:
     for field in fields(op):
         value = getattr(op, field.name)
         if isinstance(value, Value) and value.sharded:
-            changes[field.name] = replace(value, width=value.local_width(shard))
+            changes[field.name] = replace(value, width=value.local_width(shard), heads=None)
     match op:
         case Linear() if op.parallel == "row":
             changes["bias"] = False
@@ -386,7 +390,7 @@ def _local(op: AnyOp, shard: Shard) -> AnyOp:
         case Slice():
             changes["groups"] = heads(op.groups, op.x)
         case Norm() if op.x.sharded:
-            if op.groups == 1 and op.kind == "layer":
+            if op.groups == 1 and op.kind == "layer" and op.x.copies(shard) == 1:
                 raise ValueError(f"norm {op.name} reaches over all heads, and tensor parallelism splits them")
             changes["groups"] = 1 if op.groups == 1 else heads(op.groups, op.x)
         case Embedding():

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from mmplan.cost_models.head_groups import HeadGroups
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.shard import Shard, as_shard
 
@@ -32,8 +33,8 @@ class Value:
     """A tensor [rows, width]; `sharded` values are split along width over the tensor-parallel ranks.
 
     unit: columns that stay together when the width is split (a head). Where the units do not divide by the degree,
-    every rank holds as many as the fullest: padded heads, or heads that several ranks hold. `routed`: the rows are
-    those that tokens send to experts, and width is split over `etp` instead of `tp`.
+    every rank holds as many as the fullest. `heads`: the units are heads of attention, which lie as it says. `routed`:
+    the rows are those that tokens send to experts, and width is split over `etp` instead of `tp`.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Value:
     sharded: bool = False
     unit: int = 1
     routed: bool = False
+    heads: HeadGroups | None = None
 
     def local_rows(self, load: Load, shard: int | Shard = 1) -> float:
         """Rows on one rank."""
@@ -52,7 +54,22 @@ class Value:
         if not self.sharded:
             return self.width
         shard = as_shard(shard)
+        if self.heads is not None:
+            return self.heads.on_rank(self.width // self.unit, shard.tp) * self.unit
         return split(self.width, self.unit, shard.expert_tp if self.routed else shard.tp)
+
+    def part(self, tp: int, rank: int) -> tuple[int, int] | None:
+        """Of heads the first column on a rank and the one behind its last; what is left of its width is zero."""
+        if self.heads is None:
+            return None
+        first, end = self.heads.part(self.width // self.unit, tp, rank)
+        return first * self.unit, end * self.unit
+
+    def copies(self, shard: int | Shard) -> int:
+        """Tensor-parallel ranks that have the same columns of a sharded value."""
+        tp = as_shard(shard).tp
+        heads = self.heads
+        return heads.copies(tp) if heads is not None and heads.has_copies(self.width // self.unit, tp) else 1
 
     def elements(self, load: Load, shard: int | Shard = 1) -> float:
         """Elements on one rank."""

@@ -1,12 +1,13 @@
 """Process groups of a run: ranks that hold the same weights, that share layers, that send each other tensors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
 import numpy as np
 import torch.distributed as dist
 
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.degrees import copies_of_keys
 from mmplan.cost_models.layout import Layout
 from mmplan.planner.border import shard_of
 from mmplan.planner.mesh import messages
@@ -64,7 +65,8 @@ def tensor_ranks_of(plan: Plan, rank: int, own_group: GroupOf) -> TensorRanks | 
     """The same, of any kind of groups, those of one rank too."""
     own, shard = None, place_of(plan, rank).shard if rank in listed_places(plan) else 0
     for ranks, layout in _blocks(plan):
-        made = _tensor_ranks(ranks, layout, rank, shard, own_group)
+        copies_of = copies_of_keys(plan.scenario.model, layout.tp)
+        made = _tensor_ranks(ranks, layout, copies_of, rank, shard, own_group)
         own = made if rank in ranks else own
     if own is not None:
         own.context_parallel = plan.scenario.technique.context_parallel
@@ -73,8 +75,10 @@ def tensor_ranks_of(plan: Plan, rank: int, own_group: GroupOf) -> TensorRanks | 
     return own
 
 
-def _tensor_ranks(ranks: np.ndarray, layout: Layout, rank: int, shard: int, own_group: GroupOf) -> TensorRanks | None:
-    """Those of one mesh; collective over all ranks of the plan."""
+def _tensor_ranks(
+    ranks: np.ndarray, layout: Layout, copies_of: Sequence[int], rank: int, shard: int, own_group: GroupOf
+) -> TensorRanks | None:
+    """Those of one mesh; collective over all ranks of the plan. `copies_of`: ranks that hold a key head."""
     width = layout.cp * layout.tp
     if width == 1 and layout.ep == 1:
         return None
@@ -83,6 +87,7 @@ def _tensor_ranks(ranks: np.ndarray, layout: Layout, rank: int, shard: int, own_
     over_cp = ranks.reshape(-1, layout.cp, layout.tp).swapaxes(1, 2).reshape(-1, layout.cp)
     context = None if layout.cp == 1 else own_group(over_cp)
     experts = _expert_ranks(ranks, layout, rank, own_group) if layout.ep > 1 else None
+    copies = {count: ranks.reshape(-1, layout.tp)[:, : layout.tp // count * count] for count in copies_of}
     return TensorRanks(
         degree=layout.tp,
         index=shard % layout.tp,
@@ -93,6 +98,7 @@ def _tensor_ranks(ranks: np.ndarray, layout: Layout, rank: int, shard: int, own_
         spread=layout.spread,
         patches=layout.patches,
         stage=own_group(ranks) if layout.spread else None,
+        copies={count: own_group(part.reshape(-1, count)) for count, part in copies.items()},
     )
 
 

@@ -39,25 +39,28 @@ class Trained:
 class Place:
     """Where a rank's parameter lies in that of the whole model: its name and shape there, and the first element.
 
-    What lies beyond the end is padding, which is zero and stays so. `writes`: whether this rank writes to checkpoints
-    what others hold as well; None: it takes turns with its replicas. `cut`: where the rank has a part of each of some
-    sections of equal size (queries, keys and values in one matrix). `repeated`: another rank that shares the layer has
-    all the same of it, and writes it. `copies`: stages that hold it.
+    What lies beyond the end, or beyond `limit` where that comes before, is padding, which is zero and stays so.
+    `writes`: whether this rank writes to checkpoints what others hold as well; None: it takes turns with its replicas.
+    `cut`: where the rank has a part of each of some sections of equal size (queries, keys and values in one matrix).
+    `repeated`: another rank that shares the layer has all the same of it, and writes it; `sharers`: so many have where
+    some of those that share the layer do. `copies`: stages that hold it.
     """
 
     name: str
     shape: tuple[int, ...]
     offset: tuple[int, ...]
+    limit: tuple[int, ...] | None = None
     writes: bool | None = None
     cut: "Cut | None" = None
     repeated: bool = False
+    sharers: int = 1
     copies: int = 1
 
     def boxes(self, own: Box) -> Iterator[tuple[Box, tuple[slice, ...]]]:
         """The boxes of the whole parameter that a box of the rank's is, and where each lies in it."""
         if self.cut is None:
             moved = own.moved(self.offset)
-            box = moved.common(whole(self.shape))
+            box = moved.common(whole(self.limit or self.shape))
             if box is not None:  # else nothing but padding
                 yield box, box.within(moved)
             return

@@ -69,7 +69,8 @@ class Holders:
         places, split = self.places(), self.ranks is not None and self.ranks.degree > 1
         coded, whole = dict[str, list[Parameter]](), list[Parameter]()
         for parameter, layer in owners_of(parameters).items():
-            copied = split and places[parameter].shape == tuple(parameter.shape)
+            place = places[parameter]
+            copied = split and (place.sharers > 1 or place.shape == tuple(parameter.shape))
             target = whole if copied or layer not in messages.layers else coded.setdefault(layer, [])
             target.append(parameter)
         return {**coded, "": whole}

@@ -6,6 +6,7 @@ from collections import Counter
 
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.expert_ops import Dispatch
+from mmplan.cost_models.head_groups import HeadGroups
 from mmplan.cost_models.layout import splits_rows
 from mmplan.cost_models.ops import Positions
 from mmplan.errors import ImpossibleError, InputError
@@ -16,7 +17,7 @@ from mmplan.planner.plan_technique import require_executable
 from mmplan.planner.schedules.plan_problem import is_whole
 from mmplan.runtime.ghost.refusals import refuse_plan
 from mmplan.runtime.places import mesh_of_row, widths
-from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.scenario import Scenario, Transformer
 from mmplan.units import format_bytes
 
 
@@ -35,7 +36,7 @@ def process_count(plan: Plan, *, rehearse: bool, own_model: bool = False) -> int
         return len(widths(plan))
     _refuse_together(plan)
     require_executable(plan.scenario, own_model=own_model)
-    _refuse_split_modules(plan)
+    _refuse_split_modules(plan, own_model=own_model)
     _refuse_split_sequences(plan)
     if own_model:
         refuse_plan(plan)
@@ -83,7 +84,7 @@ def refuse_forms(scenario: Scenario) -> None:
             )
 
 
-def _refuse_split_modules(plan: Plan) -> None:
+def _refuse_split_modules(plan: Plan, *, own_model: bool) -> None:
     """What ranks that share layers would have to exchange besides sums of rows."""
     tp_of = {name: mesh.tp for mesh in plan.meshes for name in mesh.modules}
     for module in plan.scenario.model.modules:
@@ -102,11 +103,24 @@ def _refuse_split_modules(plan: Plan) -> None:
                 f"'{module.name}' takes mean and variance over all heads and the plan splits them over tp={tp}, "
                 "which this release does not execute: set `constraints.tp: [1]`, or rehearse the plan"
             )
-        if shape is not None and shape.mla is None and shape.kv_heads % tp and shape.kv_heads != shape.heads:
-            raise InputError(
-                f"'{module.name}' has {shape.kv_heads} key-value heads for tp={tp}, and this release does not "
-                "repeat heads: set `constraints.tp` to a divisor, or rehearse the plan"
-            )
+        for part in () if shape is None or shape.mla is not None else shape.shapes():
+            if part.delta is None and part.kv_heads % tp:
+                _refuse_repeated_heads(module.name, part, tp, own_model=own_model)
+
+
+def _refuse_repeated_heads(name: str, shape: Transformer, tp: int, *, own_model: bool) -> None:
+    """Heads that tp does not divide run in built-in models, but for norms that would count copies of a head twice."""
+    copies = HeadGroups(shape.heads, shape.kv_heads).copies(tp)
+    if own_model and shape.kv_heads != shape.heads:
+        raise InputError(
+            f"'{name}' has {shape.kv_heads} key-value heads for tp={tp}, and this release repeats heads of built-in "
+            "models alone: set `constraints.tp` to a divisor, or rehearse the plan"
+        )
+    if shape.qk_norm_whole and shape.kv_heads > 1 and copies > 1:
+        raise InputError(
+            f"'{name}' takes a norm over all {shape.kv_heads} key heads, of which tp={tp} lays each on {copies} ranks, "
+            "and this release executes that on one: set `constraints.tp` to a divisor, or rehearse the plan"
+        )
 
 
 def _refuse_split_sequences(plan: Plan) -> None:

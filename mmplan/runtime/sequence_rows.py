@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from mmplan.cost_models.values import rows_of_sequence_rank
 from mmplan.runtime.context import OwnRowsOf
 from mmplan.runtime.exchange import join_rows, own_rows
+from mmplan.runtime.head_linears import HeadLinear
 from mmplan.runtime.network import gather, scatter_sum
 from mmplan.runtime.tensor_sums import TensorRanks, sum_gradients
 from mmplan.runtime.weight_store import Postponed
@@ -73,9 +74,10 @@ class WholeRows:
         return whole
 
 
-def linear_of_rows(linear: nn.Linear, whole: Tensor, own: Tensor, rows: WholeRows) -> Tensor:
+def linear_of_rows(linear: nn.Linear | HeadLinear, whole: Tensor, own: Tensor, rows: WholeRows) -> Tensor:
     """`linear(whole)`, of which autograd keeps `own`, the rank's rows."""
-    result: Tensor = _LinearOfRows.apply(whole, linear.weight, linear.bias, own.detach(), rows, linear)  # type: ignore[no-untyped-call]
+    weights = linear.weights_for(whole) if isinstance(linear, HeadLinear) else (linear.weight, linear.bias)
+    result: Tensor = _LinearOfRows.apply(whole, *weights, own.detach(), rows, linear)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -130,7 +132,7 @@ class _LinearOfRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor, rows: WholeRows, linear: nn.Linear
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, own: Tensor, rows: WholeRows, linear: nn.Module
     ) -> Tensor:
         ctx.save_for_backward(own, weight)
         ctx.rows, ctx.linear = rows, linear

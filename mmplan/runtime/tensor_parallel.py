@@ -28,6 +28,7 @@ from mmplan.runtime.batch import NO_LABEL, Microbatch
 from mmplan.runtime.context import OwnRowsOf, rotate_own, rows_of, whole_states
 from mmplan.runtime.exchange import Exchange, from_experts, join_rows, own_rows, plan_exchange, to_experts
 from mmplan.runtime.experts import rows_per_expert
+from mmplan.runtime.head_linears import HeadLinear
 from mmplan.runtime.held import Place, whole_place
 from mmplan.runtime.layers import Blocks, LayerModule, build_layer, joined
 from mmplan.runtime.row_attention import Heads, own_attention, own_queries
@@ -50,14 +51,22 @@ class SplitLayer(LayerModule):
     """Runs what `local_layer` lists; called like any layer, by all ranks of the group on the same inputs."""
 
     def __init__(self, layer: Layer, ranks: TensorRanks) -> None:
-        super().__init__(local_layer(layer, ranks.shard(layer)))
+        self._shard = ranks.shard(layer)
+        self._index = ranks.index if self._shard.tp > 1 else 0
+        super().__init__(local_layer(layer, self._shard))
         self._whole, self._ranks = layer, ranks
         self._exchange: Exchange | None = None  # of the microbatch that is at work
         self._gathered: dict[str, tuple[WholeRows, Tensor]] = {}  # likewise, with the rank's rows
-        shard = ranks.shard(layer)
-        self._in_rows = values_in_rows(layer, shard)
-        summed = summed_weights(layer, shard)
+        self._in_rows = values_in_rows(layer, self._shard)
+        summed = summed_weights(layer, self._shard)
         self._summed = frozenset(op.name for op in summed if isinstance(op, Linear | Norm | Scale))
+        self._columns = {op.name: op for op in layer.ops if isinstance(op, Linear | Norm)}
+        for name, op in self._columns.items():
+            part, rest = self.parts[name], op.x.part(self._shard.tp, self._index)
+            copies = op.y.copies(self._shard) if self._has_copies(name) else 1
+            columns = op.x.local_width(self._shard) if rest is None else rest[1] - rest[0]
+            if isinstance(part, nn.Linear) and (copies > 1 or columns < part.in_features):
+                self.parts[name] = HeadLinear(part, ranks, copies=copies, columns=columns)
 
     def expert_parameters(self) -> list[nn.Parameter]:
         """Those that lie on other ranks than the rest of the layer."""
@@ -66,18 +75,44 @@ class SplitLayer(LayerModule):
         names = [op.name for op in self.layer.ops if isinstance(op, GroupedLinear)]
         return [parameter for name in names for parameter in self.parts[name].parameters()]
 
-    def place(self, name: str) -> tuple[int, int | None]:
-        """Which part of the whole layer's parameter this rank has: `index` and `inner` of `slice_of`."""
-        ranks, experts = self._ranks, self._ranks.experts
-        operator = name.removeprefix("parts.").split(".")[0]
-        of_experts = any(isinstance(op, GroupedLinear) and op.name == operator for op in self.layer.ops)
-        if experts is None or not of_experts:
-            return ranks.index, None
-        return experts.index, ranks.index if experts.tp > 1 else 0
+    def extent(self, name: str, whole: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Where this rank's part of a parameter of the whole layer, of that shape, begins and ends."""
+        ranks, experts, operator = self._ranks, self._ranks.experts, _operator(name)
+        own = self.get_parameter(name).shape
+        if self._is_of_experts(name) and experts is not None:
+            index = [experts.index] + [ranks.index if experts.tp > 1 else 0] * (len(own) - 1)
+        else:
+            index = [ranks.index] * len(own)
+        op = self._columns.get(operator)
+        wide = operator in norms_over_heads(self._whole, self._shard)
+        values = [op.y, op.x] if isinstance(op, Linear) else [op.x] if op is not None and wide else []
+        offset = [0 if size == part else part * at for size, part, at in zip(whole, own, index, strict=True)]
+        limit = list(whole)
+        for dim, value in enumerate(values[: len(own)]):
+            part = value.part(self._shard.tp, self._index)
+            offset[dim], limit[dim] = part if part is not None else (offset[dim], limit[dim])
+        return tuple(offset), tuple(limit)
 
-    @property
-    def has_first_experts(self) -> bool:
-        """Whether this rank is the first of those with the same experts."""
+    def copies(self, name: str) -> tuple[int, int]:
+        """Of how many copies of the parameter on ranks that share the layer this is which: those of key heads."""
+        op = self._columns.get(_operator(name))
+        count = op.y.copies(self._shard) if isinstance(op, Linear) else 1
+        return count, self._index % count if self._has_copies(_operator(name)) else 0
+
+    def _has_copies(self, operator: str) -> bool:
+        """Whether this rank has a head of an operator's of which others have copies."""
+        op = self._columns.get(operator)
+        if not isinstance(op, Linear) or op.y.heads is None or op.y.copies(self._shard) == 1:
+            return False
+        return self._index < op.y.heads.keys * op.y.copies(self._shard)
+
+    def _is_of_experts(self, name: str) -> bool:
+        return any(isinstance(op, GroupedLinear) and op.name == _operator(name) for op in self.layer.ops)
+
+    def writes(self, name: str) -> bool | None:
+        """Of an expert's parameter whether this rank is the first of those that have it; None of others."""
+        if not self._is_of_experts(name) or self._ranks.experts is None:
+            return None
         replicas = None if self._ranks.experts is None else self._ranks.experts.replicas
         return replicas is None or replicas.rank() == 0
 
@@ -166,9 +201,9 @@ class SplitLayer(LayerModule):
             return with_summed_weights(self.parts[name], (x,), self._ranks)
         return super()._run_part(name, x)
 
-    def _linear(self, name: str) -> nn.Linear:
+    def _linear(self, name: str) -> nn.Linear | HeadLinear:
         part = self.parts[name]
-        assert isinstance(part, nn.Linear)
+        assert isinstance(part, nn.Linear | HeadLinear)
         return part
 
     def _gather(self, op: SumGradients, own: Tensor, batch: Microbatch) -> Tensor:
@@ -250,7 +285,7 @@ class SplitLayer(LayerModule):
 
     def _normed(self, name: str, x: Tensor) -> Tensor:
         """Of a norm of each head every rank's heads have a part of the gradients of the one scale (and shift)."""
-        norm, over_heads = self.parts[name], norms_over_heads(self._whole)
+        norm, over_heads = self.parts[name], norms_over_heads(self._whole, self._shard)
         if name in over_heads:
             return split_rms_norm(x, norm.get_parameter("weight"), over_heads[name], self._ranks)
         if x.shape[0] == 0:
@@ -269,8 +304,14 @@ def split_layer(whole: LayerModule, ranks: TensorRanks) -> SplitLayer:
     split = SplitLayer(whole.layer, ranks)
     weights = dict(whole.parts.named_parameters())
     for name, parameter in split.parts.named_parameters():
-        parameter.data = slice_of(weights[name_in_whole(name)].detach(), parameter.shape, *split.place(name))
+        own = weights[name_in_whole(name)].detach()
+        parameter.data = slice_of(own, parameter.shape, *split.extent(f"parts.{name}", own.shape))
     return split
+
+
+def _operator(name: str) -> str:
+    """Of a parameter of a layer."""
+    return name.removeprefix("parts.").split(".")[0]
 
 
 def name_in_whole(name: str) -> str:
@@ -287,25 +328,26 @@ def places_of(module: nn.Module, layer: Layer) -> dict[Parameter, Place]:
         whole = dict(build_layer(layer).named_parameters())
     places = {}
     for name, parameter in own:
-        shape, (first, inner) = tuple(whole[name_in_whole(name)].shape), module.place(name)
-        offset = tuple(
-            0 if size == part else part * (first if dim == 0 or inner is None else inner)
-            for dim, (size, part) in enumerate(zip(shape, parameter.shape, strict=True))
+        shape, (copies, copy) = tuple(whole[name_in_whole(name)].shape), module.copies(name)
+        offset, limit = module.extent(name, shape)
+        places[parameter] = Place(
+            name=f"{layer.id}/{name_in_whole(name)}",
+            shape=shape,
+            offset=offset,
+            limit=limit,
+            writes=module.writes(name),
+            repeated=copy > 0,
+            sharers=copies,
         )
-        writes = None if inner is None else module.has_first_experts
-        places[parameter] = Place(name=f"{layer.id}/{name_in_whole(name)}", shape=shape, offset=offset, writes=writes)
     return places
 
 
-def slice_of(whole: Tensor, shape: torch.Size, index: int, inner: int | None = None) -> Tensor:
-    """Part `index` of a tensor along every dimension where `shape` is smaller, `inner` of those but the first; zeros
-    beyond its end."""
+def slice_of(whole: Tensor, shape: Sequence[int], offset: Sequence[int], limit: Sequence[int]) -> Tensor:
+    """The part of a tensor that has the shape and begins there; zeros beyond the limit."""
     part = whole
-    for dim, size in enumerate(shape):
-        if size != whole.shape[dim]:
-            place = index if dim == 0 or inner is None else inner
-            first = min(place * size, whole.shape[dim])
-            part = part.narrow(dim, first, min(size, whole.shape[dim] - first))
+    for dim, (size, first, end) in enumerate(zip(shape, offset, limit, strict=True)):
+        begin = min(first, end)
+        part = part.narrow(dim, begin, min(size, end - begin))
     result = whole.new_zeros(shape)
     result[tuple(slice(0, size) for size in part.shape)] = part
     return result

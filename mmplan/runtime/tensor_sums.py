@@ -4,7 +4,8 @@ A vocabulary is split over the ranks by token id: each rank looks up the ids it 
 for each row from the others (Megatron-LM, arXiv 1909.08053, section 3). Autograd keeps what the cost model counts.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -52,9 +53,10 @@ class TensorRanks:
     `experts`: where these lie on more ranks. `context`: ranks with other rows of language models; `context_parallel`:
     how keys and values of rows come together; `width`: all that share a stage in one replica. `sequence`: modules of
     whose values each rank has rows where it does not have columns. `spread`: modules that each rank has whole, of which
-    it takes some images or clips, or in the blocks of `patches` some rows of all;
-    `stage`: all ranks that have these, those of all replicas. `forward_bytes`, `backward_bytes`: of tensors handed to
-    sums, gathers, exchanges and the next rank since the start, by the pass they belong to.
+    it takes some images or clips, or in the blocks of `patches` some rows of all; `stage`: all ranks that have these,
+    those of all replicas. `copies`: by their number the neighbours that hold one key head. `forward_bytes`,
+    `backward_bytes`: of tensors handed to sums, gathers, exchanges and the next rank since the start, by the pass they
+    belong to.
     """
 
     degree: int
@@ -68,6 +70,7 @@ class TensorRanks:
     spread: tuple[str, ...] = ()
     patches: tuple[str, ...] = ()
     stage: dist.ProcessGroup | None = None
+    copies: Mapping[int, dist.ProcessGroup | None] = field(default_factory=dict)
     forward_bytes: int = 0
     backward_bytes: int = 0
 
@@ -95,6 +98,10 @@ class TensorRanks:
         peers = self.width if self.has_patches(layer) else self.context
         assert peers is not None
         return peers
+
+    def copies_of(self, count: int) -> dist.ProcessGroup | None:
+        """So many neighbours, this rank among them."""
+        return self.group if count == self.degree else self.copies[count]
 
     def reduce(self, tensor: Tensor, *, backward: bool = False, largest: bool = False) -> None:
         """Sum (or maximum) over the ranks, in place; nothing is sent where there are no rows."""

@@ -100,7 +100,7 @@ class BlockSpec(Strict):
     moe: MoeSpec | None = Field(default=None, description="routed experts in place of the MLP")
     mla: MlaSpec | None = Field(default=None, description="latent attention")
     pad_heads: bool = Field(
-        default=False, description="fill heads up to a multiple of tp and repeat key/value heads, at their full cost"
+        default=False, description="tp may not divide heads: fill ranks up, repeat key/value heads, at their full cost"
     )
 
 

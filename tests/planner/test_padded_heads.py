@@ -7,9 +7,11 @@ import pytest
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.collectives import Group, all_reduce_s
 from mmplan.cost_models.layout import Layout, trained_on_rank
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.cost_models.time_rules import pool_rules
 from mmplan.errors import InfeasibleError
 from mmplan.planner.check import check_plan
 from mmplan.planner.pins import parse_pins
@@ -50,20 +52,24 @@ def test_with_padding_it_is_planned_and_passes_the_checker(tmp_path: Path) -> No
 
 
 def test_every_rank_pays_for_the_fullest_one(tmp_path: Path) -> None:
-    """Of 6 heads over 4 ranks each holds 2, as if there were 8; of 2 key-value heads each holds one."""
+    """Of 6 heads over 4 ranks each holds 2, as if there were 8; of 2 key-value heads each holds one, whose gradients
+    two ranks sum: of 2 products of 1 head, each a message between neighbours."""
     real = odd(tmp_path, "true")
     (module,) = real.model.modules
     assert module.transformer is not None
     eight = replace(module, transformer=replace(module.transformer, heads=8, kv_heads=4))
     padded = replace(real, model=replace(real.model, modules=(eight,)))
-    layout, paid = Layout(tp=4), []
+    layout, paid, backward = Layout(tp=4), [], []
     for scenario in (real, padded):
         layer, costs = build_graph(scenario).layer("llm.0"), AnalyticCostModel(scenario)
         load = mean_loads(scenario, 1)["llm"]
-        seconds = (costs.forward_s(layer, load, layout), costs.backward_s(layer, load, layout))
+        backward.append(costs.backward_s(layer, load, layout))
         sizes = (planned_state_bytes(layer, scenario, layout), planned_kept_bytes(layer, load, scenario, layout))
-        paid.append((*seconds, *sizes, trained_on_rank(layer, layout).dense))
+        paid.append((costs.forward_s(layer, load, layout), *sizes, trained_on_rank(layer, layout).dense))
     assert paid[0] == pytest.approx(paid[1])
+    (rules,), shape = pool_rules(real), module.transformer
+    summed_s = all_reduce_s(shape.hidden * shape.head_dim * 4, Group(2, 2), rules.node_link, rules.network_link)
+    assert backward[0] - backward[1] == pytest.approx(2 * rules.stack.exposed_tp_backward * summed_s)
 
 
 def test_a_question_about_tp_names_the_way_out(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def moved_plans() -> list[Plan]:
         replace(recomputed, sharding="optimizer", stages=stages),
         replace(hand_plan(tiny(), ONE_STAGE, dp=2), tp=2, sharding="parameters"),
         replace(hand_plan(tiny(), TWO_STAGES, microbatch_size=2), tp=2),
+        replace(hand_plan(tiny(), ONE_STAGE), tp=4),  # two key heads, each on two ranks
         replace(hand_plan(tiny(), ONE_STAGE, dp=2), cp=2, sharding="optimizer"),
         replace(hand_plan(tiny(), ONE_STAGE), cp=2, tp=2),
         meshed(tp=2, vision=2),

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.ops import Rope
 from mmplan.runtime.attention import rope_table
 from mmplan.runtime.model import MultimodalModel
-from mmplan.runtime.tensor_parallel import name_in_whole, slice_of
+from mmplan.runtime.tensor_parallel import SplitLayer, name_in_whole, slice_of
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.scenario import Model, Sample, Scenario, Transformer
 
@@ -74,6 +75,11 @@ def split_cases() -> dict[str, Scenario]:
         "LoRA on q and v": llava(LORA_QV, FROZEN, LORA_QV),
         "tied vocabulary": _vocabulary(llava(FULL, FULL, FULL), tied=True),
         "padded vocabulary": _vocabulary(llava(FULL, FULL, FULL), pad_to=24),
+        "key heads on two ranks": _with(
+            qwen_vl(LORA_ALL, FULL, FULL),
+            "llm",
+            lambda shape: replace(shape, kv_heads=1, qkv_bias=True),
+        ),
         "padded heads": _with(
             llava(FULL, FULL, FULL), "vision", lambda shape: replace(CLIP, heads=3, kv_heads=3, pad_heads=True)
         ),
@@ -116,7 +122,7 @@ def _run(model: MultimodalModel, scenario: Scenario, samples: tuple[Sample, ...]
 
 
 def split_error(
-    name: str, whole: dict[str, Tensor | None], found: Tensor | None, shape: torch.Size, index: int
+    name: str, whole: dict[str, Tensor | None], found: Tensor | None, own: Callable[[Tensor], Tensor]
 ) -> float:
     """Largest difference of a gradient to its slice of the whole one. Some gradients are zero but for rounding (biases
     of keys), so no scale is below a thousandth of the model's largest."""
@@ -124,7 +130,7 @@ def split_error(
     if gradient is None or found is None:
         return 0.0 if gradient is found or not any(g is not None and g.any() for g in (gradient, found)) else 1.0
     least = max(float(g.abs().max()) for g in whole.values() if g is not None) / 1000
-    error = float((found - slice_of(gradient, shape, index)).abs().max())
+    error = float((found - own(gradient)).abs().max())
     return error / max(float(gradient.abs().max()), least, 1e-30)
 
 
@@ -135,13 +141,19 @@ def run_case(scenario: Scenario, ranks: TensorRanks, samples: tuple[Sample, ...]
     split = MultimodalModel(layers, graph, precision="fp32", seed=0, device=cpu, ranks=ranks)
     weights = dict(whole.named_parameters())
 
-    def own(name: str, parameter: Tensor) -> Tensor:
-        return slice_of(weights[name_in_whole(name)].detach(), parameter.shape, ranks.index)
+    def own(name: str, of_whole: Tensor) -> Tensor:
+        _, layer, of_layer = name.split(".", 2)
+        module = split.layers[layer]
+        assert isinstance(module, SplitLayer)
+        return slice_of(of_whole, split.get_parameter(name).shape, *module.extent(of_layer, of_whole.shape))
 
-    starts_alike = all(torch.equal(parameter, own(name, parameter)) for name, parameter in split.named_parameters())
+    def taken(name: str) -> Tensor:
+        return own(name, weights[name_in_whole(name)].detach())
+
+    starts_alike = all(torch.equal(parameter, taken(name)) for name, parameter in split.named_parameters())
     perturb(whole)
     for name, parameter in split.named_parameters():
-        parameter.data = own(name, parameter)
+        parameter.data = taken(name)
     expected = _run(whole, scenario, samples)
     saved: dict[int, int] = {}
     shared = {p.untyped_storage().data_ptr() for p in split.parameters()}
@@ -162,9 +174,7 @@ def run_case(scenario: Scenario, ranks: TensorRanks, samples: tuple[Sample, ...]
     gradients = {name: p.grad for name, p in whole.named_parameters()}
     return SplitResult(
         losses={module: (expected[module], loss) for module, loss in losses.items()},
-        errors={
-            name: split_error(name, gradients, p.grad, p.shape, ranks.index) for name, p in split.named_parameters()
-        },
+        errors={name: split_error(name, gradients, p.grad, partial(own, name)) for name, p in split.named_parameters()},
         forward_bytes=ranks.forward_bytes,
         backward_bytes=ranks.backward_bytes,
         kept_bytes=sum(saved.values()),

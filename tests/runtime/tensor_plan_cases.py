@@ -12,6 +12,7 @@ import torch.distributed as dist
 from case_processes import chosen
 from gradient_cases import CPU, PROCESSES, cases, perturb, table_name, trained_weights
 from meshed_plan_cases import meshed_cases, uneven_cases
+from padded_plan_cases import padded_cases
 from row_plan_cases import DEEP, ONE_STAGE, TALKER, row_cases
 from sequence_plan_cases import sequence_cases
 from tiny_plans import AUDIO, TWO_STAGES, changed_module, hand_plan
@@ -94,6 +95,9 @@ MIXED = (
     "slices from tp 2 to rows on 2 ranks, cross-attention",
     "slices from patches on 2 ranks to tp 2",
     "broadcasts from patches on 2 ranks to tp 2",
+    "a key head on two ranks, backwards in two parts",
+    "key heads that tp does not divide",
+    "a key head on two ranks, rows",
 )
 
 
@@ -128,6 +132,7 @@ def tensor_cases() -> dict[str, Plan]:
         **_patch_cases(models),
         **_together_cases(models),
         **_expert_cases(models["experts, latent attention and DeepStack"]),
+        **padded_cases(models, plans["two stages on a rank, backwards in two parts"]),
         **meshed_cases(models),
     }
     return chosen(every, MIXED)
@@ -240,16 +245,15 @@ class PerturbedPart(MultimodalModel):
         perturb(whole)
         weights = dict(whole.named_parameters())
         for name, parameter in self.named_parameters():
-            parameter.data.copy_(
-                slice_of(weights[name_in_whole(name)].detach(), parameter.shape, *place_in(self, name))
-            )
+            own = weights[name_in_whole(name)].detach()
+            parameter.data.copy_(slice_of(own, parameter.shape, *extent_in(self, name, own.shape)))
 
 
-def place_in(model: MultimodalModel, name: str) -> tuple[int, int | None]:
-    """Which part of the whole model's parameter the rank has (see `slice_of`)."""
+def extent_in(model: MultimodalModel, name: str, whole: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Where the rank's part of the whole model's parameter begins and ends."""
     _, layer, of_layer = name.split(".", 2)
     module = model.layers[layer]
-    return module.place(of_layer) if isinstance(module, SplitLayer) else (0, None)
+    return module.extent(of_layer, whole) if isinstance(module, SplitLayer) else ((0,) * len(whole), whole)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,7 +262,7 @@ class TensorRankResult:
 
     index: int
     gradients: dict[str, Tensor]
-    places: dict[str, tuple[int, int | None]]
+    places: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
     losses: dict[str, float]
     tensor_bytes: int
     planned_tensor_bytes: int
@@ -297,9 +301,13 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
     return TensorRankResult(
         index=place.shard % mesh_of_row(plan, place.row).tp,
         places={
-            table_name(stage.model, name): place_in(stage.model, name)
+            table_name(stage.model, name): (
+                stage.places[parameter].offset,
+                stage.places[parameter].limit or stage.places[parameter].shape,
+            )
             for stage in stages.values()
-            for name, _ in stage.model.named_parameters()
+            for name, parameter in stage.model.named_parameters()
+            for place in (stage.places[parameter],)
         },
         gradients={name: (weight - after[name]) / STEP_LENGTH for name, weight in before.items()},
         losses={module: loss for stage in stages.values() for module, loss in stage.losses().items()},

@@ -141,8 +141,12 @@ def test_what_tensor_parallel_ranks_do_not_share_is_refused_with_the_constraint(
         InputError, match="'vision' takes mean and variance over all heads and the plan splits them over tp=2"
     ):
         process_count(changed_module(plan, "vision", qk_norm_whole=True), rehearse=False)
-    with pytest.raises(InputError, match="'llm' has 1 key-value heads for tp=2, and this release does not repeat"):
-        process_count(changed_module(plan, "llm", kv_heads=1), rehearse=False)
+    repeated = changed_module(plan, "llm", kv_heads=2, heads=4)
+    assert process_count(replace(repeated, tp=4), rehearse=False) == 8
+    with pytest.raises(InputError, match="'llm' has 2 key-value heads for tp=4, and this release repeats heads of"):
+        process_count(replace(repeated, tp=4), rehearse=False, own_model=True)
+    with pytest.raises(InputError, match="'llm' takes a norm over all 2 key heads, of which tp=4 lays each on 2 ranks"):
+        process_count(replace(changed_module(repeated, "llm", qk_norm_whole=True), tp=4), rehearse=False)
     assert process_count(
         replace(changed_module(plan, "vision", qk_norm_whole=True), spread=("vision",)), rehearse=False
     )

@@ -68,7 +68,7 @@ def test_the_sums_that_predicted_seconds_count_are_those_of_whole_rows(name: str
     for layer in graph.layers():
         load, shard = loads[layer.module], Shard(tp=PROCESSES)
         priced = 4 * sum(reduced_forward_elements(layer, load, shard))
-        small = (12 if layer.kind == "loss" else 4 * len(norms_over_heads(layer))) * load.tokens
+        small = (12 if layer.kind == "loss" else 4 * len(norms_over_heads(layer, shard))) * load.tokens
         assert forward_sum_bytes(layer, load, "fp32", PROCESSES) == priced + small
         priced = 4 * sum(reduced_backward_elements(layer, load, shard))
         assert priced <= backward_sum_bytes(layer, load, "fp32", PROCESSES) <= 1.3 * priced

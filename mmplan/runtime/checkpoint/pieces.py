@@ -84,6 +84,6 @@ def to_write(pieces: Sequence[Piece], plan: Plan, at: Place) -> list[Piece]:
             continue
         holder = loads.index(min(loads)) if piece.copied else own
         loads[holder] += piece.nbytes if piece.copied else 0
-        if holder == own and (at.shard % mesh.tp == 0 or not piece.everywhere):
+        if holder == own and not piece.repeated and (at.shard % mesh.tp == 0 or not piece.everywhere):
             chosen.append(piece)
     return chosen

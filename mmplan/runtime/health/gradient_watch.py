@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from mmplan.runtime.held import Place
 from mmplan.runtime.state import StageState
 from mmplan.runtime.weighted_stage import WeightedStage
 
@@ -72,9 +73,11 @@ class GradientWatch:
         return run
 
     def _share(self, weight: Tensor) -> float:
-        place = self._stage.places.get(weight)  # type: ignore[call-overload]
-        is_whole = place is not None and place.shape == tuple(weight.shape)
-        return 1 / self._width if is_whole else 1.0
+        place: Place | None = self._stage.places.get(weight)  # type: ignore[call-overload]
+        if place is None:
+            return 1.0
+        is_whole = place.sharers == 1 and place.shape == tuple(weight.shape)
+        return 1 / (self._width if is_whole else place.sharers)
 
     def square(self) -> float:
         return float(torch.stack(self.squares).sum()) if self.squares else 0.0
