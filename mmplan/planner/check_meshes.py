@@ -27,6 +27,7 @@ def check_meshes(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
     findings = [*_modules(plan), *_of_stages(plan)]
     yield from findings
     if not findings:
+        yield from _ways(plan, graph)
         yield from _samples(plan)
         yield from _shards(plan)
         yield from _ranks(plan)
@@ -103,6 +104,23 @@ def _of_stages(plan: Plan) -> Iterator[Finding]:
     for mesh in plan.meshes:
         if mesh not in found:
             yield Finding(rule="meshes", message=f"no stage holds {', '.join(mesh.modules)}, which have a mesh")
+
+
+def _ways(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
+    """Of tensors between unlike meshes, and possible between these."""
+    edges = {(edge.producer, module_of(edge.consumer)) for edge in graph.edges()}
+    mesh_of = {name: mesh for mesh in plan.meshes for name in mesh.modules}
+    for one in plan.ways:
+        name = f"{one.producer} crosses to {one.reader} as {one.way}"
+        source, target = (mesh_of.get(end, plan.base) for end in (module_of(one.producer), one.reader))
+        if (one.producer, one.reader) not in edges:
+            yield Finding(rule="meshes", message=f"{name}, and {one.reader} reads no such layer")
+        elif source == target:
+            yield Finding(rule="meshes", message=f"{name}, and both are on one mesh")
+        elif one.way == "slices" and not nested((source.width, target.width)):
+            widths = f"replicas of {source.width} and {target.width} ranks"
+            message = f"{name} between {widths}: of two widths one has to divide the other"
+            yield Finding(rule="meshes", message=message)
 
 
 def _samples(plan: Plan) -> Iterator[Finding]:

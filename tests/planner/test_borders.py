@@ -11,7 +11,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.load import Load
-from mmplan.planner.border import Border, Way, quickest, seen_shard, shard_of, ways_between, ways_s
+from mmplan.planner.border import Border, TensorWay, Way, quickest, seen_shard, shard_of, ways_between, ways_s
 from mmplan.planner.border_choice import border_choices
 from mmplan.planner.check import check_plan
 from mmplan.planner.lower import lower
@@ -130,6 +130,27 @@ def test_a_plan_records_the_quickest_way_and_the_checker_counts_it() -> None:
         assert {finding.rule for finding in check_plan(other)} == {"objective"}
         assert other.border(choice.tensor, 0, 1).way == "copies"
         assert simulate(other, graph, costs).step_time_s > simulate(plan, graph, costs).step_time_s
+
+
+@pytest.mark.parametrize(
+    ("producer", "reader", "message"),
+    [
+        ("vision.0", "llm", "vision.0 crosses to llm as slices, and llm reads no such layer"),
+        ("llm.embed", "llm", "llm.embed crosses to llm as slices, and both are on one mesh"),
+        (
+            "vision_projector.0",
+            "llm",
+            "vision_projector.0 crosses to llm as slices between replicas of 3 and 2 ranks: "
+            "of two widths one has to divide the other",
+        ),
+    ],
+)
+def test_ways_that_cannot_be_are_refused(producer: str, reader: str, message: str) -> None:
+    plan = meshed(_apart(SLOW_TO_START), **SHAPE)  # type: ignore[arg-type]
+    (mesh,) = plan.meshes
+    way = TensorWay(producer=producer, reader=reader, way="slices")
+    plan = replace(plan, ways=(way,), meshes=(replace(mesh, tp=3),))
+    assert message in [finding.message for finding in check_plan(plan)]
 
 
 def test_every_rank_of_a_group_has_its_own_messages() -> None:
