@@ -126,8 +126,19 @@ KINDS: dict[str, Kind] = {
         looks_like_script,
         read_script,
     ),
+    "job": Kind(
+        what="your own model and data, a Python file with `model` and `batches`, which is run (never guessed)",
+        looks_like=lambda head: False,
+        read=lambda paths: _read_jobs(paths),
+    ),
     "hosts": Kind(what="Slurm host list or hostfile", looks_like=looks_like_hosts, read=read_hosts),
 }
+
+
+def _read_jobs(paths: Sequence[Path]) -> Reading:
+    from mmplan.runtime.ghost.importing import read_jobs  # torch
+
+    return read_jobs(paths)
 
 
 def read_files(words: Sequence[str]) -> Reading:
@@ -213,7 +224,8 @@ def _guess(paths: Sequence[Path]) -> dict[Path, str]:
             raise InputError("an empty file", file=path)
         if kind is None and path.suffix == ".py":
             told = "a Python file, and nothing in a file is executed: give the command line that starts it"
-            raise InputError(f"{told}, settings that it writes, or the log of its run", file=path)
+            named = "; `mmplan import job FILE` runs a job of your own and records its model"
+            raise InputError(f"{told}, settings that it writes, or the log of its run{named}", file=path)
         if kind is None:
             hint = did_you_mean(str(path), KINDS) if path == paths[0] else ""
             raise InputError(f"not a kind of file that is known{hint}; name one of {listed(KINDS, 40)}", file=path)

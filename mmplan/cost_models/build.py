@@ -21,12 +21,15 @@ from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer, LayerKind, Source, values_with_grad
 from mmplan.cost_models.module_order import upstream_first
 from mmplan.cost_models.ops import Embedding, Op, op_inputs
+from mmplan.cost_models.recorded_layers import recorded_ops
+from mmplan.cost_models.recorded_ops import RecordedRest
 from mmplan.cost_models.step_ops import step_ops
 from mmplan.cost_models.transformer_block import block_ops
 from mmplan.cost_models.values import CONTEXT, TOKENS, Rows, Value
 from mmplan.errors import CostModelError
 from mmplan.scenario.layer_ids import last_layer_id
 from mmplan.scenario.model_edges import merged_beside
+from mmplan.scenario.recorded import Recorded
 from mmplan.scenario.scenario import EdgeKind, Model, ModelModule, Scenario, Transformer
 from mmplan.scenario.steps import Kept
 
@@ -70,12 +73,27 @@ def build_graph(scenario: Scenario) -> ComputationGraph:
 
 def model_layers(model: Model) -> list[Layer]:
     """The layers of a model, module by module; CostModelError as in `build_graph`."""
+    if model.recorded is not None:
+        return _recorded_layers(model, model.recorded)
     drafts = {module.name: _module_drafts(model, module) for module in model.modules}
     finished: dict[str, Layer] = {}
     for module in upstream_first(model):
         for draft in drafts[module.name]:
             finished[draft.id] = _finish(draft, finished)
     return [finished[draft.id] for module in model.modules for draft in drafts[module.name]]
+
+
+def _recorded_layers(model: Model, recorded: Recorded) -> list[Layer]:
+    """In the order in which the model was seen to use them, whatever their modules."""
+    finished: dict[str, Layer] = {}
+    for index, layer in enumerate(recorded.layers):
+        module = model.module(layer.module)
+        sources = tuple(Source(read.layer, f"x{number}") for number, read in enumerate(layer.reads))
+        kind: LayerKind = "end" if layer is recorded.layers[-1] else "block" if layer.block else "unit"
+        ops = recorded_ops(layer, recorded, module.training)
+        made = _finish(_Draft(layer.id, module, kind, index, sources, ops), finished)
+        finished[layer.id] = replace(made, pieces=layer.pieces)
+    return list(finished.values())
 
 
 def _finish(draft: _Draft, layers: dict[str, Layer]) -> Layer:
@@ -94,18 +112,21 @@ def _finish(draft: _Draft, layers: dict[str, Layer]) -> Layer:
 
 def _edge(layers: dict[str, Layer], source: Source, consumer: Layer) -> Edge:
     producer = layers[source.producer]
-    width = producer.output.width
-    wanted = next(value.width for op in consumer.ops for value in op_inputs(op) if value.name == source.value)
-    if wanted != width:
+    value = next(value for op in consumer.ops for value in op_inputs(op) if value.name == source.value)
+    recorded = isinstance(consumer.ops[-1], RecordedRest)
+    # of what was recorded each reader takes its part, of so many samples together
+    width = -(-value.width // value.rows.per) if recorded else producer.output.width
+    if not recorded and (wanted := value.width) != width:
         raise CostModelError(f"{producer.id} hands on tokens of width {width}, {consumer.id} reads width {wanted}")
+    inside = recorded or producer.module == consumer.module or not _is_last(layers, producer)
     return Edge(
         producer=producer.id,
         consumer=consumer.id,
         width=width,
         load_module=producer.module,
-        load_field="tokens" if producer.module == consumer.module or not _is_last(layers, producer) else "outputs",
+        load_field="tokens" if inside else "outputs",
         carries_grad=producer.has_backward,
-        cuttable=consumer.kind != "loss",
+        cuttable=consumer.kind not in ("loss", "end"),
     )
 
 

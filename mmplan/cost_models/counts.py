@@ -33,6 +33,7 @@ from mmplan.cost_models.ops import (
     op_inputs,
     op_trainable,
 )
+from mmplan.cost_models.recorded_ops import HeldWeights, RecordedProduct, RecordedRest
 from mmplan.cost_models.shard import Shard, as_shard
 from mmplan.cost_models.values import Rows, Value, row_fraction, split
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
@@ -52,6 +53,8 @@ def product_flops(op: Op, load: Load, shard: int | Shard = 1) -> float:
         case Convolution():
             rows = (op.x if op.transposed else op.y).local_rows(load, shard)
             return 2 * rows * op.inner * op.y.width
+        case RecordedProduct():
+            return 2 * op.groups * op.rows.of(load) * op.inner * op.outer
         case DeltaRule():
             rows = load.chunk_tokens * row_fraction(False, as_shard(shard))
             return rows * op.step.local_width(shard) * op.row_flops()
@@ -72,6 +75,8 @@ def op_dgrad_flops(layer: Layer, op: Op, load: Load, shard: int | Shard = 1) -> 
     if isinstance(op, DeltaRule):  # the forward again, twice as much for gradients, two products for the solved system
         rows = load.chunk_tokens * row_fraction(False, as_shard(shard))
         return 3 * flops + rows * op.step.local_width(shard) * op.solve_flops()
+    if isinstance(op, RecordedProduct):
+        return flops * op.operands
     return flops
 
 
@@ -115,7 +120,7 @@ def op_parameters(op: Op, shard: int | Shard = 1) -> int:
             return op.kernel * op.x.local_width(shard)
         case DeltaRule():
             return op.gate.local_width(shard) + (2 if op.scan else 1) * op.step.local_width(shard)
-        case Stored():
+        case Stored() | HeldWeights():
             return op.size
         case Embedding():
             return split(op.size, op.unit, as_shard(shard).tp) * op.y.width
@@ -163,7 +168,9 @@ def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:
         case DeltaRule():
             return (op.q, op.k, op.v, op.gate, op.step) if op.trainable or grad else ()
         case Attention():
-            return (op.q, op.k, op.v, op.y) if grad else ()
+            return (op.q, op.k, op.v, op.y) if grad and not op.kept_apart else ()
+        case RecordedRest():
+            return (replace(op.moved, name="kept", width=op.keeps(layer.grad_values).numbers),)
         case Activation():
             return (op.y if op.kind == "sigmoid" else op.x,) if grad else ()
         case Multiply():
@@ -176,7 +183,7 @@ def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:
             return ()
 
 
-KEEPS_FP32 = (Norm, Attention, Route, CrossEntropy)
+KEEPS_FP32 = (Norm, Attention, Route, CrossEntropy, RecordedRest)
 
 
 def saved_fp32_elements(layer: Layer, op: Op, load: Load, shard: int | Shard = 1) -> float:
@@ -187,6 +194,10 @@ def saved_fp32_elements(layer: Layer, op: Op, load: Load, shard: int | Shard = 1
         case Norm():
             groups = max(1, op.x.local_width(shard) // (op.x.width // op.groups))
             return op.x.local_rows(load, shard) * groups * (2 if op.kind == "layer" else 1)
+        case Attention() if op.kept_apart:
+            return 0.0
+        case RecordedRest():
+            return op.moved.rows.of(load) * op.keeps(layer.grad_values).other_bytes / FP32_BYTES
         case Attention():
             return op.q.local_rows(load, shard) * (op.q.local_width(shard) // op.head_dim)
         case Route():

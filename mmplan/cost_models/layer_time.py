@@ -13,7 +13,7 @@ from mmplan.cost_models.gemm import STREAM_FRACTION
 from mmplan.cost_models.host_offload import copied_activations_s, offloaded_seconds
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Load
-from mmplan.cost_models.op_time import add_attention, add_delta, add_pointwise, add_product
+from mmplan.cost_models.op_time import add_attention, add_delta, add_pointwise, add_product, add_recorded
 from mmplan.cost_models.ops import (
     Activation,
     Attention,
@@ -26,6 +26,7 @@ from mmplan.cost_models.ops import (
     Stored,
     op_routed,
 )
+from mmplan.cost_models.recorded_ops import Entered, HeldWeights, RecordedProduct, RecordedRest
 from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.time_rules import DGRAD, FORWARD, PART, PARTS, PHASES, RECOMPUTE, WGRAD, Rules, Seconds
 from mmplan.scenario.scenario import Optimizer
@@ -74,8 +75,13 @@ def op_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard, routed: boo
                 add_cp(seconds, rules, op, load, shard)
             case DeltaRule():
                 add_delta(seconds, rules, layer, op, load, shard)
-            case Stored():
+            case RecordedProduct():
+                add_recorded(seconds, rules, layer, op, load)
+            case Stored() | HeldWeights() | Entered():
                 launches -= 1
+            case RecordedRest():
+                launches += op.kernels - 1
+                add_pointwise(seconds, rules, layer, op, load, shard)
             case _:
                 add_pointwise(seconds, rules, layer, op, load, shard)
         if before is not None:  # the step waits for the rank with the most rows

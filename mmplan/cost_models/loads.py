@@ -117,6 +117,8 @@ def _merge_after(model: Model, module: ModelModule) -> int:
 
 
 def _lengths(model: Model, module: ModelModule, sample: Sample, lengths: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    if module.recorded:
+        return (1,)  # its layers were recorded for samples as a whole
     if module.vision is not None:
         tiles, extra = module.vision.tiles, 1 if module.vision.class_token else 0
         tokens = [patches + extra for patches in image_patch_counts(model, module, sample)]

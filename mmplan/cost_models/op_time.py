@@ -23,6 +23,7 @@ from mmplan.cost_models.ops import (
     op_inputs,
     op_trainable,
 )
+from mmplan.cost_models.recorded_ops import RecordedProduct, RecordedRest
 from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.time_rules import DGRAD, FORWARD, PART, WGRAD, Rules, Seconds
 from mmplan.cost_models.traffic import backward_bytes, forward_bytes
@@ -76,6 +77,20 @@ def add_product(seconds: Seconds, rules: Rules, layer: Layer, op: Product, load:
         seconds[WGRAD, PART["pointwise"]] += moved / rules.pointwise_bytes_per_s
     if in_blocks and rules.technique.fp8 != "none":
         _add_casts(seconds, rules, op, rows * groups * inner, rows * groups * outer, with_dgrad, trained)
+
+
+def add_recorded(seconds: Seconds, rules: Rules, layer: Layer, op: RecordedProduct, load: Load) -> None:
+    """A product of a recorded layer; each operand that has a gradient costs another, and so does a trained weight."""
+    part, size = PART["gemm"], float(rules.element_bytes)
+    rate = rules.rate_flops_per_s * alignment(rules.device, op.inner * size, op.outer * size)
+    rows, inner, outer = op.rows.of(load), op.inner, op.outer
+    seconds[FORWARD, part] += gemm_s(rows, outer, inner, rules.device, rate, size, op.groups)
+    if has_dgrad(layer, op):
+        seconds[DGRAD, part] += op.operands * gemm_s(rows, inner, outer, rules.device, rate, size, op.groups)
+    if op.trainable:
+        seconds[WGRAD, part] += gemm_s(inner, outer, rows, rules.device, rate, size, op.groups)
+        moved = rules.stack.accumulation_bytes * op.groups * inner * outer * rules.gradient_bytes / 4
+        seconds[WGRAD, PART["pointwise"]] += moved / rules.pointwise_bytes_per_s
 
 
 def _add_casts(
@@ -143,6 +158,8 @@ def add_delta(seconds: Seconds, rules: Rules, layer: Layer, op: DeltaRule, load:
 def add_pointwise(seconds: Seconds, rules: Rules, layer: Layer, op: Op, load: Load, shard: Shard) -> None:
     part = PART["vocabulary" if _is_vocabulary(layer) else "pointwise"]
     size, rate, floor = rules.element_bytes, rules.pointwise_bytes_per_s, rules.device.launch_s
+    if isinstance(op, RecordedRest):
+        floor *= op.kernels
     if isinstance(op, CrossEntropy):
         forward, backward = _LOGIT_BYTES[rules.technique.cross_entropy]
         logits = op.x.elements(load, shard)

@@ -11,6 +11,7 @@ from typing import Literal
 from mmplan.cost_models.delta_ops import CausalConv, DeltaRule
 from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear, Route, TopK
 from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
+from mmplan.cost_models.recorded_ops import Entered, HeldWeights, RecordedProduct, RecordedRest
 from mmplan.cost_models.values import Parallel, Rows, Value
 
 
@@ -114,7 +115,7 @@ class Attention:
 
     `pairs` counts query-key pairs; kv_heads < heads shares keys among heads (GQA). `value_dim`: width of a head of v
     and y where it is not `head_dim` (MLA). `sliding`: each row sees itself and the `window - 1` rows before it;
-    otherwise windows are consecutive blocks.
+    otherwise windows are consecutive blocks. `kept_apart`: another operator counts what it keeps.
     """
 
     q: Value
@@ -130,6 +131,7 @@ class Attention:
     sliding: bool = False
     cross: bool = False
     value_dim: int | None = None
+    kept_apart: bool = False
 
     @property
     def product_width(self) -> int:
@@ -341,6 +343,10 @@ Op = (
     | OwnRows
     | JoinRows
     | CrossEntropy
+    | HeldWeights
+    | Entered
+    | RecordedProduct
+    | RecordedRest
 )
 
 
@@ -361,8 +367,12 @@ def op_inputs(op: Op) -> tuple[Value, ...]:
             return (op.q, op.k, op.v, op.gate, op.step)
         case Interleave():
             return op.parts
-        case Embedding():
+        case Embedding() | HeldWeights():
             return ()
+        case Entered() | RecordedProduct():
+            return op.inputs
+        case RecordedRest():
+            return (*op.inputs, op.weights)
         case _:
             return (op.x,)
 
@@ -378,6 +388,8 @@ def op_trainable(op: Op) -> bool:
         case Linear() | GroupedLinear() | Conv1d() | Norm() | Scale() | Embedding() | ClassToken() | Positions():
             return op.trainable
         case Conv2d() | Convolution() | Stored() | CausalConv() | DeltaRule():
+            return op.trainable
+        case HeldWeights() | RecordedProduct():
             return op.trainable
         case SumParts():
             return op.bias and op.trainable

@@ -24,6 +24,7 @@ from mmplan.cost_models.ops import (
     Stored,
     op_inputs,
 )
+from mmplan.cost_models.recorded_ops import Entered, HeldWeights, RecordedRest
 from mmplan.cost_models.shard import Shard
 
 
@@ -34,7 +35,9 @@ def forward_bytes(op: Op, load: Load, dtype_bytes: int, shard: int | Shard = 1) 
     read = sum(value.elements(load, shard) for value in op_inputs(op))
     written = op.y.elements(load, shard)
     match op:
-        case MergeRows() | Stored():
+        case RecordedRest():
+            return op.moved.elements(load, shard) * dtype_bytes
+        case MergeRows() | Stored() | HeldWeights() | Entered():
             return 0.0  # a view, or numbers too few to count
         case CrossEntropy():
             return read * (dtype_bytes + FP32_BYTES)  # logits in, fp32 log-probabilities out
@@ -53,7 +56,9 @@ def backward_bytes(op: Op, load: Load, dtype_bytes: int, shard: int | Shard = 1)
     read = sum(value.elements(load, shard) for value in op_inputs(op))
     written = op.y.elements(load, shard)
     match op:
-        case MergeRows() | Stored():
+        case RecordedRest():  # saved inputs and gradients of outputs in, gradients of inputs out
+            return 2 * op.moved.elements(load, shard) * dtype_bytes
+        case MergeRows() | Stored() | HeldWeights() | Entered():
             return 0.0
         case CrossEntropy():
             return read * (dtype_bytes + FP32_BYTES)

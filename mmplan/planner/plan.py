@@ -286,10 +286,12 @@ def scenario_hash(scenario: Scenario) -> str:
     pins = scenario.constraints.modules or ()
     unsaid: dict[str, object] = {"modules": True} if scenario.constraints.modules == () else {}
     unsaid |= {"modules": {index: _unpinned(pin) for index, pin in enumerate(pins)}} if pins else {}
+    recorded: dict[str, object] = {} if scenario.model.recorded is not None else {"recorded": True}
     modules = {
-        index: {"form": True, "audio": {"stride": True}, "vocabulary": {"elsewhere": True}}
-        for index, module in enumerate(scenario.model.modules)
+        index: {"form": True, "audio": {"stride": True}, "vocabulary": {"elsewhere": True}} | recorded
         if module.form is None and (module.audio is None or module.audio.stride == 2)
+        else recorded
+        for index, module in enumerate(scenario.model.modules)
     }
     unsaid |= {"patches": True} if scenario.constraints.patches == () else {}
     unsaid |= {"encode_together": True} if scenario.constraints.encode_together == () else {}
@@ -302,7 +304,7 @@ def scenario_hash(scenario: Scenario) -> str:
         "recipes": True,
         "constraints": unsaid,
         "technique": technique,
-        "model": {"modules": modules},
+        "model": {"modules": modules} | recorded,
         "cluster": {"pools": pools},
     }
     kept = _SCENARIO.dump_json(scenario, exclude=excluded)  # type: ignore[arg-type]

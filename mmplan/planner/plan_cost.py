@@ -13,10 +13,10 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """In the currency of the prices."""
+    """In the currency of the prices; of tokens None where nobody knows how many a step has."""
 
     per_step: float
-    per_million_tokens: float
+    per_million_tokens: float | None
 
 
 def cost_of(plan: Plan, step_s: float) -> Cost | None:
@@ -25,7 +25,8 @@ def cost_of(plan: Plan, step_s: float) -> Cost | None:
     if price is None:
         return None
     per_step = price / S_PER_HOUR * step_s
-    return Cost(per_step=per_step, per_million_tokens=per_step / tokens_of(plan.scenario) * MILLION)
+    tokens = tokens_of(plan.scenario)
+    return Cost(per_step=per_step, per_million_tokens=per_step / tokens * MILLION if tokens else None)
 
 
 def price_per_hour(plan: Plan) -> float | None:
@@ -41,7 +42,9 @@ def price_per_hour(plan: Plan) -> float | None:
 
 
 def tokens_of(scenario: Scenario) -> float:
-    """Of a mean step: those of the language models, where there is none of all modules."""
+    """Of a mean step: those of the language models, where there is none of all modules; 0 where nobody knows."""
+    if scenario.model.recorded is not None:
+        return 0.0  # samples were recorded as a whole
     languages = [module.name for module in scenario.model.modules if module.kind == "language_model"]
     loads = mean_loads(scenario, 1)
     return scenario.global_batch * sum(loads[module].tokens for module in languages or loads)

@@ -88,7 +88,10 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("... proven lower bound of it", lambda s: format_seconds(s.bound_s) if s.bound_s > 0 else "none"),
     ("... gap", lambda s: f"{s.gap:.2%} ({s.status})" if s.bound_s > 0 else s.status),
     ("samples/s", lambda s: f"{s.samples_per_s:.4g}"),
-    ("tokens/s per device", lambda s: f"{s.tokens_per_s_per_device:,.0f}"),
+    (
+        "tokens/s per device",
+        lambda s: f"{s.tokens_per_s_per_device:,.0f}" if s.tokens_per_s_per_device else "not known",
+    ),
     ("cost of a million tokens", lambda s: cost_text(s.cost_per_million_tokens)),
     ("... of a step", lambda s: cost_text(s.cost_per_step)),
     ("bubble", lambda s: f"{s.bubble:.1%}"),

@@ -71,6 +71,11 @@ def _refuse_together(plan: Plan) -> None:
 
 def refuse_forms(scenario: Scenario) -> None:
     """InputError where the scenario's model, which the runtime builds, has layers as steps (a job's own may)."""
+    if scenario.model.recorded is not None:
+        raise InputError(
+            f"'{scenario.model.name}' was recorded from a job, which has its code and its data: run it with `--job`, "
+            "or rehearse the plan"
+        )
     for module in scenario.model.modules:
         if module.form is not None:
             raise InputError(

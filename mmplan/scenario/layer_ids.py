@@ -13,6 +13,8 @@ _MAX_RANGE = 100_000  # no model has more layers; a longer range is a typing err
 
 def module_layer_ids(module: ModelModule) -> tuple[str, ...]:
     """The ids of a module's layers, in order."""
+    if module.recorded:
+        return module.recorded
     if module.projector is not None:
         return (f"{module.name}.0",)
     assert module.transformer is not None

@@ -14,6 +14,7 @@ from mmplan.scenario.profile import load_profile, paced
 from mmplan.scenario.recipes import recipes_from_spec, spread_modules
 from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, OwnRanks, Scenario, Training
 from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ModelSpec, ScenarioSpec, TechniqueSpec
+from mmplan.scenario.schema_recorded import recorded_model
 from mmplan.scenario.sizes import data_from_spec
 from mmplan.scenario.stacks import technique_of
 from mmplan.scenario.technique import Fp8, Technique
@@ -66,8 +67,10 @@ def scenario_of(document: Document) -> Scenario:
 def _model(spec: ScenarioSpec, document: Document) -> Model:
     at: KeyPath = ("model",)
     named = spec.model.hf_config
-    if (named is None) == (spec.model.modules is None):
-        raise document.error(at, "expected either 'hf_config' or 'modules' (with 'edges')")
+    if [named, spec.model.modules, spec.model.recorded].count(None) != 2:
+        raise document.error(at, "expected one of 'hf_config', 'modules' (with 'edges') and 'recorded'")
+    if spec.model.recorded is not None:
+        return recorded_model(spec.name, spec.model.recorded, document)
     if named is None:
         return model_from_spec(spec.name, spec.model, document)
     if spec.model.edges is not None:
@@ -115,6 +118,9 @@ def _training(module: ModelModule, spec: str | LoraTraining, document: Document)
     if not isinstance(spec, LoraTraining):
         return Training(mode="frozen" if spec == "frozen" else "full")
     at: KeyPath = ("train", module.name, "lora")
+    if module.recorded:
+        told = "adapters of a recorded model are part of it: train it full, and what the model does not train stays so"
+        raise document.error(at, told)
     if module.transformer is None:
         raise document.error(at, f"'{module.name}' is a projector: train it full or frozen")
     if "gate" in spec.lora.targets and not module.transformer.gated_mlp:

@@ -10,10 +10,13 @@ from typing import Literal
 from mmplan.scenario.attention_forms import GatedDelta, Mla
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.recipe import Recipe
+from mmplan.scenario.recorded import Recorded
 from mmplan.scenario.steps import Form
 from mmplan.scenario.technique import Compression, Fp8, Offload, Recompute, Sharding, Technique
 
-ModuleKind = Literal["vision_encoder", "audio_encoder", "text_encoder", "encoder", "projector", "language_model"]
+ModuleKind = Literal[
+    "vision_encoder", "audio_encoder", "text_encoder", "encoder", "projector", "language_model", "recorded"
+]
 Modality = Literal["vision", "audio", "text", "speech"]
 EdgeKind = Literal["input", "merge", "cross_attention", "hidden", "add"]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -228,10 +231,13 @@ class ModelModule:
     whole: bool = False  # tensor parallelism may not split it: a zone forbids tensor_sharding
     time_factor: float = 1.0  # seconds of its layers, as a run measured them, over those of the cost model
     form: Form | None = None  # layers that are not as `transformer` and `projector` say
+    recorded: tuple[str, ...] = ()  # ids of its layers in the recording of the model (kind `recorded`)
 
     def __post_init__(self) -> None:
-        if (self.projector is None) == (self.transformer is None):
-            raise ValueError(f"module '{self.name}' is a projector or has transformer blocks, one of the two")
+        if [self.projector is not None, self.transformer is not None, self.recorded != ()].count(True) != 1:
+            raise ValueError(
+                f"module '{self.name}' is a projector, has transformer blocks or was recorded, one of these"
+            )
 
     @property
     def output_width(self) -> int:
@@ -266,6 +272,7 @@ class Model:
     name: str
     modules: tuple[ModelModule, ...]
     edges: tuple[ModelEdge, ...]
+    recorded: Recorded | None = None  # what its layers do, where all modules are of kind `recorded`
 
     def module(self, name: str) -> ModelModule:
         """The module of that name; KeyError when there is none."""

@@ -22,6 +22,7 @@ from mmplan.scenario.schema_base import (
     Width,
 )
 from mmplan.scenario.schema_cluster import ClusterSpec
+from mmplan.scenario.schema_recorded import RecordedSpec
 from mmplan.scenario.schema_values import (
     Compressions,
     CountOrList,
@@ -184,11 +185,12 @@ ModuleSpec = Annotated[VisionSpec | AudioSpec | TextSpec | LanguageSpec | Projec
 
 
 class ModelSpec(Strict):
-    """A Hugging Face config (bundled name or path to a config.json), or modules and edges."""
+    """A Hugging Face config (bundled name or path to a config.json), modules and edges, or a recording."""
 
     hf_config: str | None = Field(
         default=None, description="name of a bundled config or path of a config.json, relative to this file"
     )
+    recorded: RecordedSpec | None = Field(default=None, description="a model of one's own, by `mmplan import job`")
     modules: dict[ModuleName, ModuleSpec] | None = Field(default=None, max_length=50, description="modules by name")
     edges: list[list[str]] | None = Field(
         default=None,
@@ -382,7 +384,7 @@ class ScenarioSpec(Strict):
     train: dict[ModuleName, TrainingSpec] = Field(
         default={}, description="per module: full (default), frozen or {lora: {rank, targets}}"
     )
-    data: DataSpec
+    data: DataSpec = DataSpec()
     batch: BatchSpec
     precision: Literal["fp32", "bf16", "fp16"] = Field(description="type of weights in compute and of activations")
     optimizer: OptimizerSpec = OptimizerSpec()

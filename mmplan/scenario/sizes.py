@@ -18,6 +18,10 @@ def data_from_spec(spec: DataSpec, model: Model, document: Document) -> Data:
     Raises:
         InputError: a modality without data or data without its module, counts that are not whole, sizes missing.
     """
+    if model.recorded is not None:
+        for key in sorted(spec.model_fields_set):
+            raise document.error(("data", key), "the samples of this model were recorded; remove this key")
+        return Data(text_tokens=NONE, images=NONE, image_sizes=(), audio_clips=NONE, audio_s=NONE, speech_tokens=NONE)
     from_rows = spec.manifest is not None
     data = _from_manifest(spec, document) if from_rows else _from_distributions(spec, model, document)
     _check_modalities(data, model, document)

@@ -1,6 +1,6 @@
 """Real models run in pieces, each with a part of the weights: loss and gradients equal those of the whole model."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -152,23 +152,55 @@ def tensor_shapes(value: object) -> list[torch.Size]:
     return [leaf.shape for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
+def by_item(x: Tensor) -> Tensor:
+    return x * 2 if x.sum().item() > 0 else x
+
+
+def by_branch(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        x = x * 2
+    return x
+
+
+def by_mask(x: Tensor) -> Tensor:
+    return x[x > 0]
+
+
+def by_positions(x: Tensor) -> Tensor:
+    return x.flatten()[torch.nonzero(x.flatten() > 0)]
+
+
+def by_loop(x: Tensor) -> Tensor:
+    return x[:, : int(x.sum())]
+
+
 class Peeking(nn.Module):
     """Its second block depends on a value that the first has computed."""
 
-    def __init__(self) -> None:
+    def __init__(self, peek: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.peek = peek
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks[0](x)
-        if x.sum().item() > 0:
-            x = self.blocks[1](x)
-        return x.sum()
+        return self.blocks[1](self.peek(self.blocks[0](x)).sum() * torch.ones(4)).sum()
 
 
-def test_a_read_of_what_another_stage_computes_is_named_by_its_line() -> None:
-    model = build_weightless(Peeking)
-    with pytest.raises(InputError, match=r"test_ghost_execution\.py:\d+, in Peeking\.forward: `item` reads the value"):
+@pytest.mark.parametrize(
+    ("peek", "word"),
+    [
+        *((by_item, "item"), (by_branch, "__bool__"), (by_loop, "__int__")),
+        *((by_mask, "__getitem__"), (by_positions, "nonzero")),
+    ],
+)
+def test_a_read_of_what_another_stage_computes_is_named_by_its_line(
+    peek: Callable[[Tensor], Tensor], word: str
+) -> None:
+    model = build_weightless(lambda: Peeking(peek))
+    told = (
+        rf"test_ghost_execution\.py:\d+, in {peek.__name__}: `{word}` reads the value of a tensor that blocks\.0 comp"
+    )
+    with pytest.raises(InputError, match=told):
         Recorder(model, find_units(model)).record({"x": torch.randn(2, 4)})
 
 

@@ -31,8 +31,10 @@ def align(graph: ComputationGraph, model: nn.Module, recordings: Sequence[Record
     Raises:
         InputError: the parameters of the model are not those of the plan's layers; names the first that differ.
     """
-    pieces = _pieces(model, recordings)
-    sizes, tied = _own_parameters(pieces)
+    pieces = pieces_of(model, recordings)
+    sizes, tied = own_parameters(pieces)
+    if any(layer.pieces for layer in graph.layers()):
+        return _as_recorded(graph, pieces, sizes)
     used = used_pieces(recordings)
     modules: dict[str, Sizes] = {}
     for layer in graph.layers():
@@ -52,6 +54,22 @@ def align(graph: ComputationGraph, model: nn.Module, recordings: Sequence[Record
     return found | {name: heads[module] for name, module in shared.items()}
 
 
+def _as_recorded(
+    graph: ComputationGraph, pieces: Mapping[str, Sequence[nn.Parameter]], sizes: Mapping[str, int]
+) -> dict[str, str]:
+    """The pieces that the layers are said to be; InputError where the model has others, or of other sizes."""
+    layer_of = {piece: layer.id for layer in graph.layers() for piece in layer.pieces}
+    again = "`mmplan import job` records it anew"
+    if lost := next((piece for piece in layer_of if piece not in pieces), None):
+        raise InputError(f"the plan's model has '{lost}', which no batch of this job's model uses: {again}")
+    for layer in graph.layers():
+        has, wanted = sum(sizes[piece] for piece in layer.pieces), parameters(layer)
+        if has != wanted:
+            names = " and ".join(f"'{piece}'" for piece in layer.pieces)
+            raise InputError(f"{names} have {has:,} parameters, {layer.id} of the plan has {wanted:,}: {again}")
+    return {piece: layer_of[piece] for piece in pieces if piece in layer_of}
+
+
 def used_pieces(recordings: Sequence[Recording]) -> set[str]:
     """Pieces that some loss depends on."""
     used = set[str]()
@@ -67,7 +85,7 @@ def used_pieces(recordings: Sequence[Recording]) -> set[str]:
     return used
 
 
-def _pieces(model: nn.Module, recordings: Sequence[Recording]) -> dict[str, list[nn.Parameter]]:
+def pieces_of(model: nn.Module, recordings: Sequence[Recording]) -> dict[str, list[nn.Parameter]]:
     """Units that are called, and parameters outside of them before the first call that reads them."""
     units = dict.fromkeys(call.unit for recording in recordings for call in recording.calls)
     called = {unit: list(model.get_submodule(unit).parameters()) for unit in units}
@@ -98,7 +116,7 @@ def _merged(order: list[str], row: list[str]) -> list[str]:
     return merged + pending
 
 
-def _own_parameters(pieces: Mapping[str, list[nn.Parameter]]) -> tuple[dict[str, int], dict[str, str]]:
+def own_parameters(pieces: Mapping[str, list[nn.Parameter]]) -> tuple[dict[str, int], dict[str, str]]:
     """Parameters of each piece that no earlier one holds, and pieces that hold nothing else -> who holds theirs."""
     holder: dict[int, str] = {}
     sizes, tied = {}, {}

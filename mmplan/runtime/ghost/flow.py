@@ -104,7 +104,12 @@ class Flow(TorchFunctionMode):
             self.read |= parameters & {self._parameters.get(id(leaf)) for leaf in tree_leaves((args, kwargs))}
         if reads and name in _READS:
             raise InputError(_told_read(name, reads))
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except NotImplementedError as error:  # a result whose shape depends on values: rows chosen by a mask
+            if not reads:
+                raise
+            raise InputError(_told_read(name, reads)) from error
         if not (reads or parameters):
             return result
         for leaf in tree_leaves(result):

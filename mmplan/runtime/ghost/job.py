@@ -3,6 +3,7 @@
     def model() -> torch.nn.Module: ...            # any module whose forward returns a loss
     def batches(size: int) -> Iterable[dict]: ...  # arguments of that forward, `size` samples each
     def weight(batch: dict) -> float: ...          # optional: what its loss counts in the mean over a step
+    modalities = {"tower": "vision"}               # optional: of modules, for `mmplan import job`; else by their names
 
 With a parameter `start`, `batches(size, start=N)` gives what follows the first N batches; a run that goes on then skips
 them without making them.
@@ -20,16 +21,18 @@ import inspect
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
 from mmplan.errors import InputError
 from mmplan.runtime.ghost.manifest import manifest_batches, read_rows
 from mmplan.runtime.ghost.recording import Batch
+from mmplan.scenario.document import listed
+from mmplan.scenario.scenario import Modality
 
 NO_LABEL = -100
 
@@ -40,6 +43,7 @@ class Job:
     model: Callable[[], nn.Module]
     batches: Callable[..., Iterable[Batch]]
     weight: Callable[[Batch], float]
+    modalities: Mapping[str, Modality] = field(default_factory=dict)
 
     @property
     def starts(self) -> bool:
@@ -61,7 +65,21 @@ def load_job(file: Path, data: Path | None = None) -> Job:
     """
     found = functions_of(file, "model", "batches" if data is None else "collate")
     batches = found["batches"] if data is None else manifest_batches(read_rows(data), found["collate"])
-    return Job(file=file, model=found["model"], batches=batches, weight=found.get("weight", count_labels))
+    return Job(
+        file=file,
+        model=found["model"],
+        batches=batches,
+        weight=found.get("weight", count_labels),
+        modalities=_modalities(found.get("modalities", {}), file),
+    )
+
+
+def _modalities(value: object, file: Path) -> dict[str, Modality]:
+    """InputError where it is no mapping of names to modalities."""
+    known = get_args(Modality)
+    if not isinstance(value, Mapping) or not all(modality in known for modality in value.values()):
+        raise InputError(f"expected names of modules, each with one of {listed(known)}", file=file, key="modalities")
+    return {str(name): modality for name, modality in value.items()}
 
 
 def with_data(job: Job, file: Path) -> Job:

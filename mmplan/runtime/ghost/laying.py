@@ -64,7 +64,7 @@ def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -
     recorder = Recorder(recorded, find_units(recorded))
     recordings = tuple(recorder.record(cast_batch(batch, dtype)) for batch in first)
     layer_of = align(graph, model, recordings)
-    losses = [layer.id for layer in graph.layers() if layer.kind == "loss"]
+    losses = [layer.id for layer in graph.layers() if layer.kind in ("loss", "end")]
     owners = Owners(layer_of=layer_of, loss_layer=losses[-1], used=frozenset(used_pieces(recordings)) & layer_of.keys())
     layers = {piece: graph.layer(layer) for piece, layer in layer_of.items()}
     held = holdings(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from mmplan.errors import InputError
+from mmplan.runtime.ghost.counting import Count, Counting, storage_of
 from mmplan.runtime.ghost.flow import Flow, Source, Whole, joined_of, of_units
 from mmplan.runtime.ghost.half_meta import META, any_routing, as_input, half_meta
 from mmplan.runtime.ghost.image_ways import Deal
@@ -54,7 +55,7 @@ class Call:
     `arguments`: both of each argument that it uses, by position; `linears`: elements that linear layers inside take and
     give, by their names there; `attentions`: rows at each attention inside; `rows`: the argument whose rows ranks may
     share, and how many it has; `pattern`: the kinds of its arguments; `joined`: what of modules whose images ranks take
-    in turn its arguments are made of."""
+    in turn its arguments are made of; `counts`: what it costs, and glue before it."""
 
     unit: str
     number: int
@@ -67,6 +68,7 @@ class Call:
     rows: tuple[int, int] | None = None
     pattern: tuple[Any, ...] = ()
     joined: frozenset[Whole] = frozenset()
+    counts: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,16 +132,18 @@ class Recorder:
 
     Args:
         units: as `units.py` finds them.
+        counting: says what pieces cost; None: nobody asks.
     """
 
-    def __init__(self, model: nn.Module, units: Mapping[str, nn.Module]) -> None:
-        self.model, self._units = model, units
+    def __init__(self, model: nn.Module, units: Mapping[str, nn.Module], counting: Counting | None = None) -> None:
+        self.model, self._units, self._counting = model, units, counting
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.arguments: dict[Any, tuple[Any, Any]] = {}  # of the first call of each form
         self.cut: frozenset[str] = frozenset()  # units whose rows ranks may share
         self.images: Dealing | None = None
         self.kinds: dict[tuple[Any, tuple[Any, ...]], list[tuple[Any, Any]]] = {}  # of these, form and pattern
         self._known: dict[Any, _Ran] = {}
+        self._given: set[int] = set()  # storages of the batch that is recorded
         self._forms = {name: _form(unit) for name, unit in units.items()}
 
     def form(self, unit: str) -> Any:
@@ -180,10 +184,12 @@ class Recorder:
                 args, kwargs = seen.plain((args, kwargs), along=rows is not None)
                 if rows is not None:
                     self._keep_kind(name, args, kwargs)
-                with flow.unit():
+                counts = () if self._counting is None else (self._counting.take(),)
+                with flow.unit(), nullcontext() if self._counting is None else self._counting.inside():
                     result, ran = self._run(name, forward, args, kwargs, flow)
                 reads, parameters = flow.sources([arguments[position] for position in ran.used])
                 result = result if rows is None else seen.carried(name, number, result, rows[1])
+                result = result if self._counting is None else self._counting.entered(result)
                 flow.begin(name, number, tree_leaves(result))
                 call = Call(
                     unit=name,
@@ -197,6 +203,7 @@ class Recorder:
                     attentions=ran.attentions,
                     rows=rows,
                     pattern=() if rows is None else pattern_of((args, kwargs)),
+                    counts=() if ran.count is None else (ran.count, *counts),
                 )
                 calls.append(call)
                 return result
@@ -206,10 +213,13 @@ class Recorder:
         given = {key: as_input(value) for key, value in batch.items()}  # outside, where tensors on meta can be made
         images = self.images
         dealt = nullcontext() if images is None else images.recorded(flow, partial(seen.plain, along=False))
-        with replaced_forwards(self._units, recorded), dealt, torch.no_grad(), half_meta(), flow:
+        self._given = {storage_of(leaf) for leaf in tree_leaves(given) if isinstance(leaf, Tensor)}
+        counting = torch.no_grad() if self._counting is None else self._counting.glue()
+        with replaced_forwards(self._units, recorded), dealt, half_meta(), flow, counting:
             loss = loss_of(self.model(**given))
         reads, parameters = flow.sources(loss)
         leaf = Output(leaves=(), spec=tree_flatten(())[1])
+        counts = () if self._counting is None else (self._counting.take(),)
         return Recording(
             calls=tuple(calls),
             loss=Call(
@@ -219,6 +229,7 @@ class Recorder:
                 joined=joined_of(reads),
                 parameters=parameters,
                 output=leaf,
+                counts=counts,
             ),
             glue=frozenset(flow.read),
             cut=frozenset(Source(*output) for output in seen.cut),
@@ -235,23 +246,32 @@ class Recorder:
 
     def _run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any, flow: "Flow") -> tuple[Any, "_Ran"]:
         """What the unit returns, by its own forward or by that of one like it."""
-        key = (self._forms[name], _shapes((args, kwargs)))
+        key = (self._forms[name], _shapes((args, kwargs)), self._counting and self._counting.kept_before(args, kwargs))
         if key in self._known:
             ran = self._known[key]
             return ran.output.rebuilt(lambda _, like: torch.empty_like(like)), ran
         if self._forms[name] not in self.arguments:
             self.arguments[self._forms[name]] = tree_map(fresh, (args, kwargs))
-        with any_routing():
+        with any_routing(), torch.no_grad():
             result = forward(*args, **kwargs)
         leaves, spec = tree_flatten(result)
         likes = tuple(torch.empty_like(leaf, device=META) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         touched = flow.touched | {id(leaf) for leaf in leaves}
         used = [position for position, leaf in enumerate(tree_leaves((args, kwargs))) if id(leaf) in touched]
         linears = {weight.removeprefix(f"{name}.").removesuffix(".weight"): n for weight, n in flow.linears.items()}
-        ran = _Ran(Output(leaves=likes, spec=spec), tuple(used), linears, tuple(flow.attentions))
+        count = self._count(name, forward, args, kwargs, flow)
+        ran = _Ran(Output(leaves=likes, spec=spec), tuple(used), linears, tuple(flow.attentions), count)
         if all(not isinstance(leaf, Tensor) or leaf.device == META for leaf in leaves):
             self._known[key] = ran
         return result, ran
+
+    def _count(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any, flow: Flow) -> Count | None:
+        if self._counting is None:
+            return None
+        leaves = tree_leaves((args, kwargs))
+        made = {i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and any(flow.sources(leaf))}
+        given = {i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and storage_of(leaf) in self._given}
+        return self._counting.unit(self._units[name], forward, args, kwargs, made, given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +282,7 @@ class _Ran:
     used: tuple[int, ...]
     linears: Mapping[str, tuple[int, int]]
     attentions: tuple[AttendedRow, ...]
+    count: Count | None = None
 
 
 @contextmanager
