@@ -13,6 +13,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from adapted_models import RANK, TARGETS, adapted
 from expert_families import EXPERT_FAMILIES
 from ghost_models import FAMILIES, saved_config
 from llava_job import batches as llava_batches
@@ -27,7 +28,8 @@ from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
 from mmplan.runtime.checkpoint.pieces import pieces_of, to_write
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
-from mmplan.runtime.ghost.job import Job, count_labels
+from mmplan.runtime.ghost.importing import record_job
+from mmplan.runtime.ghost.job import Job, count_labels, load_job
 from mmplan.runtime.ghost.recording import Recorder, loss_of
 from mmplan.runtime.ghost.splits import find_splits
 from mmplan.runtime.ghost.train import JobGroups, prepare_job
@@ -40,9 +42,10 @@ from mmplan.scenario.formats.hf_config import read_hf_config
 from mmplan.scenario.scenario import Optimizer, Scenario, Training
 from mmplan.scenario.technique import ContextParallel
 
-MODELS = FAMILIES | EXPERT_FAMILIES
+MODELS = FAMILIES | EXPERT_FAMILIES | {"adapted": adapted}
 PROCESSES, PLANS = 4, "plans.pt"
 STEP_LENGTH = 2.0**20
+PLAIN = Optimizer(name="sgd", learning_rate=STEP_LENGTH)
 CPU = torch.device("cpu")
 
 
@@ -65,6 +68,9 @@ class HeadInGlue(nn.Module):
 def job_of(family: str) -> Job:
     """The family's tiny model; batches of unlike content, those of LLaVA with no, one or two images."""
 
+    if family == "own":
+        return load_job(Path(__file__).parent / "own_model_job.py")
+
     def batches(size: int) -> Iterator[dict[str, Any]]:
         for index in count():
             torch.manual_seed(index)
@@ -80,8 +86,14 @@ def job_of(family: str) -> Job:
 def scenario_of(family: str, folder: Path) -> Scenario:
     """What a user writes for the config of the model."""
     config = saved_config(job_of(family).model(), folder)
-    optimizer = Optimizer(name="sgd", learning_rate=STEP_LENGTH)
-    return replace(tiny_scenario(), model=read_hf_config(config), global_batch=4, optimizer=optimizer)
+    return replace(tiny_scenario(), model=read_hf_config(config), global_batch=4, optimizer=PLAIN)
+
+
+def recorded_scenario(family: str) -> Scenario:
+    """What `mmplan import job` makes of the model."""
+    with patch("mmplan.runtime.ghost.importing.MOST_SAMPLES", 3):
+        model, _ = record_job(job_of(family))
+    return replace(tiny_scenario(), model=model, global_batch=4, optimizer=PLAIN)
 
 
 def cut(scenario: Scenario, *ends: str, dp: int = 1, **changes: Any) -> Plan:
@@ -106,6 +118,8 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
     qwen, still = scenario_of("qwen2_5_vl", folder), with_training(llava, "llm", "frozen")
     audio, in_turn = scenario_of("qwen2_audio", folder), {"spread": ("vision", "projector")}
     frozen, zero_3 = with_training(llava, "vision", "frozen"), {"dp": 2, "sharding": "parameters"}
+    low = with_training(llava, "llm", "lora", rank=RANK, targets=TARGETS)
+    own, speech, sound = (recorded_scenario(name) for name in ("own", "whisper", "qwen2_audio"))
     return {
         "LLaVA, ZeRO-3": ("llava", cut(llava, dp=4, sharding="parameters")),
         "LLaVA in two stages, ZeRO-2": ("llava", cut(llava, "llm.0", dp=2, sharding="gradients")),
@@ -160,6 +174,13 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
             "qwen2_audio",
             cut(audio, dp=2, tp=2, sharding="gradients", spread=("audio", "projector")),
         ),
+        "own model as recorded, in two stages": ("own", cut(own, "blocks.0", dp=2, recompute="full")),
+        "own model as recorded, in four stages": ("own", cut(own, "bridge.0", "blocks.0", "blocks.2")),
+        "Whisper as recorded, tied over stages, ZeRO-3": ("whisper", cut(speech, "decoder.1", **zero_3)),
+        "Qwen2-Audio as recorded, in two stages": ("qwen2_audio", cut(sound, "language_model.1", dp=2)),
+        "adapters in two stages": ("adapted", cut(low, "llm.0", dp=2)),
+        "adapters, ZeRO-3": ("adapted", cut(low, dp=4, sharding="parameters")),
+        "adapters, tensor parallel, ZeRO-2": ("adapted", cut(low, dp=2, tp=2, sharding="gradients")),
         "cross-attention, rows, ZeRO-3, recomputed": ("mllama", cut(mllama, cp=2, recompute="full", **zero_3)),
     }
 
@@ -169,9 +190,10 @@ def going(scenario: Scenario, way: ContextParallel) -> Scenario:
     return replace(scenario, technique=replace(scenario.technique, context_parallel=way))
 
 
-def with_training(scenario: Scenario, module: str, mode: Any) -> Scenario:
+def with_training(scenario: Scenario, module: str, mode: Any, **more: Any) -> Scenario:
     modules = tuple(
-        replace(part, training=Training(mode=mode)) if part.name == module else part for part in scenario.model.modules
+        replace(part, training=Training(mode=mode, **more)) if part.name == module else part
+        for part in scenario.model.modules
     )
     return replace(scenario, model=replace(scenario.model, modules=modules))
 

@@ -66,6 +66,13 @@ EVERY = (
     "frozen tower, images in turn on four ranks",
     "Qwen2.5-VL, images in turn, rows, tensor parallel",
     "Qwen2-Audio, clips in turn, ZeRO-2",
+    "own model as recorded, in two stages",
+    "own model as recorded, in four stages",
+    "Whisper as recorded, tied over stages, ZeRO-3",
+    "Qwen2-Audio as recorded, in two stages",
+    "adapters in two stages",
+    "adapters, ZeRO-3",
+    "adapters, tensor parallel, ZeRO-2",
     "cross-attention, rows, ZeRO-3, recomputed",
 )
 NAMES = tuple(chosen(dict.fromkeys(EVERY), MIXED))

@@ -19,6 +19,7 @@ from mmplan.runtime.ghost.job import Job
 from mmplan.runtime.ghost.joined_images import ImageRanks, ImageSums
 from mmplan.runtime.ghost.own_rows import RowRanks
 from mmplan.runtime.ghost.recording import Batch, Call, Recorder, Recording
+from mmplan.runtime.ghost.refusals import refuse_adapters
 from mmplan.runtime.ghost.row_bytes import RowSums
 from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.split_bytes import SplitSums
@@ -64,6 +65,7 @@ def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -
     recorder = Recorder(recorded, find_units(recorded))
     recordings = tuple(recorder.record(cast_batch(batch, dtype)) for batch in first)
     layer_of = align(graph, model, recordings)
+    refuse_adapters(plan, graph, model, layer_of)
     losses = [layer.id for layer in graph.layers() if layer.kind in ("loss", "end")]
     owners = Owners(layer_of=layer_of, loss_layer=losses[-1], used=frozenset(used_pieces(recordings)) & layer_of.keys())
     layers = {piece: graph.layer(layer) for piece, layer in layer_of.items()}

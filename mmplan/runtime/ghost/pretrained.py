@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from mmplan.errors import InputError
+from mmplan.runtime.ghost.units import find_units
 
 INDEX = "model.safetensors.index.json"
 
@@ -40,6 +41,7 @@ class Pretrained:
         self._aliases: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._aliases.setdefault(id(parameter), []).append(name)
+        self._units = find_units(model)
         self._converters: dict[str, Any] = {}
         self._saved: dict[str, list[_Saved]] = {}
         self._made_with: dict[str, str] = {}  # parameter -> the one whose conversion makes it too
@@ -56,8 +58,7 @@ class Pretrained:
         Raises:
             InputError: it is not in the folder, or has another shape there.
         """
-        names = self._aliases[id(self._model.get_parameter(name))]
-        name = next((alias for alias in names if alias in self._saved or alias in self._made_with), name)
+        name = self._known(name)
         saved = self._saved.get(self._made_with.get(name, name))
         if saved is None:
             raise InputError(f"no tensor for the parameter '{name}' of the model", file=self._folder)
@@ -68,6 +69,25 @@ class Pretrained:
                 file=saved[0].file,
             )
         return value
+
+    def lacks(self, name: str) -> bool:
+        """Whether a parameter is an adapter, trained in a unit that has frozen ones, and is not in the folder."""
+        known = self._known(name)
+        unit = next((unit for start, unit in self._units.items() if name.startswith(f"{start}.")), None)
+        frozen = unit is not None and not all(parameter.requires_grad for parameter in unit.parameters())
+        trained = self._model.get_parameter(name).requires_grad
+        return frozen and trained and known not in self._saved and known not in self._made_with
+
+    def _known(self, name: str) -> str:
+        """The name by which the folder has a parameter: one of its own; where it is frozen inside what adds adapters to
+        it, the longest that is left of its name without parts of it; or else the name itself."""
+        parameter = self._model.get_parameter(name)
+        for alias in self._aliases[id(parameter)]:
+            if alias in self._saved or alias in self._made_with:
+                return alias
+        parts = name.split(".")
+        inner = [saved for saved in self._saved if not parameter.requires_grad and _left_of(saved.split("."), parts)]
+        return max(inner, key=len, default=name)
 
     def buffer(self, name: str) -> Tensor | None:
         """What a model keeps beside its parameters, under its own name; None where the folder has it not."""
@@ -146,6 +166,12 @@ def _replaced(key: str, pairs: list[tuple[str, str]]) -> str:
         if count:
             break
     return key
+
+
+def _left_of(short: list[str], parts: list[str]) -> bool:
+    """Whether so many parts of a name, the last among them, are left where others are taken out."""
+    rest = iter(parts)
+    return short[-1] == parts[-1] and all(part in rest for part in short)
 
 
 def _natural(key: str) -> tuple[tuple[int, str], ...]:

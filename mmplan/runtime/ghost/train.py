@@ -34,7 +34,7 @@ from mmplan.runtime.ghost.stage import Example, GhostStage
 from mmplan.runtime.ghost.traffic import payload, payload_bytes, recorded_graph
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import find_units
-from mmplan.runtime.ghost.weightless import initial_value
+from mmplan.runtime.ghost.weightless import initial_value, starts_at_zero
 from mmplan.runtime.groups import GroupOf
 from mmplan.runtime.held import Buffer
 from mmplan.runtime.loss_scaling import run_scales
@@ -220,8 +220,14 @@ def _filled(
             return torch.empty(like.shape, dtype=dtype)
         return initial_value(name, like, scenario.seed, dtype)
 
+    zeros = {name for name, parameter in laid.model.named_parameters() if starts_at_zero(parameter)}
+
     def own_value(name: str, like: Tensor) -> Tensor:
-        value = first_value(name, like) if pretrained is None else pretrained.value(name, like)
+        if pretrained is None or pretrained.lacks(name):  # where there are weights, adapters begin as the model does
+            zero = pretrained is not None and name in zeros
+            value = torch.zeros(like.shape, dtype=dtype) if zero else first_value(name, like)
+        else:
+            value = pretrained.value(name, like)
         cut, experts = laid.held.cuts.get(name), laid.held.experts
         if experts is not None and name in experts.here:
             return experts.own(name, value)

@@ -27,6 +27,9 @@ class _Weightless(TorchFunctionMode):
         options = dict(kwargs) if isinstance(kwargs, dict) else {}
         if func is torch.empty:
             options["device"] = META
+        name = getattr(func, "__name__", "")
+        if args and isinstance(args[0], nn.Parameter) and name.endswith("_") and not name.endswith("__"):
+            _note_zero(args[0], name == "zero_" or (name == "fill_" and args[1:] == (0,)))
         return func(*args, **options)
 
 
@@ -37,7 +40,9 @@ def _parameters_on_meta() -> Iterator[None]:
 
     def without_storage(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and parameter.device != META:
+            zero = parameter.numel() > 0 and not parameter.any()
             parameter = nn.Parameter(torch.empty_like(parameter, device=META), parameter.requires_grad)
+            _note_zero(parameter, zero)
         register(module, name, parameter)
 
     nn.Module.register_parameter = without_storage  # type: ignore[method-assign,assignment]
@@ -45,6 +50,15 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _note_zero(parameter: nn.Parameter, zero: bool) -> None:
+    parameter.__dict__["starts_at_zero"] = zero
+
+
+def starts_at_zero(parameter: Tensor) -> bool:
+    """Whether the code that built the model has set it to zero, as that of adapters does, so that they add nothing."""
+    return bool(parameter.__dict__.get("starts_at_zero", False))
 
 
 def initial_value(name: str, like: Tensor, seed: int, dtype: torch.dtype) -> Tensor:
