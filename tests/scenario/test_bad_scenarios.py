@@ -281,7 +281,7 @@ CASES = [
     (
         "model:\n",
         "model:\n  hf_config: llava-1.5-7b\n",
-        "2: model: expected either 'hf_config' or 'modules' (with 'edges')",
+        "2: model: expected one of 'hf_config', 'modules' (with 'edges') and 'recorded'",
     ),
     (
         "devices_per_node: 4",
