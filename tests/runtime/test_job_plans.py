@@ -18,6 +18,9 @@ from mmplan.planner.plan import Plan
 pytestmark = pytest.mark.distributed
 
 MIXED = (
+    "own model as recorded, in four stages",
+    "Qwen2-Audio as recorded, in two stages",
+    "adapters, ZeRO-3",
     "LLaVA in two stages, ZeRO-3, recomputed",
     "Gemma 3, tied over stages, ZeRO-3",
     "Gemma 3, tied over stages, tensor parallel",

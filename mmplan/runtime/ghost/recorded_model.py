@@ -14,7 +14,8 @@ from torch import nn
 
 from mmplan.runtime.ghost.alignment import own_parameters, pieces_of, used_pieces
 from mmplan.runtime.ghost.counting import Count
-from mmplan.runtime.ghost.recording import Recording, Source
+from mmplan.runtime.ghost.flow import Source
+from mmplan.runtime.ghost.recording import Recording
 from mmplan.scenario.recorded import (
     FusedAttention,
     Kept,

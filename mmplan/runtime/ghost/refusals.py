@@ -61,6 +61,6 @@ def refuse_adapters(plan: Plan, graph: ComputationGraph, model: nn.Module, layer
         if found[planned.id] != wanted:
             raise InputError(
                 f"the plan trains {wanted:,} parameters of {planned.id} (LoRA, rank {training.rank} on "
-                f"{', '.join(training.targets)}), the job's model {found[planned.id]:,}: put adapters of this rank into "
-                "these linears in `model()`, and `requires_grad_(False)` on all else of the module"
+                f"{', '.join(training.targets)}), the job's model {found[planned.id]:,}: put adapters of this rank "
+                "into these linears in `model()`, and `requires_grad_(False)` on all else of the module"
             )
