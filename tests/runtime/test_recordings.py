@@ -148,5 +148,5 @@ def test_samples_without_a_modality_count_in_the_mean() -> None:
 
 def test_a_job_without_batches_is_refused() -> None:
     job = Job(file=Path("job.py"), model=Two, batches=lambda size: [], weight=lambda batch: 1.0)
-    with pytest.raises(InputError, match=r"job\.py: batches: expected dicts of the forward's arguments, found none"):
+    with pytest.raises(InputError, match=r"job\.py: batches: `batches` gave no batch"):
         record_job(job)

@@ -1,14 +1,13 @@
 """`mmplan import job`: a scenario of a job's own model, by running its forward without weights on its first batches."""
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from mmplan.errors import InputError
 from mmplan.runtime.ghost.counting import Counting
-from mmplan.runtime.ghost.job import Job, load_job
+from mmplan.runtime.ghost.job import Job, load_job, taken
 from mmplan.runtime.ghost.laying import cast_batch
 from mmplan.runtime.ghost.recorded_model import model_from_recordings
 from mmplan.runtime.ghost.recording import Recorder
@@ -63,9 +62,7 @@ def record_job(job: Job) -> tuple[Model, Dtype]:
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-    batches = list(islice(job.batches(1), MOST_SAMPLES))
-    if not batches or not all(isinstance(batch, Mapping) for batch in batches):
-        raise InputError("expected dicts of the forward's arguments, found none", file=job.file, key="batches")
+    batches = taken(job, iter(job.batches(1)), MOST_SAMPLES)
     recorder = Recorder(model, find_units(model), Counting(model, dtype))
     recordings = [recorder.record(cast_batch(batch, dtype)) for batch in batches]
     precisions: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
