@@ -124,9 +124,10 @@ def _finish_ns(
 ) -> IntArray:
     """[configurations] no rank's end of the step is shorter where so many share the model."""
     finish_ns = np.zeros(len(configurations), dtype=np.int64)
-    by_finish: dict[tuple[Layout, int], list[int]] = {}
+    by_finish: dict[tuple[Layout, int, bool], list[int]] = {}
     for index, one in enumerate(configurations):
-        by_finish.setdefault((one.layout, replicas_per_node(one, prices.scenario.cluster)), []).append(index)
+        like = (one.layout, replicas_per_node(one, prices.scenario.cluster), one.pp == 1)
+        by_finish.setdefault(like, []).append(index)
     for members in by_finish.values():
         ends = finish_parts(prices, groups, configurations[members[0]])
         fixed_ns = ends.fixed_ns if any(ends.trainable) else 0

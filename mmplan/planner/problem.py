@@ -110,34 +110,54 @@ def finish_price(prices: Prices, configuration: Configuration, pools: tuple[int,
     priced = prices.of_kinds(configuration.layout, configuration.microbatch_size)
     counts = np.bincount(list(prices.kind_of.values())).tolist()
     total = sum((price.trained.times(count) for price, count in zip(priced, counts, strict=True)), Trained())
+    if configuration.pp == 1 and not configuration.world:  # one stage, which holds everything and no copies
+        all_s = finish_s(prices, configuration, total, pools)
+        return FinishPrice(fixed_s=all_s, per_dense_s=0.0, per_spread_s=0.0, per_expert_s=0.0)
     total = sum((one.copy for one in tied_matrices(prices, configuration.layout)), total)
     sizes = sorted({price.trained.dense for price in priced if price.trained.dense})
 
     def ends_s(trained: Trained) -> float:
         return finish_s(prices, configuration, trained, pools)
 
-    dense = affine_below(lambda size: ends_s(Trained(dense=size)), [*sizes, total.dense // 2 + 1, total.dense])
-    layout = configuration.layout if pools is None else replace(configuration.layout, pools=pools)
+    cluster_pools = [(pool,) for pool in range(len(prices.scenario.cluster.pools))]
+    ways = [replace(configuration.layout, pools=way) for way in (cluster_pools if pools is None else [pools])]
     spread, experts = Trained(spread=total.spread), Trained(experts=total.experts)
     whole = total.kept if prices.scenario.technique.compression != "none" else 0
     kept = Trained(dense=whole, kept=whole)
+    several = total.spread > 0 or total.experts > 0
+    beside = several and not whole and len(ways) == 1
+    grown_s = _growth_s(prices, ways[0], Trained(dense=total.dense))
+
+    def dense_s(size: int) -> float:
+        """Beside others the update counts as it grows: the launch of one operator is for all of them."""
+        alone_s, update_s = ends_s(Trained(dense=size)), prices.costs.update_s(Trained(dense=size), ways[0])
+        return alone_s - update_s + size * grown_s if beside else alone_s
+
+    dense = affine_below(dense_s, [*sizes, total.dense // 2 + 1, total.dense])
     return FinishPrice(
-        fixed_s=dense[0] if not (total.spread or total.experts or whole) else 0.0,
+        fixed_s=dense[0] if not whole and (beside or not several) else 0.0,
         per_dense_s=dense[1],
-        per_spread_s=_per_parameter(prices, ends_s(spread), layout, spread),
-        per_expert_s=_per_parameter(prices, ends_s(experts), layout, experts),
-        per_kept_s=max(0.0, _per_parameter(prices, ends_s(kept), layout, kept) - dense[1]),
+        per_spread_s=_per_parameter(prices, ends_s(spread), ways, spread),
+        per_expert_s=_per_parameter(prices, ends_s(experts), ways, experts),
+        per_kept_s=max(0.0, _per_parameter(prices, ends_s(kept), ways, kept) - dense[1]),
     )
 
 
-def _per_parameter(prices: Prices, all_s: float, layout: Layout, trained: Trained) -> float:
-    """Of parameters whose end of step takes `all_s` if one stage holds them all."""
+def _growth_s(prices: Prices, layout: Layout, trained: Trained) -> float:
+    """By how much an update grows with each parameter, at least."""
     if trained.total == 0:
         return 0.0
-    costs, pools = prices.costs, range(len(prices.scenario.cluster.pools))
-    updates = [costs.update_s(trained, replace(layout, pools=(pool,))) for pool in pools]
-    more = [costs.update_s(trained + trained, replace(layout, pools=(pool,))) - updates[pool] for pool in pools]
-    return max(0.0, all_s - max(updates) + min(more)) / trained.total
+    once_s = prices.costs.update_s(trained, layout)
+    return (prices.costs.update_s(trained + trained, layout) - once_s) / trained.total
+
+
+def _per_parameter(prices: Prices, all_s: float, ways: Sequence[Layout], trained: Trained) -> float:
+    """Of parameters whose end of step takes `all_s` if one stage holds them all, in one of these ways."""
+    if trained.total == 0:
+        return 0.0
+    updates = [prices.costs.update_s(trained, way) for way in ways]
+    grown_s = min(_growth_s(prices, way, trained) for way in ways)
+    return max(0.0, (all_s - max(updates)) / trained.total + grown_s)
 
 
 def affine_below(function: Callable[[int], float], sizes: Sequence[int]) -> tuple[float, float]:
@@ -253,11 +273,16 @@ def finish_parts(
     price, member = finish_price(prices, configuration, pools), prices.members(groups)
     trained = [one.trained for one in prices.of_kinds(configuration.layout, configuration.microbatch_size)]
     trains = [count.total > 0 or kind.trainable for count, kind in zip(trained, prices.kinds, strict=True)]
+    trainable = member @ np.array(trains) > 0
+    # the fixed part is that of dense parameters; a tied head alone has a copy of them
+    dense = [one and (count.dense > 0 or count.total == 0) for one, count in zip(trains, trained, strict=True)]
+    alone = configuration.pp == 1 or not any(count.spread or count.experts for count in trained)
+    everywhere = alone or bool((trainable <= (member @ np.array(dense) > 0)).all())
     return FinishParts(
         finish_ns=_floors_ns(member, [price.of(count) for count in trained]),
         copies_ns=tuple(floor_ns(price.of(one.copy)) for one in tied_matrices(prices, configuration.layout)),
-        trainable=tuple((member @ np.array(trains) > 0).tolist()),
-        fixed_ns=floor_ns(price.fixed_s),
+        trainable=tuple(trainable.tolist()),
+        fixed_ns=floor_ns(price.fixed_s) if everywhere else 0,
     )
 
 

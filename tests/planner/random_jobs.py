@@ -110,6 +110,30 @@ def wider_job(seed: int) -> Scenario:
     return replace(job, constraints=rules, technique=technique, cluster=cluster)
 
 
+def around_its_need(job: Scenario, seed: int) -> Scenario | None:
+    """With about as much memory as the quickest plan needs where there is plenty: from 0.7 to 1.6 times, so that limits
+    bind and most jobs have a plan; None where the constraints leave no configuration."""
+
+    most_bytes = max(pool.device.memory_bytes for pool in job.cluster.pools)
+
+    def with_memory(memory_bytes: float) -> Scenario:
+        pools = tuple(
+            replace(
+                pool,
+                device=replace(pool.device, memory_bytes=int(memory_bytes * pool.device.memory_bytes / most_bytes)),
+            )
+            for pool in job.cluster.pools
+        )
+        return replace(job, cluster=replace(job.cluster, pools=pools))
+
+    try:
+        roomy = optimize(with_memory(2.0**40), gap=0.05).plan
+    except InfeasibleError:
+        return None
+    need_bytes = max(stage.memory_bytes for stage in roomy.stages)
+    return with_memory(need_bytes * 10 ** np.random.default_rng((seed, 3)).uniform(-0.15, 0.2))
+
+
 def with_experts(job: Scenario) -> Scenario:
     """Four experts in every block of the language model: ep of 1, 2 or 4, each expert on one rank or on tp."""
     modules = tuple(
