@@ -91,7 +91,7 @@ def kept(layer: Layer, load: Load, setting: Setting) -> Kept:
                 pairs = _score_elements(op, load, setting.shard)
                 scores += pairs * width * (2 if technique.dropout else 1)
                 masks += pairs if technique.dropout else 0
-            elif not math_attention:
+            elif technique.recompute != "selective":
                 fp32 += saved_fp32_elements(layer, op, load, setting.shard)
         else:
             rows, elements = op.y.local_rows(load, setting.shard), saved_fp32_elements(layer, op, load, setting.shard)
@@ -215,7 +215,7 @@ def _backward_excess(layer: Layer, load: Load, setting: Setting) -> float:
 
 def _saved(layer: Layer, op: Op, technique: Technique) -> tuple[Value, ...]:
     values = saved_values(layer, op)
-    if isinstance(op, Attention) and technique.attention == "math":
+    if isinstance(op, Attention) and (technique.attention == "math" or technique.recompute == "selective"):
         return tuple(value for value in values if value is not op.y)
     if isinstance(op, Multiply) and memory_rules(technique.stack).fused_activation:
         active = {other.y.name for other in layer.ops if isinstance(other, Activation)}

@@ -46,6 +46,7 @@ from mmplan.runtime.attention import packed_attention, rotate, window_lengths
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.delta_rule import causal_conv, delta_rule
 from mmplan.runtime.norms import GroupedNorm
+from mmplan.runtime.recompute import run_again
 
 INITIAL_STD = 0.02  # of class tokens and positions (google-research/vision_transformer, `AddPositionEmbs`)
 INITIAL_SCALE = 0.1  # of layer scales (arXiv 2103.17239, for shallow networks)
@@ -65,7 +66,8 @@ def build_layer(layer: Layer) -> "LayerModule":
 
 
 class LayerModule(nn.Module):
-    """Interprets the operators of one layer; `parts` holds their parameters by operator name."""
+    """Interprets the operators of one layer; `parts` holds their parameters by operator name. With `drops_attention` it
+    computes attention once more in its backward (arXiv 2205.05198, section 5), whose result then only others keep."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -76,6 +78,7 @@ class LayerModule(nn.Module):
             if _name(op) in self.parts:
                 self.parts[_name(op)].requires_grad_(op_trainable(op))
         self.on_attention: OnAttention | None = None
+        self.drops_attention = False
         last_use = {value.name: step for step, op in enumerate(layer.ops) for value in op_inputs(op)}
         self._unused_after = [
             tuple(name for name, last in last_use.items() if last == step) for step in range(len(layer.ops))
@@ -86,10 +89,25 @@ class LayerModule(nn.Module):
         if not self.layer.sources and self.layer.kind != "token_embed":
             values["raw"] = batch.inputs[self.layer.module]
         for op, unused in zip(self.layer.ops, self._unused_after, strict=True):
-            values[op.y.name] = self._run(op, [values[value.name] for value in op_inputs(op)], batch)
+            run = self._run_again if self.drops_attention and isinstance(op, Attention | DeltaRule) else self._run
+            values[op.y.name] = run(op, [values[value.name] for value in op_inputs(op)], batch)
             for name in unused:
                 del values[name]
         return joined(values[self.layer.output.name])
+
+    def _run_again(self, op: Op, inputs: Sequence[Tensor | Blocks], batch: Microbatch) -> Tensor | Blocks:
+        watching = self.on_attention
+
+        def run(*tensors: Tensor) -> Tensor | Blocks:
+            nonlocal watching
+            self.on_attention, seen = watching, self.on_attention
+            watching = None  # who watches sees attention once
+            try:
+                return self._run(op, tensors, batch)
+            finally:
+                self.on_attention = seen
+
+        return run_again(run, [joined(value) for value in inputs])
 
     def _run(self, op: Op, inputs: Sequence[Tensor | Blocks], batch: Microbatch) -> Tensor | Blocks:
         """Result of one operator; linears, sums and products of blocks stay blocks."""

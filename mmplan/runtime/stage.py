@@ -26,6 +26,7 @@ from mmplan.runtime.dealt import Dealt, part_key, whole_key
 from mmplan.runtime.finite import Unsound
 from mmplan.runtime.holders import Holders
 from mmplan.runtime.in_flight import Computed, InFlight, cut_off
+from mmplan.runtime.layers import LayerModule
 from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
 from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.recompute import recomputed
@@ -139,6 +140,10 @@ class LayerStage(WeightedStage):
         self._has_backward = any(layer.has_backward for layer in layers)
         # Where nothing is kept for a backward, nothing is to be made anew.
         self._recomputed = {la.id for la in layers if la.has_backward and layout.recomputed(la) == "full"}
+        for layer in layers:
+            module = model.layer(layer.id)
+            if isinstance(module, LayerModule) and layer.has_backward:
+                module.drops_attention = layout.recomputed(layer) == "selective"
         on_host = scenario.technique.host_activations
         self._away = {la.id for la in layers if on_host and la.has_backward and la.kind in BLOCKS}
         # A replica without rows still has experts that those of others go to.

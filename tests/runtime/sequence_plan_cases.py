@@ -30,6 +30,9 @@ def sequence_cases(models: dict[str, Scenario], plans: dict[str, Plan]) -> dict[
         "two stages on a rank, backwards in two parts",
     )
     split = {name: replace(plans[name], tp=TP) for name in names}
+    deep = split["experts, latent attention and DeepStack"]
+    attention = tuple(replace(stage, recompute="selective") for stage in deep.stages)
+    split["experts, latent attention and DeepStack"] = replace(deep, stages=attention)
     folded = plans["two stages on a rank, backwards in two parts"]
     lora = replace(folded, scenario=models["LoRA language model"])
     split |= {

@@ -16,6 +16,7 @@ from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import RECOMPUTE_LEVELS, Layout, RecomputeLevel
 from mmplan.cost_models.loads import sample_loads
 from mmplan.cost_models.memory_activations import BLOCKS
+from mmplan.cost_models.ops import Rope
 from mmplan.cost_models.planned_memory import planned_kept_bytes
 from mmplan.errors import InputError
 from mmplan.planner.lower import lower
@@ -45,7 +46,7 @@ class _Run:
 
     def __init__(self, layer: Layer, module: nn.Module, inputs: dict[str, Tensor], batch: Microbatch, again: bool):
         kept: dict[int, int] = {}
-        weights = {p.untyped_storage().data_ptr() for p in module.parameters()}
+        weights = {p.untyped_storage().data_ptr() for p in module.parameters()} | _tables(layer, batch)
 
         def keep(tensor: Tensor) -> Tensor:
             if tensor.is_floating_point() and tensor.untyped_storage().data_ptr() not in weights:
@@ -65,6 +66,13 @@ class _Run:
         self.gradients = [p.grad for p in (*module.parameters(), *leaves.values()) if p.grad is not None]
 
 
+def _tables(layer: Layer, batch: Microbatch) -> set[int]:
+    """Addresses of the rotary tables that blocks share."""
+    turns = {op.dims or op.x.width // op.heads for op in layer.ops if isinstance(op, Rope)}
+    tables = [rope_table(batch.lengths[layer.module], width, torch.float32, CPU) for width in turns]
+    return {table.untyped_storage().data_ptr() for pair in tables for table in pair}
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_recomputed_block_keeps_what_plans_count_and_has_equal_gradients(name: str, mode: str) -> None:
@@ -79,12 +87,15 @@ def test_a_recomputed_block_keeps_what_plans_count_and_has_equal_gradients(name:
         if layer.kind not in BLOCKS or not layer.has_backward:
             continue
         seen += 1
-        plain, again = (_Run(layer, module, inputs, batch, recompute) for recompute in (False, True))
-        full = Layout(recompute="full")
-        assert again.kept_bytes == planned_kept_bytes(layer, loads[layer.module], scenario, full) < plain.kept_bytes
-        assert torch.equal(plain.output, again.output)
-        assert len(plain.gradients) == len(again.gradients) > 0
-        assert all(torch.equal(a, b) for a, b in zip(plain.gradients, again.gradients, strict=True))
+        plain = _Run(layer, module, inputs, batch, False)
+        for level in ("full", "selective"):
+            module.drops_attention = level == "selective"
+            again, layout = _Run(layer, module, inputs, batch, level == "full"), Layout(recompute=level)
+            assert again.kept_bytes == planned_kept_bytes(layer, loads[layer.module], scenario, layout), level
+            assert again.kept_bytes < plain.kept_bytes
+            assert torch.equal(plain.output, again.output)
+            assert len(plain.gradients) == len(again.gradients) > 0
+            assert all(torch.equal(a, b) for a, b in zip(plain.gradients, again.gradients, strict=True))
     assert seen > 0
 
 
@@ -93,7 +104,7 @@ def _recomputing(level: RecomputeLevel) -> Plan:
     return replace(plan, stages=tuple(replace(stage, recompute=level) for stage in plan.stages))
 
 
-@pytest.mark.parametrize("level", [level for level in RECOMPUTE_LEVELS if level != "selective"])
+@pytest.mark.parametrize("level", RECOMPUTE_LEVELS)
 def test_a_stage_keeps_what_its_level_of_recomputation_says(level: RecomputeLevel) -> None:
     """Counted beside that: one number of the cross entropy, and rotary tables, which blocks that keep more than their
     input share."""
@@ -126,9 +137,13 @@ def test_recomputation_and_split_backwards_are_not_executed_together() -> None:
     assert process_count(replace(split, stages=(replace(first, recompute="none"), second)), rehearse=False) == 2
 
 
-def test_selective_recomputation_is_refused_because_fused_attention_keeps_no_scores() -> None:
-    with pytest.raises(InputError, match="recompute=selective, which drops attention scores"):
-        process_count(_recomputing("selective"), rehearse=False)
+def test_attention_alone_is_recomputed_where_no_rows_of_others_are_read_and_not_in_models_of_others() -> None:
+    plan = _recomputing("selective")
+    assert process_count(plan, rehearse=False) == 2
+    with pytest.raises(InputError, match="recompute=selective, which recomputes attention alone, and of models of"):
+        process_count(plan, rehearse=False, own_model=True)
+    with pytest.raises(InputError, match=r"stage 0 has recompute=selective and cp=2, .*`constraints.cp: \[1\]`"):
+        process_count(replace(plan, cp=2), rehearse=False)
 
 
 @pytest.mark.parametrize("sharding", ["gradients", "parameters"])
