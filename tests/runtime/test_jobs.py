@@ -17,6 +17,7 @@ from tiny_plans import hand_plan, tiny_scenario
 from mmplan.errors import InputError, RunError
 from mmplan.planner.plan import Plan
 from mmplan.runtime.launch import execute
+from mmplan.runtime.validate import validate
 from mmplan.scenario.formats.hf_config import read_hf_config
 from mmplan.scenario.scenario import Optimizer, Scenario, Training
 
@@ -39,8 +40,11 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
 
 
 def losses(plan: Plan, steps: int = 4, weights: Path | None = None) -> list[float]:
+    """Of a run that moved in every step what its recordings foresaw."""
     run = execute(plan, local=plan.rank_count, steps=steps, job=JOB, timeout_s=60.0, weights=weights)
     assert run is not None
+    moved = [row for row in validate(plan, run).rows if row.quantity.startswith("steps_")]
+    assert bool(moved) == (plan.rank_count > 1) and all(row.passed for row in moved)
     return [step.losses["llm"] for step in run.steps]
 
 
