@@ -379,3 +379,13 @@ data_parallel_shard_degree = 4
     reading = read(tmp_path, "t.toml", text)
     assert "after 8 of 128 microbatches, 16 times a step: its bubble is about 27%" in told(reading)  # 3 / 11
     assert "empties" not in told(read(tmp_path, "t.toml", text.replace("512", "32")))
+
+
+@pytest.mark.parametrize(
+    ("word", "way"), [("p2p", "ring"), ("all_gather", "gather"), ("a2a", "all-to-all"), ("a2a+p2p", "all-to-all")]
+)
+def test_megatron_names_how_keys_and_values_come_together(tmp_path: Path, word: str, way: str) -> None:
+    text = f"""torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 \\
+    --num-attention-heads 32 --context-parallel-size 2 --cp-comm-type {word} --seq-length 8192 \\
+    --micro-batch-size 1 --global-batch-size 16"""
+    assert read(tmp_path, "run.sh", text).fragment["technique"]["context_parallel"] == way  # type: ignore[index]

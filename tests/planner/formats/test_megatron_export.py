@@ -16,6 +16,7 @@ from mmplan.planner.plan import Plan, scenario_hash
 from mmplan.planner.schedules.chunks import balanced_ends
 from mmplan.planner.schedules.reschedule import with_family
 from mmplan.scenario.scenario import Training
+from mmplan.scenario.technique import ContextParallel
 
 LANGUAGE_ONLY = ("qwen2.5-vl-7b-sft", "llava-1.5-7b-sft", "qwen2-audio-7b")
 
@@ -72,6 +73,16 @@ def test_context_parallelism_by_heads_is_refused_where_heads_do_not_divide() -> 
     scenario = replace(plan.scenario, technique=technique)
     with pytest.raises(CheckError, match=r"heads = 28 / \(tp 4 x cp 2\) = 3.5"):
         export_megatron(replace(plan, scenario=scenario, scenario_hash=scenario_hash(scenario)))
+
+
+@pytest.mark.parametrize(("way", "word"), [("ring", "p2p"), ("gather", "all_gather"), ("all-to-all", "a2a")])
+def test_each_way_of_context_parallelism_has_its_word(way: ContextParallel, word: str) -> None:
+    plan = next(
+        p for p in (random_plan(seed, ("qwen2.5-vl-7b-sft",)) for seed in range(300)) if p.cp == 2 and p.tp == 1
+    )
+    scenario = replace(plan.scenario, technique=replace(plan.scenario.technique, context_parallel=way))
+    made = export_megatron(replace(plan, scenario=scenario, scenario_hash=scenario_hash(scenario)))
+    assert megatron_arguments(made)["--cp-comm-type"] == word
 
 
 def test_experts_under_tensor_parallelism_get_sequence_parallelism() -> None:
