@@ -104,7 +104,7 @@ def varied(draw: random.Random, kind: str) -> Scenario:
         sequence_parallel=draw.random() < 0.3,
         attention="math" if draw.random() < 0.1 else "flash2",
         fp8="tensor" if draw.random() < 0.1 else "none",
-        context_parallel="ring" if "patches" in axes else draw.choice(get_args(ContextParallel)),
+        context_parallel=draw.choice(["ring", "gather"] if "patches" in axes else get_args(ContextParallel)),
         offload=draw.choice(OFFLOADS[1:]) if "host memory" in axes else "none",
         compression=draw.choice(["topk", "fp8"]) if "compression" in axes else "none",
     )

@@ -14,11 +14,13 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """Queries and keys of which some see some: first and number of each among their tensor's rows.
 
     Attributes:
+        count: so many pairs alike, one behind the other, of tensors of one sample: methods give each a place along the
+            first dim.
         ahead: causal: place of the first query less that of the first key; None: every query sees every key.
         window: with `ahead`: a query sees so many keys, that of its own place included.
         mask: instead, [..., queries, keys] for four dims of scores: true where seen, or what is added to scores.
@@ -31,12 +33,22 @@ class Pair:
     ahead: int | None = None
     window: int | None = None
     mask: Tensor | None = None
+    count: int = 1
 
-    def of_queries(self, x: Tensor, dim: int = 1) -> Tensor:
-        return x.narrow(dim, self.query, self.queries)
+    def of_queries(self, x: Tensor) -> Tensor:
+        """A view."""
+        return self._of(x, self.query, self.queries)
 
     def of_keys(self, x: Tensor) -> Tensor:
-        return x.narrow(1, self.key, self.keys)
+        return self._of(x, self.key, self.keys)
+
+    def of_logs(self, x: Tensor) -> Tensor:
+        """Of [batch, heads, rows of queries]."""
+        return self.of_queries(x.transpose(1, 2)).transpose(1, 2)
+
+    def _of(self, x: Tensor, first: int, rows: int) -> Tensor:
+        part = x.narrow(1, first, self.count * rows)
+        return part if self.count == 1 else torch.unflatten(part.squeeze(0), 0, (self.count, rows))
 
     @property
     def is_triangle(self) -> bool:
@@ -88,7 +100,7 @@ def attend_back(
         whole: the result over all keys; gradient: its gradient; products: sums over `result * gradient`, as logs are.
     """
     q, k, v = pair.of_queries(q), pair.of_keys(k), pair.of_keys(v)
-    gradient, logs = pair.of_queries(gradient), pair.of_queries(whole.logs, 2)
+    gradient, logs = pair.of_queries(gradient), pair.of_logs(whole.logs)
     if _is_fused(q, k, v, pair):
         own = Part(pair.of_queries(whole.result), logs, whole.state)
         return _fused_back(q, k, v, pair, scale, own, gradient)
@@ -99,7 +111,7 @@ def attend_back(
     grads = _heads_first(gradient, k.shape[2])
     of_values = weights.transpose(2, 3) @ grads
     slopes = (grads @ _wide(v).permute(0, 2, 3, 1)).view(scores.shape)
-    slopes = slopes.sub_(pair.of_queries(products, 2).reshape(shape).unsqueeze(-1)).flatten(2, 3)
+    slopes = slopes.sub_(pair.of_logs(products).reshape(shape).unsqueeze(-1)).flatten(2, 3)
     slopes = slopes.mul_(weights).mul_(scale)
     of_queries = slopes @ _wide(k).transpose(1, 2)
     of_keys = slopes.transpose(2, 3) @ _heads_first(q, k.shape[2])
@@ -108,7 +120,7 @@ def attend_back(
 
 def join(total: Tensor, logs: Tensor, part: Part, pair: Pair) -> None:
     """Add a part, in place, to the result over other keys."""
-    rows, own = pair.of_queries(total), pair.of_queries(logs, 2)
+    rows, own = pair.of_queries(total), pair.of_logs(logs)
     joined = torch.logaddexp(own, part.logs)
     before, added = ((x - _finite(joined)).exp().transpose(1, 2).unsqueeze(3) for x in (own, part.logs))
     rows.mul_(before).add_(part.result * added)

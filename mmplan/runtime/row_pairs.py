@@ -5,6 +5,7 @@ equally many, and what it does not see is left out, chunk by chunk and sequence 
 """
 
 from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -42,12 +43,27 @@ def pairs_with(
     keys: dict[int, list[tuple[int, int, int]]] = {}
     for at, index, first, end in pieces(other, lengths):
         keys.setdefault(index, []).append((at, first, end))
-    return tuple(
+    pairs = [
         pair
         for at, index, first, end in pieces(own, lengths)
         for key in keys.get(index, ())
         if (pair := _pair((at, first, end), key, causal, sliding)) is not None
-    )
+    ]
+    return tuple(_joined(pairs))
+
+
+def _joined(pairs: Sequence[Pair]) -> list[Pair]:
+    """Pairs alike that lie one behind the other (windows, images of a size) as one."""
+    joined: list[Pair] = []
+    for pair in pairs:
+        last = joined[-1] if joined else None
+        if last is not None and pair == replace(
+            last, query=last.query + last.count * last.queries, key=last.key + last.count * last.keys, count=1
+        ):
+            joined[-1] = replace(last, count=last.count + 1)
+        else:
+            joined.append(pair)
+    return joined
 
 
 def _pair(query: tuple[int, int, int], key: tuple[int, int, int], causal: bool, sliding: int | None) -> Pair | None:

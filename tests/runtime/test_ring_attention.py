@@ -54,6 +54,28 @@ def test_parts_join_to_attention_over_all_keys(fused: bool, value_width: int, mo
         assert torch.allclose(mine.detach(), x.grad, atol=1e-5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_pairs_alike_are_computed_at_once(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two causal sequences of three rows, from the second of eight rows on."""
+    if not fused:
+        monkeypatch.setattr(block_attention, "_is_fused", lambda *_: False)
+    q, k, v = drawn(8, HEADS).detach(), drawn(8, KEY_HEADS).detach(), drawn(8, KEY_HEADS).detach()
+    gradient, found = torch.randn(1, 8, HEADS, WIDTH), []
+    for pairs in ((Pair(1, 3, 1, 3, ahead=0, count=2),), (Pair(1, 3, 1, 3, ahead=0), Pair(4, 3, 4, 3, ahead=0))):
+        total, logs = torch.zeros(1, 8, HEADS, WIDTH), torch.full((1, HEADS, 8), -torch.inf)
+        grads = [torch.zeros_like(x) for x in (q, k, v)]
+        for pair in pairs:
+            join(total, logs, attend(q, k, v, pair, 0.3), pair)
+        for pair in pairs:
+            whole = Part(total, logs)
+            own = attend_back(q, k, v, pair, 0.3, whole, gradient, (total * gradient).sum(3).transpose(1, 2))
+            for one, part, rows in zip(grads, own, (pair.of_queries, pair.of_keys, pair.of_keys), strict=True):
+                rows(one).add_(part)
+        found.append([total, *grads])
+    for together, apart in zip(*found, strict=True):
+        assert torch.allclose(together, apart, atol=1e-6) and together.any()
+
+
 def test_a_gpu_s_kernel_is_called_as_torch_declares_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shapes and types alone, as here is no GPU: what comes fits to be joined, and gradients have their shapes."""
     monkeypatch.setattr(block_attention, "can_use_flash_attention", lambda _: True)
@@ -88,9 +110,17 @@ def test_pairs_show_what_the_mask_shows_and_nothing_twice(degree: int, causal: b
                 seen = pair.seen(torch.device("cpu"))
                 part = torch.ones(pair.queries, pair.keys, dtype=torch.int64) if seen is None else seen[0, 0].long()
                 assert part.any(), "a pair of which nothing is seen is left out"
-                rows, columns = pair.of_queries(places, 0), keys.narrow(0, pair.key, pair.keys)
-                shown[rows.unsqueeze(1), columns] += part
+                rows = pair.of_queries(places[None]).reshape(pair.count, -1, 1)
+                shown[rows, pair.of_keys(keys[None]).reshape(pair.count, 1, -1)] += part
     assert shown.equal(mask.long())
+
+
+def test_windows_one_behind_the_other_are_one_pair() -> None:
+    """Two ranks of two chunks of 12 rows, in windows of 4 and images of 6."""
+    first, second = OwnRowsOf(48, 2, 0), OwnRowsOf(48, 2, 1)
+    assert pairs_with(first, first, (4,) * 12, False, None) == (Pair(0, 4, 0, 4, count=6),)
+    assert pairs_with(first, first, (6,) * 8, True, None) == (Pair(0, 6, 0, 6, ahead=0, count=4),)
+    assert pairs_with(first, second, (4,) * 12, False, None) == ()
 
 
 def test_ranks_of_a_causal_sequence_have_equal_work() -> None:
