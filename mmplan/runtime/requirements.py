@@ -43,7 +43,7 @@ def process_count(plan: Plan, *, rehearse: bool, own_model: bool = False) -> int
     else:
         _refuse_split_rows(plan)
     _refuse_mixed_readers(plan)
-    _refuse_recomputation(plan, own_model)
+    _refuse_recomputation(plan)
     _refuse_split_backwards(plan)
     return plan.world
 
@@ -192,18 +192,11 @@ def _of_cp(plan: Plan, what: str) -> str:
     )
 
 
-def _refuse_recomputation(plan: Plan, own_model: bool) -> None:
-    selective = [index for index, stage in enumerate(plan.stages) if stage.recompute == "selective"]
-    if own_model and selective:
-        raise InputError(
-            "the plan has recompute=selective, which recomputes attention alone, and of models of the user's own this "
-            "release recomputes whole blocks: set `constraints.recompute: [none, full]` in the scenario and optimize "
-            "again, or rehearse the plan"
-        )
-    for stage in selective:
-        if plan.mesh(stage).cp > 1:
+def _refuse_recomputation(plan: Plan) -> None:
+    for index, stage in enumerate(plan.stages):
+        if stage.recompute == "selective" and plan.mesh(index).cp > 1:
             raise InputError(
-                f"stage {stage} has recompute=selective and cp={plan.mesh(stage).cp}, and this release recomputes "
+                f"stage {index} has recompute=selective and cp={plan.mesh(index).cp}, and this release recomputes "
                 "attention alone where no rows of others are read: set `constraints.recompute: [none, full]` or "
                 "`constraints.cp: [1]` in the scenario and optimize again, or rehearse the plan"
             )

@@ -131,7 +131,10 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         "Gemma 3, tied over four stages": ("gemma3", cut(gemma, "projector.0", "llm.embed", "llm.1")),
         "Gemma 3, tied over chunks": ("gemma3", chunks(cut(gemma, "llm.0", dp=2))),
         "two shared sets over chunks": ("glue", chunks(cut(gemma, "llm.0", dp=2))),
-        "LLaVA in two stages, tensor parallel": ("llava", cut(llava, "llm.0", tp=2)),
+        "LLaVA in two stages, tensor parallel, attention recomputed": (
+            "llava",
+            cut(llava, "llm.0", tp=2, recompute="selective"),
+        ),
         "LLaVA, four tensor-parallel ranks": ("llava", cut(llava, tp=4)),
         "frozen tower, tensor parallel, ZeRO-3": ("llava", cut(frozen, tp=2, **zero_3)),
         "Gemma 3, tied over stages, tensor parallel": ("gemma3", cut(gemma, "llm.0", tp=2)),

@@ -44,7 +44,7 @@ EVERY = (
     "Gemma 3, tied over four stages",
     "Gemma 3, tied over chunks",
     "two shared sets over chunks",
-    "LLaVA in two stages, tensor parallel",
+    "LLaVA in two stages, tensor parallel, attention recomputed",
     "LLaVA, four tensor-parallel ranks",
     "frozen tower, tensor parallel, ZeRO-3",
     "Gemma 3, tied over stages, tensor parallel",

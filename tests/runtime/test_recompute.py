@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from layer_zoo import FROZEN, FULL, LORA_QV, llava, microbatch_of, mllama, omni, qwen_vl, scenario_of
 from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
 from mmplan.runtime.attention import rope_table
 from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.ghost.attention_again import recompute_attention
 from mmplan.runtime.layers import build_layer
 from mmplan.runtime.places import Place
 from mmplan.runtime.recompute import recomputed
@@ -137,13 +139,46 @@ def test_recomputation_and_split_backwards_are_not_executed_together() -> None:
     assert process_count(replace(split, stages=(replace(first, recompute="none"), second)), rehearse=False) == 2
 
 
-def test_attention_alone_is_recomputed_where_no_rows_of_others_are_read_and_not_in_models_of_others() -> None:
+def test_attention_alone_is_not_recomputed_where_rows_of_others_are_read() -> None:
     plan = _recomputing("selective")
-    assert process_count(plan, rehearse=False) == 2
-    with pytest.raises(InputError, match="recompute=selective, which recomputes attention alone, and of models of"):
-        process_count(plan, rehearse=False, own_model=True)
-    with pytest.raises(InputError, match=r"stage 0 has recompute=selective and cp=2, .*`constraints.cp: \[1\]`"):
-        process_count(replace(plan, cp=2), rehearse=False)
+    assert process_count(plan, rehearse=False) == process_count(plan, rehearse=False, own_model=True) == 2
+    for own_model in (False, True):
+        with pytest.raises(InputError, match=r"stage 0 has recompute=selective and cp=2, .*`constraints.cp: \[1\]`"):
+            process_count(replace(plan, cp=2), rehearse=False, own_model=own_model)
+
+
+class _Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (4, 8)).transpose(1, 2).contiguous() for part in self.qkv(x).chunk(3, dim=-1))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        result: Tensor = self.out(attended.transpose(1, 2).flatten(2).contiguous())
+        return result
+
+
+def test_a_unit_of_others_drops_the_attention_that_it_asks_torch_for() -> None:
+    """Its result [1, 4 heads, 10 rows, 8] and the log-sum-exp of each row and head, both in fp32."""
+    torch.manual_seed(0)
+    model, x, seen = _Attends(), torch.randn(1, 10, 32, requires_grad=True), []
+    for again in (False, True):
+        if again:
+            recompute_attention(model)
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = model(x)
+        gradients = torch.autograd.grad(output.square().sum(), [x, *model.parameters()])
+        seen.append((sum(kept.values()), output, gradients))
+    (plain, expected, whole), (dropped, found, parts) = seen
+    assert plain - dropped == 4 * 10 * (4 * 8 + 4)
+    assert torch.equal(expected, found) and all(map(torch.equal, whole, parts))
 
 
 @pytest.mark.parametrize("sharding", ["gradients", "parameters"])

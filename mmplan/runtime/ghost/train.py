@@ -20,6 +20,7 @@ from mmplan.planner.place import place
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
+from mmplan.runtime.ghost.attention_again import recompute_attention
 from mmplan.runtime.ghost.expert_trials import require_equal_calls
 from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
 from mmplan.runtime.ghost.job import Job, taken
@@ -171,9 +172,10 @@ def _stages(
                     model.change(name, partial(postpone_linears, store=store))
         state = state_of(laid.held, plan, index, groups.replicas)
         layout = plan.layout(index)
-        recomputed = frozenset(
-            name for name in own if layout.recomputed(graph.layer(laid.owners.layer_of[name])) == "full"
-        )
+        levels = {name: layout.recomputed(graph.layer(laid.owners.layer_of[name])) for name in own}
+        recomputed = frozenset(name for name, level in levels.items() if level == "full")
+        for name in (name for name, level in levels.items() if level == "selective"):
+            model.change(name, recompute_attention)
         stages[index] = GhostStage(
             stage=index,
             layers=plan.stages[index].layers,
