@@ -49,10 +49,11 @@ def process_count(plan: Plan, *, rehearse: bool, own_model: bool = False) -> int
 
 
 def why_not_executed(plan: Plan) -> str | None:
-    """What the runtime would say of running the scenario's model by this plan; None where it runs it."""
+    """What the runtime would say of running the scenario's model by this plan; None where it or a job runs it."""
     try:
         process_count(plan, rehearse=False)
-        refuse_forms(plan.scenario)
+        if plan.scenario.model.recorded is None:  # it was recorded from the job that runs it
+            refuse_forms(plan.scenario)
     except InputError as error:
         return str(error)
     return None

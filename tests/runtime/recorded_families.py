@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ghost_models import Case, saved_config
+from ghost_models import Case
 from tiny_plans import tiny_scenario
 
 from mmplan.cost_models.build import build_graph, model_layers
@@ -54,10 +54,10 @@ class Numbers:
         )
 
 
-def compared(case: Case, samples: Sequence[Sample], folder: Path) -> dict[str, tuple[Numbers, Numbers]]:
+def compared(case: Case, samples: Sequence[Sample], config: Path) -> dict[str, tuple[Numbers, Numbers]]:
     """Layer of the config -> as derived from it, and as recorded. All is trained."""
     build, batch = case
-    planned = read_hf_config(saved_config(build(), folder))
+    planned = read_hf_config(config)
     model = build_weightless(build)
     dtype = next(model.parameters()).dtype
     recording = Recorder(model, find_units(model), Counting(model, dtype)).record(batch)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("transformers")
 
-from ghost_models import FAMILIES, joined
+from ghost_models import FAMILIES, joined, saved_config
 from recorded_families import SAMPLES, compared
 
 from mmplan.cost_models.build import model_layers
@@ -42,7 +42,8 @@ MOST_KEPT = {"gemma3": 1.3, "mllama": 1.4}
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_recording_has_the_numbers_of_the_config(name: str, tmp_path: Path) -> None:
-    layers = compared(FAMILIES[name](), SAMPLES[name], tmp_path)
+    case = FAMILIES[name]()
+    layers = compared(case, SAMPLES[name], saved_config(case[0](), tmp_path))
     derived, recorded = ([pair[side] for pair in layers.values()] for side in (0, 1))
     assert sum(a.parameters for a in derived) - sum(b.parameters for b in recorded) == UNUSED.get(name, 0)
     flops = {
