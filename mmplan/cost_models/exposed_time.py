@@ -1,12 +1,16 @@
 """Seconds that a layer waits for tensor, context and expert parallel communication; what overlaps is left out."""
 
+from dataclasses import replace
+
 from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, gather_s, group_of, message_s
 from mmplan.cost_models.copied_heads import summed_copies
 from mmplan.cost_models.expert_ops import Combine, Dispatch
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import splits_rows
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.op_time import has_dgrad
 from mmplan.cost_models.ops import Attention, Embedding, Linear
+from mmplan.cost_models.sequence_values import summed_weights
 from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.time_rules import DGRAD, FORWARD, PART, Rules, Seconds
 
@@ -92,14 +96,15 @@ def reduced_backward_elements(layer: Layer, load: Load, shard: Shard) -> tuple[f
 
 def add_tp(seconds: Seconds, rules: Rules, layer: Layer, load: Load, shard: Shard) -> None:
     """With sequence parallel each all-reduce becomes a gather and a reduce-scatter of the same volume, and the backward
-    gathers the input of column-parallel linears once more (arXiv 2205.05198, section 4.2.2). Gradients of key heads
-    that several ranks hold are summed over these."""
+    gathers the input of column-parallel linears once more (arXiv 2205.05198, section 4.2.2); mmplan's own runtime sums
+    gradients of weights that all ranks have alike every microbatch, others once a step. Gradients of key heads that
+    several ranks hold are summed over these."""
     if shard.tp == 1:
         return
     part, size, stack = PART["tp"], rules.element_bytes, rules.stack
     group = Group(shard.tp, min(shard.tp, rules.devices_per_node))
     links = rules.node_link, rules.network_link
-    parallel = rules.technique.sequence_parallel
+    parallel = rules.technique.sequence_parallel and splits_rows(layer)
 
     def reduced_s(elements: float) -> float:
         if parallel:
@@ -114,6 +119,9 @@ def add_tp(seconds: Seconds, rules: Rules, layer: Layer, load: Load, shard: Shar
         all_reduce_s(elements * size, Group(ranks, min(ranks, rules.devices_per_node)), *links)
         for elements, ranks in summed_copies(layer, load, shard)
     )
+    if parallel and rules.technique.stack == "mmplan":
+        summed = summed_weights(layer, replace(shard, sequence=True)).values()
+        copied += sum(all_reduce_s(elements * size, group, *links) for elements in summed)
     seconds[DGRAD, part] += stack.exposed_tp_backward * (again * backward + copied)
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeGuard, TypeVar
 
 from mmplan.cost_models.copied_heads import summed_copies
-from mmplan.cost_models.counts import FP32_BYTES, op_parameters
+from mmplan.cost_models.counts import FP32_BYTES
 from mmplan.cost_models.delta_ops import DeltaRule
 from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear
 from mmplan.cost_models.layer import Layer
@@ -32,18 +32,16 @@ from mmplan.cost_models.ops import (
     Op,
     Pool,
     Rope,
-    Scale,
     Slice,
     Stored,
     op_inputs,
-    op_trainable,
 )
 from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
+from mmplan.cost_models.sequence_values import summed_weights, values_in_rows
 from mmplan.cost_models.shard import Shard, as_shard
 from mmplan.cost_models.values import CONTEXT, Value, rows_of_context_rank, rows_of_sequence_rank, split
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 
-ROWS_OVER_TP = ("block", "cross_block", "head")  # layers that sequence parallelism changes inside
 INDEX_BYTES = 8  # of the number of a chosen expert
 LOSS_STATISTICS = 3  # fp32 numbers of each row: largest logit, sum of exponentials, logit of the label
 
@@ -92,30 +90,6 @@ def _split_layer(layer: Layer, shard: Shard) -> Layer:
         else:
             ops.append(local)
     return replace(layer, ops=tuple(ops), grad_values=tuple(grads))
-
-
-def values_in_rows(layer: Layer, shard: Shard) -> frozenset[str]:
-    """Values of which each tp rank has its rows: with sequence parallelism those of tokens that tp does not split along
-    width, but for what other modules give."""
-    if not shard.sequence or shard.tp == 1 or layer.kind not in ROWS_OVER_TP:
-        return frozenset()
-    given = {source.value for source in layer.sources if source.producer.rpartition(".")[0] != layer.module}
-    values = [value for op in layer.ops for value in (*op_inputs(op), op.y)]
-    split = {v.name for v in values if v.rows.field == "tokens" and not v.sharded and not v.routed}
-    return frozenset(split - given)
-
-
-def summed_weights(layer: Layer, shard: Shard) -> tuple[Op, ...]:
-    """Operators of a rank whose weights every tp rank has alike and applies to its rows: their gradients are summed."""
-    own = values_in_rows(layer, shard)
-    local = local_layer(layer, shard).ops if own else ()
-    return tuple(op for op in local if _on_rows(op, own) and op_trainable(op))
-
-
-def _on_rows(op: Op, own: frozenset[str]) -> bool:
-    if isinstance(op, SumParts):
-        return op.rows
-    return isinstance(op, Linear | Norm | Scale) and op.x.name in own and op.y.name in own
 
 
 def _with_exchanges(layer: Layer, ep: int) -> Layer:
@@ -201,8 +175,7 @@ def _returned_rows(layer: Layer, local: Layer, load: Load, shard: Shard) -> floa
         returned = op.y if isinstance(op, SumParts) and op.rows else op.b if isinstance(op, AddRows) else None
         if returned is not None and returned.name in local.grad_values:
             elements += _joined_elements(layer, op.y, load, shard)
-    for op in summed_weights(layer, shard):
-        elements += op.y.width if isinstance(op, SumParts) else op_parameters(op)
+    elements += sum(summed_weights(layer, shard).values())
     if layer.kind == "token_embed" and layer.has_backward:
         rows = rows_of_context_rank(layer.output.rows.of(load), shard.cp)
         elements += shard.tp * rows_of_sequence_rank(rows, shard.tp) * layer.output.width

@@ -10,6 +10,7 @@ from mmplan.cost_models.delta_ops import DeltaRule
 from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear
 from mmplan.cost_models.gemm import alignment, gemm_s
 from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layout import splits_rows
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.ops import (
     Attention,
@@ -27,7 +28,7 @@ from mmplan.cost_models.recorded_ops import RecordedProduct, RecordedRest
 from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.time_rules import DGRAD, FORWARD, PART, WGRAD, Rules, Seconds
 from mmplan.cost_models.traffic import backward_bytes, forward_bytes
-from mmplan.cost_models.values import split
+from mmplan.cost_models.values import CONTEXT, split
 
 # Bytes per logit: `plain` casts to fp32 (6), takes log-softmax (8) and its gradient (8) and casts back (6), minus what
 # fusion of neighbours saves (4); `fused` and `chunked` read logits twice and write the gradient once (arXiv 2410.10989,
@@ -167,8 +168,8 @@ def add_pointwise(seconds: Seconds, rules: Rules, layer: Layer, op: Op, load: Lo
         if has_dgrad(layer, op):
             seconds[DGRAD, part] += max(backward * logits / rate, floor)
         return
-    whole = not op.y.sharded and not op.y.routed
-    share = shard.tp if whole and rules.technique.sequence_parallel else 1
+    whole = not op.y.sharded and not op.y.routed and op.y.rows != CONTEXT
+    share = shard.tp if whole and rules.technique.sequence_parallel and splits_rows(layer) else 1
     passes = 1
     if isinstance(op, Dispatch | Combine) and shard.ep > 1:
         passes = 2  # sorted by rank before the exchange, by expert after it (Megatron Core, MoEAlltoAllTokenDispatcher)

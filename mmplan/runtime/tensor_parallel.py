@@ -14,15 +14,10 @@ from torch.nn import Parameter
 from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import attention_way
-from mmplan.cost_models.local_layer import (
-    local_layer,
-    norm_of_heads,
-    norms_over_heads,
-    summed_weights,
-    values_in_rows,
-)
+from mmplan.cost_models.local_layer import local_layer, norm_of_heads, norms_over_heads
 from mmplan.cost_models.ops import AddRows, Attention, CrossEntropy, Embedding, Linear, Norm, Op, Rope, Scale
 from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
+from mmplan.cost_models.sequence_values import summed_weights, values_in_rows
 from mmplan.runtime.attention import window_lengths
 from mmplan.runtime.batch import NO_LABEL, Microbatch
 from mmplan.runtime.context import OwnRowsOf, rotate_own, rows_of, whole_states
@@ -58,8 +53,7 @@ class SplitLayer(LayerModule):
         self._exchange: Exchange | None = None  # of the microbatch that is at work
         self._gathered: dict[str, tuple[WholeRows, Tensor]] = {}  # likewise, with the rank's rows
         self._in_rows = values_in_rows(layer, self._shard)
-        summed = summed_weights(layer, self._shard)
-        self._summed = frozenset(op.name for op in summed if isinstance(op, Linear | Norm | Scale))
+        self._summed = summed_weights(layer, self._shard)
         self._columns = {op.name: op for op in layer.ops if isinstance(op, Linear | Norm)}
         for name, op in self._columns.items():
             part, rest = self.parts[name], op.x.part(self._shard.tp, self._index)

@@ -8,11 +8,13 @@ from pipeline_toys import scenario
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
-from mmplan.cost_models.counts import kept_bytes
+from mmplan.cost_models.counts import kept_bytes, op_copied_parameters
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.memory import state_bytes
 from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.cost_models.sequence_values import summed_weights
+from mmplan.cost_models.shard import Shard
 from mmplan.errors import InputError
 from mmplan.planner.check import check_plan
 from mmplan.planner.configuration import Configuration
@@ -139,6 +141,19 @@ def test_models_of_others_run_without_sequence_parallelism() -> None:
     require_executable(of)
     with pytest.raises(InputError, match=r"technique.sequence_parallel: true, and .* does false only"):
         require_executable(of, own_model=True)
+
+
+def test_encoders_take_as_long_with_sequence_parallelism_and_only_its_sums_are_paid_for() -> None:
+    whole, rows = job(), with_technique({"sequence_parallel": True})
+    loads, costs = mean_loads(whole, 1), [AnalyticCostModel(of) for of in (whole, rows)]
+    for layer in build_graph(whole).layers():
+        load = loads[layer.module]
+        before, after = ((c.forward_s(layer, load, 2), c.backward_s(layer, load, 2)) for c in costs)
+        is_text = layer.modality == "text" and layer.kind in ("block", "head")
+        assert (before != after) == is_text
+        assert sum(summed_weights(layer, Shard(tp=2, sequence=True)).values()) == (
+            sum(op_copied_parameters(op, 2) for op in layer.ops) if layer.kind == "block" and is_text else 0
+        )
 
 
 def test_a_border_inside_a_language_model_carries_the_rows_of_a_rank() -> None:
