@@ -13,7 +13,7 @@ problem of `build_problem` and uses the same integers, so that bound <= inner op
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,8 +26,9 @@ from mmplan.planner.cut_problem import CutProblem
 from mmplan.planner.first_bounds import NEVER
 from mmplan.planner.floors import bottleneck_floors, heaviest_paths, least_finish, memory_may_fit, transfer_floors
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import build_problem, finish_parts, one_node
+from mmplan.planner.problem import FinishParts, build_problem, finish_parts, one_node
 from mmplan.planner.upsets import BoolArray, IntArray
+from mmplan.scenario.schedule_names import ScheduleName
 
 __all__ = ["NEVER", "SharpBounds", "lower_bounds"]
 
@@ -52,22 +53,40 @@ class _Sizes:
     rows: Rows
 
 
-def lower_bounds(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> SharpBounds:
-    """Bounds of all configurations; those with one chunk per rank share one schedule."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """What bounds of one space were made of, for later ones: problems by layout, microbatch size, kind of links and
+    schedule; ends of a step by layout, replicas in a node, and whether one stage holds the model."""
+
+    problems: dict[tuple[Layout, int, bool, ScheduleName], CutProblem] = field(default_factory=dict)
+    finishes: dict[tuple[Layout, int, bool], FinishParts] = field(default_factory=dict)
+
+
+def lower_bounds(
+    prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration], known: Known | None = None
+) -> SharpBounds:
+    """Bounds of all configurations; those with one chunk per rank share one schedule.
+
+    Args:
+        known: of the same prices and groups.
+    """
+    known = Known() if known is None else known
     zeros = np.zeros(len(configurations), dtype=np.int64)
     found = SharpBounds(step_ns=zeros, roomy_ns=zeros.copy(), busiest_ns=zeros.copy())
     chunks = np.array([one.vp for one in configurations], dtype=np.int64)
     for bounds, rows in ((_of_stages, np.flatnonzero(chunks == 1)), (_of_chunks, np.flatnonzero(chunks > 1))):
         if len(rows):
-            part = bounds(prices, groups, [configurations[row] for row in rows.tolist()])
+            part = bounds(prices, groups, [configurations[row] for row in rows.tolist()], known)
             for name in ("step_ns", "roomy_ns", "busiest_ns"):
                 getattr(found, name)[rows] = getattr(part, name)
     return found
 
 
-def _of_chunks(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> SharpBounds:
+def _of_chunks(
+    prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration], known: Known
+) -> SharpBounds:
     """Of several chunks per rank; `busiest_ns` is then that of a chunk."""
-    sizes = _sizes(prices, groups, configurations)
+    sizes = _sizes(prices, groups, configurations, known)
     which, ranks, microbatches = sizes.rows.problem, sizes.rows.stages, sizes.rows.microbatches
     chunks = np.array([one.vp for one in configurations], dtype=np.int64)
     pieces, busiest_ns, once_ns = chunks * ranks, np.zeros_like(ranks), np.zeros_like(ranks)
@@ -76,7 +95,7 @@ def _of_chunks(prices: Prices, groups: GroupGraph, configurations: Sequence[Conf
         busiest_ns[rows] = bottleneck_floors(problem, pieces[rows])
         least_first = np.concatenate([[0], np.cumsum(np.sort(boundary_lags(problem)[1 : problem.groups]))])
         once_ns[rows] = least_first[pieces[rows] - 1]
-    once_ns += _finish_ns(prices, groups, configurations, ranks)
+    once_ns += _finish_ns(prices, groups, configurations, ranks, known)
     times = chunks * microbatches + ranks - 1
     roomy_ns = times * busiest_ns + once_ns
     by_level = zip(*map(each_level, sizes.problems), strict=True)
@@ -100,16 +119,18 @@ def _busiest_chunk(sizes: "_Sizes", chunks: IntArray, least_ns: IntArray) -> Int
     return np.where(fits, busiest_ns, NEVER)
 
 
-def _of_stages(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> SharpBounds:
+def _of_stages(
+    prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration], known: Known
+) -> SharpBounds:
     """Of one stage per rank."""
-    sizes = _sizes(prices, groups, configurations)
+    sizes = _sizes(prices, groups, configurations, known)
     which, stages, microbatches = sizes.rows.problem, sizes.rows.stages, sizes.rows.microbatches
     busiest_ns, once_ns = (np.zeros(len(configurations), dtype=np.int64) for _ in range(2))
     for index, problem in enumerate(sizes.problems):
         rows = np.flatnonzero(which == index)
         busiest_ns[rows] = bottleneck_floors(problem, stages[rows])
         once_ns[rows] += int(heaviest_paths(problem).max()) + transfer_floors(problem, stages[rows])
-    once_ns += _finish_ns(prices, groups, configurations, stages)
+    once_ns += _finish_ns(prices, groups, configurations, stages, known)
     roomy_ns = (microbatches - 1) * busiest_ns + once_ns
     fits = _may_fit(sizes)
     open_rows = np.flatnonzero(fits)
@@ -120,7 +141,7 @@ def _of_stages(prices: Prices, groups: GroupGraph, configurations: Sequence[Conf
 
 
 def _finish_ns(
-    prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration], ranks: IntArray
+    prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration], ranks: IntArray, known: Known
 ) -> IntArray:
     """[configurations] no rank's end of the step is shorter where so many share the model."""
     finish_ns = np.zeros(len(configurations), dtype=np.int64)
@@ -128,8 +149,10 @@ def _finish_ns(
     for index, one in enumerate(configurations):
         like = (one.layout, replicas_per_node(one, prices.scenario.cluster), one.pp == 1)
         by_finish.setdefault(like, []).append(index)
-    for members in by_finish.values():
-        ends = finish_parts(prices, groups, configurations[members[0]])
+    for like, members in by_finish.items():
+        if like not in known.finishes:
+            known.finishes[like] = finish_parts(prices, groups, configurations[members[0]])
+        ends = known.finishes[like]
         fixed_ns = ends.fixed_ns if any(ends.trainable) else 0
         finish_ns[members] = least_finish(ends.finish_ns, fixed_ns, ranks[members])
     return finish_ns
@@ -152,23 +175,26 @@ class MemoryNeeds:
 
 
 def memory_needs(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> MemoryNeeds:
-    return MemoryNeeds(sizes=_sizes(prices, groups, configurations))
+    return MemoryNeeds(sizes=_sizes(prices, groups, configurations, Known()))
 
 
-def _sizes(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration]) -> _Sizes:
+def _sizes(prices: Prices, groups: GroupGraph, configurations: Sequence[Configuration], known: Known) -> _Sizes:
     """Configurations whose links all are of one kind and whose ranks hold and do the same share one problem."""
     cluster = prices.scenario.cluster
-    index_of: dict[tuple[Layout, int, bool], int] = {}
-    first: list[Configuration] = []
+    index_of: dict[tuple[Layout, int, bool, ScheduleName], int] = {}
+    problems: list[CutProblem] = []
     which = np.zeros(len(configurations), dtype=np.int64)
     for index, one in enumerate(configurations):
-        size = (prices.without_alike_replicas(one.layout), one.microbatch_size, one_node(one, cluster))
+        schedule = one.schedule if one.vp == 1 else "1f1b"
+        size = (prices.without_alike_replicas(one.layout), one.microbatch_size, one_node(one, cluster), schedule)
         if size not in index_of:
-            index_of[size] = len(first)
-            first.append(one)
+            index_of[size] = len(problems)
+            if size not in known.problems:
+                known.problems[size] = build_problem(prices, groups, one, anywhere=True)
+            problems.append(known.problems[size])
         which[index] = index_of[size]
     return _Sizes(
-        problems=tuple(build_problem(prices, groups, one, anywhere=True) for one in first),
+        problems=tuple(problems),
         rows=Rows(
             problem=which,
             stages=np.array([one.pp for one in configurations], dtype=np.int64),

@@ -132,7 +132,10 @@ def _chunks_at(
     """All chunks at one level of recomputation."""
     p, size, cluster = configuration.pp, configuration.microbatch_size, prices.scenario.cluster
     layouts = [configuration.layout_of(rank, cluster).at(level) for rank in range(p)]
-    built = [_at_level(prices, configuration, layouts[c % p], tuple(ids), (0, 0)) for c, ids in enumerate(chunks)]
+    built = [
+        _at_level(prices, configuration, layout, ids, (0, 0), _ends_s(prices, configuration, layout, ids))
+        for layout, ids in ((layouts[place % p], tuple(chunk)) for place, chunk in enumerate(chunks))
+    ]
     for rank, layout in enumerate(layouts):
         moments = held_by_chunks(p, configuration.vp, configuration.microbatches, rank)
         priced = prices.layers(layout, size)
@@ -172,15 +175,28 @@ def _stage(side: Side, index: int, ids: tuple[str, ...], depth: int, level: Reco
     held = alive, int(encoded_in_flight(microbatches, alive, configuration.batch_factor))
     ranks = configuration.layout_of(index, prices.scenario.cluster)
     levels = allowed_levels(prices.scenario) if level is None else (level,)
-    options = [_at_level(prices, configuration, ranks.at(one), ids, held) for one in levels]
+    ends_s = _ends_s(prices, configuration, ranks, ids)
+    options = [_at_level(prices, configuration, ranks.at(one), ids, held, ends_s) for one in levels]
     fitting = [stage for stage in options if stage.memory_bytes <= stage.capacity_bytes]
     if not fitting:
         return min(options, key=lambda stage: stage.memory_bytes)
     return min(fitting, key=lambda stage: stage.forward_s + stage.backward_s)
 
 
+def _ends_s(prices: Prices, configuration: Configuration, layout: Layout, ids: tuple[str, ...]) -> float:
+    """What the stage does at the end of a step, whatever it recomputes."""
+    of_kinds = prices.of_kinds(layout, configuration.microbatch_size)
+    trained = sum((of_kinds[prices.kind_of[layer]].trained for layer in ids), Trained())
+    return stage_finish_s(prices, configuration, ids, layout, trained)
+
+
 def _at_level(
-    prices: Prices, configuration: Configuration, layout: Layout, ids: tuple[str, ...], held: tuple[int, int]
+    prices: Prices,
+    configuration: Configuration,
+    layout: Layout,
+    ids: tuple[str, ...],
+    held: tuple[int, int],
+    ends_s: float,
 ) -> StagePlan:
     """`held`: microbatches in flight, and those of layers that run several at once."""
     size, machine = configuration.microbatch_size, machine_of(prices.scenario, layout.pools)
@@ -193,7 +209,7 @@ def _at_level(
         layers=ids,
         forward_s=sum(one.forward_s for one in priced),
         backward_s=sum(one.backward_s for one in priced),
-        finish_s=stage_finish_s(prices, configuration, ids, layout, sum((one.trained for one in priced), Trained())),
+        finish_s=ends_s,
         in_flight=held[0],
         memory_bytes=at_work_bytes + state_bytes + kept_bytes,
         capacity_bytes=machine.capacity_bytes,

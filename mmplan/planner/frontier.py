@@ -1,11 +1,11 @@
 """Configurations in the order of their lower bounds, which are sharpened only where the search comes near them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import numpy as np
 
-from mmplan.planner.bounds import NEVER, lower_bounds
+from mmplan.planner.bounds import NEVER, Known, lower_bounds
 from mmplan.planner.configurations import Configurations
 from mmplan.planner.contract import GroupGraph
 from mmplan.planner.first_bounds import FirstBounds
@@ -29,6 +29,7 @@ class Bounds:
     roomy_ns: IntArray
     busiest_ns: IntArray
     sharp: BoolArray
+    known: Known = field(default_factory=Known)
 
     @classmethod
     def of(cls, prices: Prices, groups: GroupGraph, configurations: Configurations, first: FirstBounds) -> "Bounds":
@@ -48,7 +49,8 @@ class Bounds:
         """Look closer at some rows."""
         open_rows = rows[~self.sharp[rows] & (self.step_ns[rows] != NEVER)]
         if len(open_rows):
-            found = lower_bounds(self.prices, self.groups, [self.configurations[row] for row in open_rows])
+            some = [self.configurations[row] for row in open_rows]
+            found = lower_bounds(self.prices, self.groups, some, self.known)
             self.step_ns[open_rows] = np.maximum(self.step_ns[open_rows], found.step_ns)
             self.busiest_ns[open_rows] = found.busiest_ns
         self.sharp[rows] = True

@@ -9,10 +9,11 @@ Interval = tuple[float, float]  # start and end in seconds
 
 def overlap_rate(timeline: Sequence[TimedAction]) -> float:
     """Seconds in which ranks compute and communicate at once / seconds in which they communicate."""
-    ranks = {item.rank for item in timeline}
+    of_rank: dict[int, list[TimedAction]] = {}
+    for item in timeline:
+        of_rank.setdefault(item.rank, []).append(item)
     both_s = communicating_s = 0.0
-    for rank in ranks:
-        own = [item for item in timeline if item.rank == rank]
+    for own in of_rank.values():
         compute = merged([(t.start_s, t.end_s) for t in own if t.action.kind in "FBIW"])
         communicate = merged([(t.start_s, t.end_s) for t in own if t.action.kind in ("SEND", "RECV", "REDUCE", "TIE")])
         communicating_s += total_s(communicate)

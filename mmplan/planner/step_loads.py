@@ -60,6 +60,9 @@ class StageLoads:
             )
             raise ValueError(f"loads are {shape}, the plan has {plan.parts} {what} x {plan.microbatches} microbatches")
         self._plan, self._loads = plan, loads
+        stages = range(len(plan.stages))
+        self._dps = tuple(plan.mesh(stage).dp for stage in stages)
+        self._factors = tuple(plan.layout(stage).batch_factor for stage in stages)
         self._known: dict[tuple[int, ...], Loads] = {}
         self._together: dict[tuple[int, ...], Loads] = {}
         self._of_dps: dict[tuple[int, int], StepLoads] = {(plan.parts, plan.parts): loads}
@@ -91,13 +94,13 @@ class StageLoads:
 
     def of_stage(self, stage: int) -> StepLoads:
         """[replica][microbatch] of a stage."""
-        return self.of_replicas(self._plan.mesh(stage).dp)
+        return self.of_replicas(self._dps[stage])
 
     def of_compute(self, stage: int, replica: int, kind: str, microbatch: int) -> Loads:
         """What a forward or backward of the stage runs: modules that run several microbatches at once have the load of
         all of these, or none."""
         plan, row = self._plan, self.of_stage(stage)[replica]
-        factor = plan.layout(stage).batch_factor
+        factor = self._factors[stage]
         if factor == 1:
             return row[microbatch]
         first, runs = microbatch // factor * factor, runs_with(kind, microbatch, factor)
