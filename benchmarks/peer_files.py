@@ -97,6 +97,24 @@ def open_peer_file(file: Path) -> Reader:
     return reader
 
 
+def refuse_other_kinds(reader: Reader) -> None:
+    """A DAG or a layer table has `nodes`.
+
+    Raises:
+        InputError: it is a placement, such as a human expert's, or something else.
+    """
+    if reader.has("nodes"):
+        return
+    if reader.has("fpgas"):
+        devices = len(reader.get("fpgas").items())
+        raise reader.error(
+            f"a placement on {devices} accelerators, not a workload: it lists nodes of devices without their costs; "
+            "give the workload that it places"
+        )
+    keys = ", ".join(list(reader.fields())[:6]) or "none"
+    raise reader.error(f"neither an operator DAG nor a layer table, which have nodes and edges; its keys: {keys}")
+
+
 def is_layer_table(reader: Reader) -> bool:
     """Piper's kind of file; the other kind is an operator DAG."""
     nodes = reader.get("nodes").items()
@@ -129,7 +147,8 @@ def _places(reader: Reader) -> dict[int, int]:
 
 
 def read_placement(reader: Reader) -> PartitionProblem:
-    """An operator DAG with the devices it states; a node without colour may go anywhere.
+    """An operator DAG with the devices it states; a node without colour may go anywhere, one that does not say so is no
+    backward node and runs on accelerators.
 
     Raises:
         InputError: a key is missing or wrong, or the outputs of one node have unlike costs.
@@ -143,7 +162,7 @@ def read_placement(reader: Reader) -> PartitionProblem:
         if not math.isclose(transfer_s.setdefault(producer, cost_s), cost_s):
             raise edge.get("cost").error(f"another edge of node {edge.get('sourceId').value} has another cost")
         consumers[producer].append(consumer)
-    backward = [node.get("isBackwardNode").flag() for node in nodes]
+    backward = [node.has("isBackwardNode") and node.get("isBackwardNode").flag() for node in nodes]
     keys = [
         ("colour", node.get("colorClass").integer()) if node.has("colorClass") else ("node", index)
         for index, node in enumerate(nodes)
@@ -155,7 +174,9 @@ def read_placement(reader: Reader) -> PartitionProblem:
         raise reader.get("maxFPGAs").error("no devices: maxFPGAs and maxCPUs are 0")
     return PartitionProblem(
         accelerator_s=tuple(
-            node.get("fpgaLatency").number() / MS_PER_S if node.get("supportedOnFpga").flag() else math.inf
+            node.get("fpgaLatency").number() / MS_PER_S
+            if not node.has("supportedOnFpga") or node.get("supportedOnFpga").flag()
+            else math.inf
             for node in nodes
         ),
         cpu_s=tuple(node.get("cpuLatency").number() / MS_PER_S for node in nodes),

@@ -1,12 +1,14 @@
 """Published planners' inputs under their own objectives, solved to a proven optimum; a JSON line per problem on stdout.
 
-    python benchmarks/peers.py FILE... [--verify] [--csv benchmarks/peers.csv]
+    python benchmarks/peers.py FILE_OR_FOLDER... [--verify] [--csv benchmarks/peers.csv] [--objective latency]
     python benchmarks/peers.py TABLE --devices 8,32 --memory-gib 8,2 --link-gib-per-s 25
 
 Operator DAGs (dnn-partitioning): load of the busiest device in ms, contiguous stages, with the devices that the file
-states. Layer tables (Piper): seconds per sample of the slowest stage, with the devices that the file states and those
-of the published results. `bound` is proven: no placement is below it; `status` is `optimal` when it meets `objective`.
-`--verify` lets CP-SAT prove once more that nothing is below the objective of a DAG. `published`: peers_published.csv.
+states; of files in a folder of `latency-inputs`, or with `--objective latency`, the time until the last node ends, in
+ms, where each accelerator works once. Layer tables (Piper): seconds per sample of the slowest stage, with the devices
+that the file states and those of the published results. `bound` is proven: no placement is below it; `status` is
+`optimal` when it meets `objective`. `--verify` lets CP-SAT prove once more that nothing is below the objective of a
+throughput DAG. `published`: peers_published.csv. What is no workload is told, and the other files are solved.
 """
 
 import os
@@ -19,16 +21,25 @@ import csv
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from measured import MACHINE
-from peer_files import MS_PER_S, Reader, is_layer_table, open_peer_file, read_layer_table, read_placement
+from peer_files import (
+    MS_PER_S,
+    Reader,
+    is_layer_table,
+    open_peer_file,
+    read_layer_table,
+    read_placement,
+    refuse_other_kinds,
+)
 
 from mmplan.errors import InfeasibleError, InputError, NoPlanFoundError
 from mmplan.planner.partition.cpsat import place_by_cpsat
 from mmplan.planner.partition.groups import PS_PER_S, floor_ps, group_nodes
+from mmplan.planner.partition.latency import solve_latency
 from mmplan.planner.partition.problem import PartitionProblem
 from mmplan.planner.partition.replicated import solve_replicated
 from mmplan.planner.partition.replicated_problem import ReplicatedProblem
@@ -63,6 +74,20 @@ def solve_dag(problem: PartitionProblem, limit_s: float, verify: bool) -> Line:
     return line
 
 
+def solve_slowest_path(problem: PartitionProblem, limit_s: float) -> Line:
+    """What is known of the latency of one operator DAG, in milliseconds."""
+    result = solve_latency(problem, Deadline(limit_s=limit_s))
+    return {
+        "objective": result.objective_s * MS_PER_S,
+        "bound": result.bound_s * MS_PER_S,
+        "status": "optimal" if result.optimal and result.cores <= problem.cpus else "feasible",
+        "method": "labels",
+        "groups": result.groups,
+        "downsets": result.downsets,
+        "cpu_cores": result.cores,
+    }
+
+
 def solve_table(problem: ReplicatedProblem, limit_s: float) -> Line:
     """What is known of one layer table on some devices, in seconds per sample."""
     result = solve_replicated(problem, Deadline(limit_s=limit_s))
@@ -78,13 +103,23 @@ def solve_table(problem: ReplicatedProblem, limit_s: float) -> Line:
 
 def dag_lines(reader: Reader, options: argparse.Namespace) -> Iterator[Line]:
     problem = read_placement(reader)
+    inputs = any("latency" in part.lower() for part in reader.file.parts[-3:])
+    latency = options.objective == "latency" or (options.objective is None and inputs)
     for devices in options.devices or [problem.accelerators]:
         for memory_bytes in options.memory_bytes or [problem.capacity_bytes]:
             started = clocks()
             case = replace(read_placement(reader), accelerators=devices, capacity_bytes=memory_bytes)
-            about: Line = {"kind": "contiguous", "unit": "ms", "devices": devices, "cpus": case.cpus}
+            about: Line = {
+                "kind": "latency" if latency else "contiguous",
+                "unit": "ms",
+                "devices": devices,
+                "cpus": case.cpus,
+            }
             about["memory_bytes"] = memory_bytes
-            yield about | answer(lambda case=case: solve_dag(case, options.limit_s, options.verify), started)
+            if latency:
+                yield about | answer(lambda case=case: solve_slowest_path(case, options.limit_s), started)
+            else:
+                yield about | answer(lambda case=case: solve_dag(case, options.limit_s, options.verify), started)
 
 
 def table_lines(reader: Reader, options: argparse.Namespace) -> Iterator[Line]:
@@ -129,7 +164,7 @@ def published(file: Path, line: Line) -> dict[str, str]:
         for row in csv.DictReader(rows):
             same = all(float(row[name]) == line[name] for name in ("devices", "cpus", "memory_bytes"))
             link = line.get("link_bytes_per_s", PIPER_LINK_GIB_PER_S * GIB)
-            if same and file.as_posix().endswith(row["file"]) and link == PIPER_LINK_GIB_PER_S * GIB:
+            if same and file.as_posix().lower().endswith(row["file"].lower()) and link == PIPER_LINK_GIB_PER_S * GIB:
                 return {name: row[name] for name in ("published", "published_wall_s", "source")}
     return {"published": "", "published_wall_s": "", "source": ""}
 
@@ -146,6 +181,12 @@ def write_csv(path: Path, lines: list[tuple[Path, Line]]) -> None:
             writer.writerow(["/".join(file.parts[-3:]), *shown, *published(file, line).values(), MACHINE])
 
 
+def listed_files(paths: Sequence[Path]) -> Iterator[Path]:
+    """Files as they are named, and of folders all that end in .json."""
+    for path in paths:
+        yield from sorted(path.rglob("*.json")) if path.is_dir() else [path]
+
+
 def numbers(text: str) -> list[float]:
     values = [float(part) for part in text.split(",")]
     if min(values) <= 0:
@@ -155,7 +196,8 @@ def numbers(text: str) -> list[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE_OR_FOLDER")
+    parser.add_argument("--objective", choices=("throughput", "latency"), help="default: what the folder's name says")
     parser.add_argument("--devices", type=lambda text: [int(value) for value in numbers(text)])
     parser.add_argument("--memory-gib", type=numbers, dest="memory_gib")
     parser.add_argument("--link-gib-per-s", type=float)
@@ -166,9 +208,10 @@ def main() -> int:
     options.memory_bytes = options.memory_gib and [gib * GIB for gib in options.memory_gib]
     lines: list[tuple[Path, Line]] = []
     wrong = False
-    for file in options.files:
+    for file in listed_files(options.files):
         try:
             reader = open_peer_file(file)
+            refuse_other_kinds(reader)
             for line in (table_lines if is_layer_table(reader) else dag_lines)(reader, options):
                 print(json.dumps({"file": str(file), **line}), flush=True)
                 lines.append((file, line))

@@ -146,7 +146,7 @@ def _changed(content: dict[str, object], path: list[str | int], value: object) -
     ("content", "path", "value", "key"),
     [
         *[(DAG, [name], None, name) for name in ("maxFPGAs", "maxCPUs", "maxSizePerFPGA", "nodes", "edges")],
-        *[(DAG, ["nodes", 0, name], None, f"nodes[0].{name}") for name in DAG["nodes"][0]],  # type: ignore[index]
+        *[(DAG, ["nodes", 0, name], None, f"nodes[0].{name}") for name in ("id", "cpuLatency", "fpgaLatency", "size")],
         *[(DAG, ["edges", 0, name], None, f"edges[0].{name}") for name in ("sourceId", "destId", "cost")],
         *[(TABLE, [name], None, name) for name in ("maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch")],
         *[(TABLE, ["nodes", 0, name], None, f"nodes[0].{name}") for name in ("id", "TMPCs")],
@@ -208,3 +208,23 @@ def test_the_command_prints_a_line_per_problem_and_fails_on_a_wrong_file(tmp_pat
     assert lines[0]["objective"] == pytest.approx(20)
     assert run.returncode == 2
     assert run.stderr == f"{bad}: maxCPUs: key is missing\n"
+
+
+def test_folders_are_read_whole_and_other_files_told_apart(tmp_path: Path) -> None:
+    """Node 7 on an accelerator sends for 0.5 ms to node 9, which takes the CPU 20 ms: 3 + 0.5 + 20."""
+    inputs = tmp_path / "latency-inputs"
+    inputs.mkdir()
+    bare = _changed(_changed(DAG, ["nodes", 0, "isBackwardNode"], None), ["nodes", 0, "supportedOnFpga"], None)
+    (inputs / "dag.json").write_text(json.dumps(bare))
+    (inputs / "an_expert.json").write_text(json.dumps({"fpgas": [{"nodes": [7, 9]}], "cpus": [], "maxLoad": -1}))
+    (inputs / "other.json").write_text(json.dumps({"a": 1}))
+    (inputs / "notes.txt").write_text("no JSON")
+    command = [sys.executable, str(ROOT / "benchmarks" / "peers.py"), str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    (line,) = map(json.loads, run.stdout.splitlines())
+    assert (line["kind"], line["status"]) == ("latency", "optimal")
+    assert line["objective"] == pytest.approx(23.5)
+    first, second = run.stderr.splitlines()
+    assert first.startswith(f"{inputs / 'an_expert.json'}: a placement on 1 accelerators, not a workload: ")
+    assert second.endswith("neither an operator DAG nor a layer table, which have nodes and edges; its keys: a")
+    assert run.returncode == 2
