@@ -154,7 +154,8 @@ def why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
     rules, batch, devices = scenario.constraints, scenario.global_batch, scenario.cluster.device_count
     dp = [value for value in (rules.dp or divisors(batch)) if batch % value == 0]
     if not dp:
-        return f"constraints.dp allows {_names(rules.dp)}, and none divides the global batch of {batch}"
+        quotients = ", ".join(f"{batch} / {d} = {batch / d:.4g}" for d in rules.dp[:4])
+        return f"constraints.dp allows {_names(rules.dp)}, and none divides the global batch of {batch}: {quotients}"
     if rules.microbatch and not any(batch // d % size == 0 for d in dp for size in rules.microbatch):
         return (
             f"constraints.microbatch allows {_names(rules.microbatch)} samples, and with dp={_names(dp)} none divides "
@@ -165,7 +166,11 @@ def why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
         return why
     pp = [value for value in rules.pp or (1,) if value <= groups]
     if not pp:
-        why = "; constraints.no_split joins layers" if rules.no_split else ""
+        why = ""
+        if rules.no_split:
+            pieces = "1 piece" if groups == 1 else f"{groups} pieces"
+            joined = len(rules.no_split)
+            why = f"; constraints.no_split keeps {joined} layers with their neighbours, which leaves {pieces}"
         most = "cannot be cut" if groups == 1 else f"can be cut into at most {groups} pieces"
         return f"constraints.pp allows {_names(rules.pp)} stages, but the model {most}{why}"
     needed = min(shards) * min(dp) * min(pp)

@@ -15,6 +15,7 @@ from mmplan.cost_models.patches import patch_modules, row_changing
 from mmplan.errors import InfeasibleError, InputError
 from mmplan.planner.batch_factors import batch_factors
 from mmplan.planner.configuration import CHUNKS, MOST_FORWARDS, Configuration, divisors, why_empty
+from mmplan.planner.undivided import undivided_by_tp, undivided_experts
 from mmplan.scenario.scenario import Scenario, Transformer
 from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.technique import SHARDINGS, Sharding
@@ -170,8 +171,10 @@ def _bases(scenario: Scenario) -> Iterator[Layout]:
     shards = [tp for tp in possible if not rules.tp or tp in rules.tp]
     if not shards:
         wanted, offered = (", ".join(map(str, values)) for values in (rules.tp, possible))
+        why = next((why for tp in rules.tp if (why := undivided_by_tp(scenario, tp))), "")
         raise InfeasibleError(
             f"constraints.tp allows {wanted}, but only {offered} divide the heads, widths and nodes of this scenario"
+            + (f": {why}" if why else "")
         )
     found, rows = False, _mean_rows(scenario)
     batched = batch_factors(scenario)
@@ -199,6 +202,8 @@ def _why_no_base(scenario: Scenario, shards: Sequence[int]) -> str:
         if wanted and not offered & set(wanted):
             some = ", ".join(map(str, sorted(offered)))
             why = _why_no_context(scenario, wanted, rows) if name == "cp" else ""
+            if name != "cp" and (told := undivided_experts(scenario, wanted[0] if name == "ep" else 1)):
+                why = f": {told}"
             return f"constraints.{name} allows {', '.join(map(str, wanted))}, and this scenario can have {some}{why}"
     return "constraints.spread names modules that no allowed tp can leave unsplit"
 

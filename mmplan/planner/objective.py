@@ -40,6 +40,8 @@ class Objective:
                 if self.deadline_s is None
                 else f"--deadline says how few devices may do: use it with --objective devices, not {self.name}"
             )
+        if self.deadline_s is not None and self.deadline_s <= 0:
+            raise InputError(f"--deadline: expected more than 0 s, found {self.deadline_s:g} s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

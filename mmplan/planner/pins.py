@@ -8,14 +8,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mmplan.cost_models.degrees import sharded_widths
 from mmplan.cost_models.layout import base_of
 from mmplan.errors import InputError
 from mmplan.planner.branches import branches
 from mmplan.planner.plan import Plan
+from mmplan.planner.undivided import division, undivided_by_tp
 from mmplan.scenario.document import did_you_mean, listed, shown
-from mmplan.scenario.layer_ids import module_layer_ids
-from mmplan.scenario.scenario import ModelModule, OwnRanks, Scenario
+from mmplan.scenario.scenario import OwnRanks, Scenario
 from mmplan.scenario.schedule_names import SCHEDULE_NAMES
 from mmplan.scenario.schema_values import MAX_COUNT
 from mmplan.scenario.technique import COMPRESSIONS, FP8S, OFFLOADS, RECOMPUTES, SHARDINGS
@@ -216,53 +215,25 @@ def broken_rule(scenario: Scenario, pins: Pins) -> str:
     for key in ("ep", "etp"):
         if pins.of(key) and min(pins.of(key)) > 1 and not moes:
             return f"no module of {scenario.name} has experts, so {key} is 1"
-    reasons = [_tensor_parallel(scenario, tp) for tp in pins.of("tp")]
+    reasons = [undivided_by_tp(scenario, tp) for tp in pins.of("tp")]
     if reasons and all(reasons):
         return reasons[0]
     dividing = [dp for dp in pins.of("dp") if batch % dp == 0]
     if pins.of("dp") and not dividing:
-        return _division(f"the global batch {batch:,}", batch, "dp", pins.of("dp")[0])
+        return division(f"the global batch {batch:,}", batch, "dp", pins.of("dp")[0])
     for name, (factor,) in pins.of("encode_together"):
         if batch % factor:  # microbatches divide it, and the factor divides them
-            return _division(f"the global batch {batch:,}", batch, f"{name}'s batch factor", factor)
+            return division(f"the global batch {batch:,}", batch, f"{name}'s batch factor", factor)
     replicas = dividing or [1]
     sizes = pins.of("microbatch")
     if sizes and not any(batch // dp % size == 0 for dp in replicas for size in sizes):
         share = f"{batch:,} / dp {replicas[0]} samples of a replica" if dividing else f"the global batch {batch:,}"
-        return _division(share, batch // replicas[0], "microbatch", sizes[0])
+        return division(share, batch // replicas[0], "microbatch", sizes[0])
     least = {key: min(pins.of(key)) for key in ("tp", "cp", "dp", "pp") if pins.of(key)}
     if math.prod(least.values()) > devices:
         product, equals = " x ".join(f"{key} {value}" for key, value in least.items()), " =" if len(least) > 1 else ":"
         return f"{product}{equals} {math.prod(least.values()):,} devices at least, the cluster has {devices:,}"
     return ""
-
-
-def _tensor_parallel(scenario: Scenario, tp: int) -> str:
-    """What tp does not divide; empty where it divides everything it has to."""
-    for size in sorted({pool.devices_per_node for pool in scenario.cluster.pools}):
-        if size % tp:
-            return _division(f"a node's {size} devices", size, "tp", tp)
-    languages = [module for module in scenario.model.modules if module.kind == "language_model"]
-    for module in languages or scenario.model.modules:
-        if module.whole and tp > 1:
-            return (
-                f"tp {tp} would split {module.name}, and {_shielding(scenario, module)} forbids tensor_sharding there"
-            )
-        for name, size in sharded_widths(module).items():
-            if size % tp:
-                fill = "; constraints.pad_heads fills heads up" if name in ("heads", "kv_heads") else ""
-                return _division(f"{module.name}: {name} {size:,}", size, "tp", tp) + fill
-    return ""
-
-
-def _shielding(scenario: Scenario, module: ModelModule) -> str:
-    layers = set(module_layer_ids(module))
-    names = [z.name for z in scenario.constraints.zones if "tensor_sharding" in z.forbid and layers & set(z.layers)]
-    return f"zone {names[0]}" if names else "a zone"
-
-
-def _division(what: str, size: int, key: str, degree: int) -> str:
-    return f"{what} / {key} {degree} = {size / degree:.4g} is no whole number"
 
 
 def _own_ranks(

@@ -39,8 +39,24 @@ def test_constraints_narrow_the_list(tiny: Scenario) -> None:
 @pytest.mark.parametrize(
     ("rules", "sentence"),
     [
-        ({"tp": (3,)}, "constraints.tp allows 3, but only 1, 2 divide the heads, widths and nodes of this scenario"),
-        ({"dp": (3, 5)}, "constraints.dp allows 3, 5, and none divides the global batch of 16"),
+        (
+            {"tp": (3,)},
+            "constraints.tp allows 3, but only 1, 2 divide the heads, widths and nodes of this scenario: a node's 4 "
+            "devices / tp 3 = 1.333 is no whole number",
+        ),
+        (
+            {"tp": (4,)},
+            "constraints.tp allows 4, but only 1, 2 divide the heads, widths and nodes of this scenario: llm: "
+            "kv_heads 2 / tp 4 = 0.5 is no whole number; constraints.pad_heads fills heads up",
+        ),
+        (
+            {"dp": (3, 5)},
+            "constraints.dp allows 3, 5, and none divides the global batch of 16: 16 / 3 = 5.333, 16 / 5 = 3.2",
+        ),
+        (
+            {"ep": (2,)},
+            "constraints.ep allows 2, and this scenario can have 1: no module of tiny has experts",
+        ),
         (
             {"dp": (4,), "microbatch": (3,)},
             "constraints.microbatch allows 3 samples, and with dp=4 none divides the batch of a replica: 16 / 4 = 4",

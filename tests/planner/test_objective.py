@@ -76,5 +76,7 @@ def test_objectives_by_name() -> None:
         objective_of("device_time")
     with pytest.raises(InputError, match="needs --deadline"):
         objective_of("devices")
+    with pytest.raises(InputError, match=r"--deadline: expected more than 0 s, found 0 s"):
+        objective_of("devices", 0.0)
     with pytest.raises(InputError, match="use it with --objective devices"):
         objective_of("step-time", 3.0)

@@ -58,7 +58,7 @@ def test_a_point_that_has_no_plan_is_a_row_with_the_reason() -> None:
     sizes = ((16, 2), (18, 1), (18, 2))
     values = [{"batch.global": batch, "constraints.dp": 3, "cluster.nodes": nodes} for batch, nodes in sizes]
     uneven, large, solved = map(sweep_row, points(*values))
-    assert uneven.reason == "constraints.dp allows 3, and none divides the global batch of 16"
+    assert uneven.reason == "constraints.dp allows 3, and none divides the global batch of 16: 16 / 3 = 5.333"
     assert uneven.devices == 8
     assert large.reason.endswith("tp 1 x pp 2 x dp 3 = 6 devices, the cluster has 4")
     assert solved.used_devices in (6, 8)  # 8 with encoders on ranks of their own
