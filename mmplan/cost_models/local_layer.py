@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TypeGuard, TypeVar
 
+from mmplan.cost_models.attention_traffic import attended_elements, gathered_elements, returned_elements
 from mmplan.cost_models.copied_heads import summed_copies
 from mmplan.cost_models.counts import FP32_BYTES
 from mmplan.cost_models.delta_ops import DeltaRule
@@ -135,13 +136,27 @@ def recomputed_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: in
     return _sum_bytes(layer, local.ops[: max(keeping, default=0)], load, precision, shard)
 
 
+def attention_again_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int | Shard) -> int:
+    """The same when attention alone runs once more for a backward: of exchanges all but the way back, which keeps
+    nothing; gathers are done once more in any case."""
+    shard = as_shard(degrees)
+    if shard.cp == 1 or shard.context_parallel == "gather":
+        return 0
+    local, elements = local_layer(layer, shard), 0
+    for op in local.ops:
+        if isinstance(op, Attention) and not op.cross and op.y.name in local.grad_values:
+            back = gathered_elements(op.y, load, shard) // shard.cp if shard.context_parallel == "all-to-all" else 0
+            elements += attended_elements(op, load, shard) - back
+    return elements * DTYPE_BYTES[precision]
+
+
 def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int | Shard) -> int:
     """The same in its backward. A norm of each head sums its own gradients, because every rank has other heads; a norm
     over all heads sums one number of each row; ranks with copies of a key head sum the gradients of its weights."""
     shard = as_shard(degrees)
     local = local_layer(layer, shard)
     states = [value for value in _states_read(layer, shard) if value.name in layer.grad_values]
-    elements = float(sum(_gathered_elements(value, load, shard) for value in states))
+    elements = float(sum(gathered_elements(value, load, shard) for value in states))
     elements += _returned_rows(layer, local, load, shard) if shard.sequence and shard.tp > 1 else 0
     elements += sum(summed for summed, _ in summed_copies(layer, load, shard))
     statistics, wide = 0.0, norms_over_heads(layer, shard)
@@ -151,7 +166,7 @@ def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int 
         elif isinstance(op, OwnRows) and op.x.name in local.grad_values:
             elements += _joined_elements(layer, op.x, load, shard)
         elif isinstance(op, Attention) and shard.cp > 1 and not op.cross:
-            elements += _returned_elements(op, local.grad_values, load, shard)
+            elements += returned_elements(op, local.grad_values, load, shard)
         elif isinstance(op, ToExperts | FromExperts) and op.x.name in local.grad_values:
             elements += _routed_elements(layer, op, load, shard)
         elif shard.tp > 1 and isinstance(op, Norm) and op.name in wide:
@@ -186,16 +201,14 @@ def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype, sh
     """Of the first operators that a rank runs of a layer."""
     total, wide = 0.0, norms_over_heads(layer, shard)
     total += _joined_states(layer, load, shard) * DTYPE_BYTES[precision]
-    total += (
-        sum(_gathered_elements(value, load, shard) for value in _states_read(layer, shard)) * DTYPE_BYTES[precision]
-    )
+    total += sum(gathered_elements(value, load, shard) for value in _states_read(layer, shard)) * DTYPE_BYTES[precision]
     for op in ops:
         if isinstance(op, ToExperts | FromExperts):
             total += _routed_elements(layer, op, load, shard) * DTYPE_BYTES[precision]
         elif isinstance(op, JoinRows):
             total += _joined_elements(layer, op.y, load, shard) * DTYPE_BYTES[precision]
         elif isinstance(op, Attention) and shard.cp > 1 and not op.cross:
-            total += _attended_elements(op, load, shard) * DTYPE_BYTES[precision]
+            total += attended_elements(op, load, shard) * DTYPE_BYTES[precision]
         elif shard.tp == 1:
             continue
         elif isinstance(op, SumParts | SumGradients) and op.rows:
@@ -225,37 +238,6 @@ def _routed_elements(layer: Layer, op: ToExperts | FromExperts, load: Load, shar
 def _joined_elements(layer: Layer, value: Value, load: Load, shard: Shard) -> int:
     """Of a gather over tp, which has equal parts."""
     return math.ceil(_rows(layer, value, load, shard) / shard.tp) * shard.tp * value.width
-
-
-def _attended_elements(op: Attention, load: Load, shard: Shard) -> int:
-    """Of what a cp rank hands over for attention: keys and values of its own and others' rows but one, from hand to
-    hand; or of all rows to gathers; or of its own rows these and queries for all rows of some heads, and the result of
-    these for its own rows."""
-    if shard.context_parallel == "all-to-all":
-        return sum(_gathered_elements(value, load, shard) for value in (op.q, op.k, op.v, op.y)) // shard.cp
-    return sum(_passed_elements(value, load, shard) for value in (op.k, op.v))
-
-
-def _returned_elements(op: Attention, grad_values: Sequence[str], load: Load, shard: Shard) -> int:
-    """The same in the backward: keys and values once more, and gradients of what came; around a ring those of keys and
-    values together, where one has any."""
-    again = _attended_elements(op, load, shard) if op.y.name in grad_values else 0
-    if shard.context_parallel == "all-to-all":
-        return again
-    returned = [value for value in (op.k, op.v) if value.name in grad_values]
-    returned = [op.k, op.v] if returned and shard.context_parallel == "ring" else returned
-    return again + sum(_passed_elements(value, load, shard) for value in returned)
-
-
-def _passed_elements(value: Value, load: Load, shard: Shard) -> int:
-    """Of keys or values on their way to all ranks."""
-    everything = _gathered_elements(value, load, shard)
-    return everything * (shard.cp - 1) // shard.cp if shard.context_parallel == "ring" else everything
-
-
-def _gathered_elements(value: Value, load: Load, shard: Shard) -> int:
-    """Of all rows, of which each of cp ranks has its own."""
-    return shard.cp * rows_of_context_rank(value.rows.of(load), shard.cp) * value.width
 
 
 def _joined_states(layer: Layer, load: Load, shard: Shard) -> int:

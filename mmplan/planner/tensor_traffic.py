@@ -9,7 +9,12 @@ from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout, attention_way, splits_rows
 from mmplan.cost_models.load import Load, Loads
-from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes, recomputed_sum_bytes
+from mmplan.cost_models.local_layer import (
+    attention_again_bytes,
+    backward_sum_bytes,
+    forward_sum_bytes,
+    recomputed_sum_bytes,
+)
 from mmplan.cost_models.values import rows_of_context_rank
 from mmplan.planner.mesh import message_bytes, slices
 from mmplan.planner.plan import Plan
@@ -17,6 +22,8 @@ from mmplan.planner.program import Program
 from mmplan.planner.stage_graph import CutTensor, build_stage_graph
 from mmplan.planner.step_loads import StageLoads, StepLoads
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
+
+_AGAIN = {"full": recomputed_sum_bytes, "selective": attention_again_bytes}
 
 
 def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: StepLoads) -> tuple[int, ...]:
@@ -62,7 +69,8 @@ def _layer_bytes(plan: Plan, layer: Layer, layout: Layout, load: Load) -> int:
     way = attention_way(layer, technique.context_parallel)
     shard = replace(layout.shard(layer), context_parallel=way, sequence=sequence)
     summed = forward_sum_bytes(layer, load, precision, shard) + backward_sum_bytes(layer, load, precision, shard)
-    return summed + (recomputed_sum_bytes(layer, load, precision, shard) if layout.recomputed(layer) == "full" else 0)
+    again = _AGAIN.get(layout.recomputed(layer))
+    return summed + (0 if again is None else again(layer, load, precision, shard))
 
 
 def _whole_bytes(edge: Edge, loads: Loads, precision: Dtype, over: int) -> int:

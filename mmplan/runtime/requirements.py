@@ -43,7 +43,7 @@ def process_count(plan: Plan, *, rehearse: bool, own_model: bool = False) -> int
     else:
         _refuse_split_rows(plan)
     _refuse_mixed_readers(plan)
-    _refuse_recomputation(plan)
+    _refuse_recomputation(plan, own_model)
     _refuse_split_backwards(plan)
     return plan.world
 
@@ -193,13 +193,14 @@ def _of_cp(plan: Plan, what: str) -> str:
     )
 
 
-def _refuse_recomputation(plan: Plan) -> None:
+def _refuse_recomputation(plan: Plan, own_model: bool) -> None:
     for index, stage in enumerate(plan.stages):
-        if stage.recompute == "selective" and plan.mesh(index).cp > 1:
+        if own_model and stage.recompute == "selective" and plan.mesh(index).cp > 1:
             raise InputError(
-                f"stage {index} has recompute=selective and cp={plan.mesh(index).cp}, and this release recomputes "
-                "attention alone where no rows of others are read: set `constraints.recompute: [none, full]` or "
-                "`constraints.cp: [1]` in the scenario and optimize again, or rehearse the plan"
+                f"stage {index} has recompute=selective and cp={plan.mesh(index).cp}, and of models of the user's own "
+                "this release recomputes attention alone where no rows of others are read: set "
+                "`constraints.recompute: [none, full]` or `constraints.cp: [1]` in the scenario and optimize again, or "
+                "rehearse the plan"
             )
 
 

@@ -153,6 +153,12 @@ class SplitLayer(LayerModule):
             return None
         return rows_of(batch.lengths[self.layer.module], self._ranks.peers(self._whole))
 
+    def _run_again(self, op: Op, inputs: Sequence[Tensor | Blocks], batch: Microbatch) -> Tensor | Blocks:
+        way = attention_way(self._whole, self._ranks.context_parallel)
+        if way == "gather" and self._own(batch) is not None and isinstance(op, Attention) and not op.cross:
+            return self._run(op, inputs, batch)  # which does so itself, with the gathers
+        return super()._run_again(op, inputs, batch)
+
     def _run(self, op: Op, inputs: Sequence[Tensor | Blocks], batch: Microbatch) -> Tensor | Blocks:
         own = self._own(batch)
         rows = self._sequence(batch, self.layer.module) if op.y.name in self._in_rows else own

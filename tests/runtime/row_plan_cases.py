@@ -37,9 +37,14 @@ def _context_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
         "rows and columns": replace(hand_plan(models["cross-attention in two stages"], ONE_STAGE), cp=2, tp=2),
         "rows of a talker": replace(hand_plan(models["talker"], TALKER, microbatch_size=2), cp=2),
         "rows and columns of a talker": replace(hand_plan(models["talker"], ((*TALKER[0], *TALKER[1]),)), cp=2, tp=2),
-        "rows on four ranks, sliding windows and adapters": replace(_sliding(models, ONE_STAGE), cp=4),
+        "rows on four ranks, sliding windows and adapters": attention_again(replace(_sliding(models, ONE_STAGE), cp=4)),
         "rows, replicas and experts": replace(hand_plan(experts, (layers,), dp=2), cp=2, ep=4, sharding="parameters"),
     }
+
+
+def attention_again(plan: Plan) -> Plan:
+    """Attention alone is computed once more in the backward."""
+    return replace(plan, stages=tuple(replace(stage, recompute="selective") for stage in plan.stages))
 
 
 def _gathered_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
@@ -71,7 +76,7 @@ def _exchanged_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
         "alone": replace(hand_plan(tiny, ONE_STAGE, dp=2), cp=2),
         "in two stages, recomputed": replace(two, cp=2, stages=full),
         "sliding windows and adapters": replace(_sliding(models, TWO_STAGES), cp=2),
-        "columns": replace(changed_module(one, "llm", heads=8, kv_heads=4, head_dim=16), cp=2, tp=2),
+        "columns": attention_again(replace(changed_module(one, "llm", heads=8, kv_heads=4, head_dim=16), cp=2, tp=2)),
         "columns of cross-attention, recomputed": replace(
             changed_module(hand_plan(models["cross-attention in two stages"], ONE_STAGE), "llm", kv_heads=4),
             cp=2,

@@ -13,7 +13,7 @@ from case_processes import chosen
 from gradient_cases import CPU, PROCESSES, cases, perturb, table_name, trained_weights
 from meshed_plan_cases import meshed_cases, uneven_cases
 from padded_plan_cases import padded_cases
-from row_plan_cases import DEEP, ONE_STAGE, TALKER, row_cases
+from row_plan_cases import DEEP, ONE_STAGE, TALKER, attention_again, row_cases
 from sequence_plan_cases import sequence_cases
 from tiny_plans import AUDIO, TWO_STAGES, changed_module, hand_plan
 from torch import Tensor
@@ -173,8 +173,10 @@ def _patch_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
             one, tp=TP, cp=2, spread=encoders, patches=("vision", "audio"), stages=recomputed
         ),
         "patches over rows of text": replace(one, cp=4, spread=("vision",), patches=("vision",)),
-        "patches in windows, norms of heads": replace(
-            changed_module(beside, "vision", window_tokens=24, global_layers=(2,), qk_norm=True), spread=encoders
+        "patches in windows, norms of heads": attention_again(
+            replace(
+                changed_module(beside, "vision", window_tokens=24, global_layers=(2,), qk_norm=True), spread=encoders
+            )
         ),
         "patches of a frozen encoder": replace(frozen, tp=TP, spread=encoders, patches=("vision",)),
         "patches under DeepStack": replace(deep, tp=TP, spread=("vision", "projector", "deep"), patches=("vision",)),
