@@ -8,7 +8,8 @@ import yaml
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.loads import mean_loads
-from mmplan.errors import InputError
+from mmplan.errors import CheckError, InputError
+from mmplan.planner.formats.jax_module import export_jax
 from mmplan.planner.search import optimize
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.schema_recorded import recorded_values
@@ -76,6 +77,8 @@ def test_plans_of_a_recording_are_proved_and_not_split_inside_layers(tmp_path: P
     result = optimize(load_scenario(written(tmp_path)))
     assert result.plan.certificate.status == "optimal"
     assert result.plan.tp == result.plan.cp == 1
+    with pytest.raises(CheckError, match="the recording of own knows numbers of parameters alone"):
+        export_jax(result.plan)
 
 
 @pytest.mark.parametrize(

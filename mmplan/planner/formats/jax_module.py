@@ -40,8 +40,14 @@ def export_jax(plan: Plan) -> Exported:
     """`jax_plan.py`: AXES, STAGES, LAYERS, ACTIVATIONS, BATCH and `mesh(devices, stage)`.
 
     Raises:
-        CheckError: no one mesh has the plan's degrees, a dim is no multiple of its axes, or devices are of two kinds.
+        CheckError: no one mesh has the plan's degrees, a dim is no multiple of its axes, or devices are of two kinds;
+            the model was recorded.
     """
+    if plan.scenario.model.recorded is not None:
+        raise CheckError(
+            f"JAX shards arrays by their dims, and the recording of {plan.scenario.model.name} knows numbers of "
+            "parameters alone: describe the model by hf_config"
+        )
     draft = worked_around(plan, TARGET, WORKAROUNDS)
     made, graph = draft.plan, build_graph(draft.plan.scenario)
     axes = mesh_axes(made)
