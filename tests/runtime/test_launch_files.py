@@ -164,11 +164,12 @@ def test_exports_of_random_plans_start_every_rank_in_its_place() -> None:
 def test_exports_of_launch_files_refuse_what_the_runtime_does() -> None:
     plan = CASES["one node"]
     technique = replace(plan.scenario.technique, attention="math")
-    plan = replace(plan, scenario=replace(plan.scenario, technique=technique))
+    scenario = replace(plan.scenario, technique=technique)
+    plan = replace(plan, scenario=scenario, scenario_hash=scenario_hash(scenario))
     for export in (export_slurm, export_kubernetes):
-        with pytest.raises(CheckError, match="technique.attention: math"):
+        with pytest.raises(CheckError, match=r"technique\.attention: math"):
             export(plan)
-    with pytest.raises(InputError, match="technique.attention: math"):
+    with pytest.raises(InputError, match=r"technique\.attention: math"):
         launch_job(plan, "plan.json")
 
 
