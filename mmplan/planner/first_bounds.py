@@ -336,15 +336,15 @@ def _speed(cluster: Cluster, pace: Floats, width: IntArray, stages: Column) -> F
 
 def _lags(prices: Prices, groups: GroupGraph, configurations: Configurations, sizes: IntArray) -> Floats:
     """[base, size] of the tensors between two stages in a row at least one is sent; none is counted beside branches."""
-    bases = configurations.bases
+    bases, in_rows = configurations.bases, prices.scenario.technique.sequence_parallel
     found = np.zeros((len(bases), len(sizes)))
     if tail_start(len(groups.groups), groups.pairs) > 0:
         return found
     known: dict[tuple[Layout, int], float] = {}
     for row, base in enumerate(bases):
         for column, size in enumerate(sizes.tolist()):
-            # no more than with what spread modules gather
-            alone = base if base.patches else Layout(cp=base.cp)
+            # no more than with what spread modules gather; with sequence parallelism tp ranks send their rows
+            alone = base if base.patches else Layout(tp=base.tp if in_rows else 1, cp=base.cp)
             if (alone, size) not in known:
                 ways = [lag_s for near in (True, False) for lag_s in prices.lags_s(groups.edges, alone, size, near)]
                 known[alone, size] = min(ways, default=0.0)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from brute_force import brute_force, random_problem
+from pipeline_toys import scenario as toy_scenario
 
 from mmplan.planner.bounds import NEVER, lower_bounds
 from mmplan.planner.chunk_solver import solve_chunks
@@ -16,6 +17,7 @@ from mmplan.planner.problem import affine_below, build_problem
 from mmplan.planner.space import build_space, stage_layers
 from mmplan.planner.stage_solver import solve_cut
 from mmplan.scenario.load import load_scenario
+from mmplan.scenario.scenario import Constraints
 from mmplan.scenario.technique import Compression
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -67,6 +69,23 @@ def test_the_bound_of_every_configuration_is_below_its_best_cut(name: str, rules
         if bound_ns == NEVER:
             assert best.stage_of is None
     assert tight > 0
+
+
+def test_a_bound_counts_no_more_than_the_rows_that_sequence_parallel_ranks_send() -> None:
+    """Over links so slow that little else counts."""
+    toy = toy_scenario(llm_layers=4, constraints=Constraints(tp=(2,), pp=(2,), dp=(1,), microbatch=(8,)))
+    pools = tuple(replace(pool, node_link=replace(pool.node_link, bytes_per_s=1e3)) for pool in toy.cluster.pools)
+    link = replace(toy.cluster.network_link, bytes_per_s=1e3)
+    job = replace(
+        toy,
+        cluster=replace(toy.cluster, pools=pools, network_link=link),
+        technique=replace(toy.technique, sequence_parallel=True),
+    )
+    space = build_space(job)
+    space.bounds.sharpen(np.arange(len(space.configurations)))
+    for configuration, bound_ns in zip(space.configurations, space.bounds_ns, strict=True):
+        best = solve_cut(build_problem(space.prices, space.groups, configuration), space.coarse.upsets)
+        assert best.objective_ns is not None and bound_ns <= best.objective_ns
 
 
 @pytest.mark.parametrize("compression", ["none", "topk"])
