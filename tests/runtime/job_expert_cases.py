@@ -1,15 +1,12 @@
 """Plans of real models whose experts lie on several ranks, and the code that their four processes run."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from job_plan_cases import PLANS, PROCESSES, cut, run_job_rank, scenario_of, with_training
+from job_plan_cases import PROCESSES, cut, four_processes, scenario_of, with_training
 from torch import Tensor, nn
 
 from mmplan.errors import InputError
@@ -117,26 +114,16 @@ def told_of_calls(ranks: TensorRanks, rank: int) -> list[str]:
 
 def run_expert_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes; writes its results to `folder`."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=90))
-    plans = torch.load(Path(folder) / PLANS, weights_only=False)
-    world, results = dist.new_group(range(PROCESSES)), dict[str, Any]()
-    for name, (family, plan) in plans.items():
-        results[name] = run_job_rank(family, plan, rank, world)
-    alone = [dist.new_group([one]) for one in range(PROCESSES)]
-    pair = dist.new_group([0, 1])
-    if rank < 2:
-        experts = ExpertRanks(degree=2, tp=1, index=rank, group=pair, replicas=None)
-        ranks = TensorRanks(degree=1, index=0, group=alone[rank], experts=experts)
-        kinds: dict[str, Callable[[], nn.Module]] = {
-            "linear": lambda: nn.Linear(8, 8),
-            "centred": lambda: Centred(8, 8),
-            "dropout": lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)),
-        }
-        results["own"] = {name: told_of(expert, ranks, rank) for name, expert in kinds.items()}
-        results["calls"] = told_of_calls(ranks, rank)
-    torch.save(results, Path(folder) / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    with four_processes(rank, folder) as results:
+        alone = [dist.new_group([one]) for one in range(PROCESSES)]
+        pair = dist.new_group([0, 1])
+        if rank < 2:
+            experts = ExpertRanks(degree=2, tp=1, index=rank, group=pair, replicas=None)
+            ranks = TensorRanks(degree=1, index=0, group=alone[rank], experts=experts)
+            kinds: dict[str, Callable[[], nn.Module]] = {
+                "linear": lambda: nn.Linear(8, 8),
+                "centred": lambda: Centred(8, 8),
+                "dropout": lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)),
+            }
+            results["own"] = {name: told_of(expert, ranks, rank) for name, expert in kinds.items()}
+            results["calls"] = told_of_calls(ranks, rank)

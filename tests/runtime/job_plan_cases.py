@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count, pairwise
@@ -30,6 +31,7 @@ from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.ghost.importing import record_job
 from mmplan.runtime.ghost.job import Job, count_labels, load_job
+from mmplan.runtime.ghost.model import saved_buffers
 from mmplan.runtime.ghost.recording import Recorder, loss_of
 from mmplan.runtime.ghost.splits import find_splits
 from mmplan.runtime.ghost.train import JobGroups, prepare_job
@@ -313,6 +315,34 @@ def require_gradients(family: str, plan: Plan, results: Sequence[JobRankResult])
     assert abs(sum(rank.loss for rank in results) - loss) <= 1e-5 * abs(loss)
 
 
+def require_written_once(family: str, results: Sequence[JobRankResult]) -> None:
+    """Of all elements that ranks hold, and of what the model saves beside its parameters."""
+    written: Counter[str] = Counter()
+    for rank in results:
+        written += Counter(rank.written)
+    model = job_of(family).model()
+    held = {part.name for rank in results for part in rank.parts}
+    expected = {key: p.numel() for key, p in model.named_parameters() if key in held}
+    assert written == expected | {key: buffer.numel() for key, buffer in saved_buffers(model).items()}
+
+
+@contextmanager
+def four_processes(rank: int, folder: str) -> Iterator[dict[str, Any]]:
+    """One of them, that has run the plans in the folder: their results by name, which it saves in the end."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", PROCESSES)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=90))
+    plans = torch.load(Path(folder) / PLANS, weights_only=False)
+    results, world = dict[str, Any](), dist.new_group(range(PROCESSES))
+    for name, (family, plan) in plans.items():
+        results[name] = run_job_rank(family, plan, rank, world)
+    yield results
+    torch.save(results, Path(folder) / f"rank{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 class OwnBlocks(nn.Module):
     """A block whose pair can be split, and one like it with something more."""
 
@@ -344,25 +374,14 @@ def splits_of(more: nn.Module, ranks: TensorRanks) -> tuple[list[str], tuple[str
 
 def run_job_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes; writes its results to `folder`."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=90))
-    plans = torch.load(Path(folder) / PLANS, weights_only=False)
-    results: dict[str, Any] = {}
-    world = dist.new_group(range(PROCESSES))
-    for name, (family, plan) in plans.items():
-        results[name] = run_job_rank(family, plan, rank, world)
-    group = dist.new_group([0, 1])
-    if rank < 2:
-        ranks = TensorRanks(degree=2, index=rank, group=group)
-        others = {
-            "softmax": nn.Softmax(-1),
-            "norm": nn.LayerNorm(12),
-            "dropout": nn.Dropout(0.5),
-            "convolution": nn.Conv1d(5, 5, 1),
-        }
-        results["splits"] = {name: splits_of(more, ranks) for name, more in others.items()}
-    torch.save(results, Path(folder) / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    with four_processes(rank, folder) as results:
+        group = dist.new_group([0, 1])
+        if rank < 2:
+            ranks = TensorRanks(degree=2, index=rank, group=group)
+            others = {
+                "softmax": nn.Softmax(-1),
+                "norm": nn.LayerNorm(12),
+                "dropout": nn.Dropout(0.5),
+                "convolution": nn.Conv1d(5, 5, 1),
+            }
+            results["splits"] = {name: splits_of(more, ranks) for name, more in others.items()}

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("transformers")
 
@@ -22,6 +23,7 @@ from mmplan.planner.plan import save_plan
 from mmplan.runtime.ghost.before_run import ask_job, why_not_run
 from mmplan.runtime.network import all_reduce, all_to_all, gather_rows, pass_on
 from mmplan.runtime.thread_group import ThreadGroup, Threads
+from mmplan.units import format_bytes
 
 HERE = Path(__file__).parent
 
@@ -45,10 +47,36 @@ def test_plans_that_run_are_told_to_run(folder: Path) -> None:
         "zeros, over tensor-parallel ranks and replicas",
     ):
         family, plan = plans[name]
-        assert ask_job(plan, job_of(family)) == (), name
+        assert not [note for note in ask_job(plan, job_of(family)) if "stays whole" in note], name
     family, plan = plans["over tensor-parallel ranks"]
-    notes = ask_job(plan, job_of(family))
+    notes = [note for note in ask_job(plan, job_of(family)) if "stays whole" in note]
     assert notes and all("stays whole on each of the 2 tensor-parallel ranks" in note for note in notes)
+
+
+def test_what_stays_whole_counts_as_memory(folder: Path) -> None:
+    """Weights and gradients in fp32, 8 bytes each: of a table of 120 x 32 that two ranks have whole a half is more than
+    the plan counts. Tied tables under ZeRO-3 are shared out like all else."""
+    plan = cut(scenario_of("llava", folder), "llm.0", tp=2)
+    head = 120 * 32 // 2 * 8
+    first, second = ask_job(plan, job_of("llava"))
+    assert f"stage 1 holds {format_bytes(head)} of weights, gradients and optimizer state and " in second
+    assert "stage 0 holds" in first and " and 0 B of logits" in first
+    full = replace(plan.stages[1], capacity_bytes=head, memory_bytes=1)
+    with pytest.raises(InputError, match=r"more than the 15 KiB of a device: set `constraints\.tp: \[1\]`"):
+        ask_job(replace(plan, stages=(plan.stages[0], full)), job_of("llava"))
+    tied = cut(scenario_of("gemma3", folder), "llm.0", dp=2, sharding="parameters")
+    assert ask_job(tied, job_of("gemma3")) == ()
+
+
+def test_eager_attention_is_told_how_to_switch(folder: Path) -> None:
+    def eager() -> nn.Module:
+        model = job_of("llava").model()
+        model.config.text_config._attn_implementation = "eager"
+        return model
+
+    plan = cut(scenario_of("llava", folder), cp=2)
+    with pytest.raises(InputError, match='its attention is "eager": make the model with `attn_implementation="sdpa"`'):
+        ask_job(plan, replace(job_of("llava"), model=eager))
 
 
 def test_what_a_trial_refuses_is_told_with_the_constraint(folder: Path) -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from case_processes import run_on_ranks
 from job_expert_cases import expert_plans, run_expert_cases
-from job_plan_cases import PLANS, PROCESSES, cut, job_of, require_gradients, scenario_of
+from job_plan_cases import PLANS, PROCESSES, cut, job_of, require_gradients, require_written_once, scenario_of
 from safetensors.torch import load_file
 from tiny_plans import tiny_scenario
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.runtime.ghost.expert_flow import find_experts
 from mmplan.runtime.ghost.job import functions_of
-from mmplan.runtime.ghost.model import saved_buffers
 from mmplan.runtime.ghost.refusals import refuse_plan
 from mmplan.runtime.ghost.weightless import build_weightless, set_parameter
 from mmplan.runtime.launch import execute
@@ -98,13 +97,7 @@ def test_ranks_have_some_experts_and_exchange_the_bytes_of_their_programs(
 def test_checkpoints_have_every_element_once(
     name: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[Any]]
 ) -> None:
-    written: Counter[str] = Counter()
-    for rank in results[name]:
-        written += Counter(rank.written)
-    model = job_of(plans[name][0]).model()
-    held = {part.name for rank in results[name] for part in rank.parts}
-    expected = {key: p.numel() for key, p in model.named_parameters() if key in held}
-    assert written == expected | {key: buffer.numel() for key, buffer in saved_buffers(model).items()}
+    require_written_once(plans[name][0], results[name])
 
 
 def test_experts_of_one_s_own_are_shared_where_a_trial_is_right(results: dict[str, list[Any]]) -> None:

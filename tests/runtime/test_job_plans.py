@@ -1,7 +1,6 @@
 """Real models under plans on up to four processes against the whole model in one: loss, every gradient, bytes."""
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 pytest.importorskip("transformers")
 
 from case_processes import chosen, run_on_ranks
-from job_plan_cases import PLANS, PROCESSES, job_of, job_plans, require_gradients, run_job_cases
+from job_plan_cases import PLANS, PROCESSES, job_plans, require_gradients, require_written_once, run_job_cases
 
 from mmplan.planner.plan import Plan
 
@@ -128,19 +127,14 @@ def test_each_set_of_stages_that_share_something_has_a_sum_of_its_own(results: d
 def test_checkpoints_have_every_element_once(
     name: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[Any]]
 ) -> None:
-    written: Counter[str] = Counter()
-    for rank in results[name]:
-        written += Counter(rank.written)
-    model = job_of(plans[name][0]).model()
-    held = {part.name for rank in results[name] for part in rank.parts}
-    assert written == {key: p.numel() for key, p in model.named_parameters() if key in held}
+    require_written_once(plans[name][0], results[name])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "tensor" in name])
 def test_blocks_of_every_kind_are_shared_where_their_heads_can_be(name: str, results: dict[str, list[Any]]) -> None:
     for rank in results[name]:
         assert rank.split > 0
-        told = [re.search(r"blocks.*\.0: (.*) \(|layers\.0: (.*) \(", text) for text in rank.notes]
+        told = [text for text in rank.notes if re.search(r"blocks.*\.0: (.*) \(|layers\.0: (.*) \(", text)]
         assert len(told) == (2 if "four" in name else 0), rank.notes  # heads for two ranks in both towers
 
 

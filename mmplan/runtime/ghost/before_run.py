@@ -14,7 +14,8 @@ from mmplan.cost_models.build import build_graph
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.runtime.ghost.job import Job, load_job, taken
-from mmplan.runtime.ghost.laying import lay, share
+from mmplan.runtime.ghost.job_memory import require_memory
+from mmplan.runtime.ghost.laying import Laid, lay, share
 from mmplan.runtime.ghost.train import FIRST_BATCHES
 from mmplan.runtime.groups import tensor_ranks_of
 from mmplan.runtime.places import place_of
@@ -50,14 +51,14 @@ def ask_job(plan: Plan, job: Job) -> tuple[str, ...]:
     fewest = replace(plan, dp=plan.ep * plan.etp // math.gcd(plan.ep * plan.etp, plan.width) if plan.ep > 1 else 1)
     ranks, threads, notes = fewest.stage_ranks(0), Threads(), list[str]()
 
-    def ask(rank: int) -> None:
+    def ask(rank: int) -> Laid:
         own = replace(laid, recorder=copy.copy(laid.recorder))  # which ranks tell what they share
         shared = tensor_ranks_of(fewest, rank, threads.groups_of(rank))
         at, stages = place_of(fewest, rank), range(len(plan.stages))
         note = notes.append if rank == ranks[0] else _nobody
-        share(fewest, graph, (own, recordings), at, stages, shared, CPU, first, note)
+        return share(fewest, graph, (own, recordings), at, stages, shared, CPU, first, note)[0]
 
-    threads.run(ranks, ask)
+    require_memory(plan, graph, threads.run(ranks, ask)[0].held, range(len(plan.stages)), notes.append)
     return tuple(notes)
 
 

@@ -24,6 +24,7 @@ from mmplan.runtime.shards import each_once, owners_of
 from mmplan.runtime.state import JointState, StageState, stage_state
 from mmplan.runtime.ties import Tie, copy_place, tied_sharding, ties_of
 from mmplan.scenario.scenario import DTYPE_BYTES
+from mmplan.scenario.technique import Sharding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,6 +76,19 @@ class Holdings:
             return {}
         here = self._ids_of_dealt
         return {piece: [p for p in own if id(p) in here] for piece, own in self._of(stage).items()}
+
+    def of_tie(self, plan: Plan, stage: int, tie: Tie) -> tuple[dict[str, list[Parameter]], Sharding]:
+        """Slot or nothing -> parameters of the tie whose state the stage keeps; and how replicas share it. By layer
+        where they do so with all else, one stage of a rank has them, and one slot of each stage."""
+        ids = {id(self.model.get_parameter(name)) for name in tie.names}
+        alone = bool(self.slots) and len(tie.leading(plan)) == len(tie.stages)
+        if alone and all(len(self._slots_with(ids, one)) == 1 for one in tie.stages):
+            (slot,), copies = self._slots_with(ids, stage), copies_of(self, plan, stage, tie)
+            return {one: copies if one == slot else [] for one in self._of(stage)}, plan.sharding
+        return {"": copies_of(self, plan, stage, tie)}, tied_sharding(plan.sharding)
+
+    def _slots_with(self, ids: Set[int], stage: int) -> list[str]:
+        return [slot for slot, own in self._of(stage).items() if ids & {id(parameter) for parameter in own}]
 
     @property
     def _ids_of_dealt(self) -> frozenset[int]:
@@ -141,7 +155,13 @@ def holdings(
         layers=owners.layer_of,
         trained=trained,
         slots=tuple(
-            find_slots(model, mine, recordings, computed=owners.used | read, returning=returning)
+            find_slots(
+                model,
+                mine,
+                recordings,
+                computed=owners.used | read,
+                returning=returning | (read if returning & set(mine) else set()),
+            )
             for mine in (pieces if by_layer else ())
         ),
         ties=ties_of(stages_of, trained),
@@ -177,7 +197,8 @@ def state_of(held: Holdings, plan: Plan, stage: int, replicas: dist.ProcessGroup
         parts[stage_state(dealt, optimizer, plan.sharding, held.dealt.ranks)] = each_once(dealt)
     for tie in held.ties:
         if copies := copies_of(held, plan, stage, tie):
-            parts[stage_state({"": copies}, optimizer, tied_sharding(plan.sharding), replicas)] = tuple(copies)
+            layers, sharding = held.of_tie(plan, stage, tie)
+            parts[stage_state(layers, optimizer, sharding, replicas)] = tuple(copies)
     return rest if len(parts) == 1 else JointState(parts)
 
 
@@ -252,8 +273,11 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
             parts.append(on_ranks(stage, held.of_experts(stage), held.experts.replicas))
         if held.dealt is not None:
             parts.append(on_ranks(stage, held.of_dealt(stage), replicas * plan.tp))
-        parts += [
-            together(copies_of(held, plan, stage, tie), replicas, whole=plan.sharding == "none") for tie in held.ties
-        ]
+        for tie in held.ties:
+            copies, sharding = held.of_tie(plan, stage, tie)
+            if sharding == plan.sharding:
+                parts.append(on_ranks(stage, copies, replicas))
+            else:
+                parts.append(together(each_once(copies), replicas, whole=False))
         found.append(SharedBytes(*map(sum, zip(*parts, strict=True))))
     return tuple(found)

@@ -91,8 +91,19 @@ class RowWays:
             ranks.forward_bytes, ranks.backward_bytes = counted
         raise InputError(
             f"the plan has cp={self.ranks.peers.degree}, and '{call.unit}' cannot be run on some rows of a sequence: "
-            f"{reasons[0]}: set `constraints.cp: [1]` in the scenario and optimize again"
+            f"{reasons[0]}: {_other_attention(self._recorder.unit(call.unit))}set `constraints.cp: [1]` in the "
+            "scenario and optimize again"
         )
+
+
+def _other_attention(block: nn.Module) -> str:
+    """What to do where a block's attention is not torch's function, which alone is seen; empty where it is."""
+    ways = [getattr(getattr(part, "config", None), "_attn_implementation", "sdpa") for part in block.modules()]
+    if other := next((way for way in ways if way not in (None, "sdpa")), None):
+        return f'its attention is "{other}": make the model with `attn_implementation="sdpa"`, or '
+    if any(isinstance(part, nn.MultiheadAttention) for part in block.modules()):
+        return "call torch's `scaled_dot_product_attention` instead of `nn.MultiheadAttention`, or "
+    return ""
 
 
 def _unforeseen() -> None:

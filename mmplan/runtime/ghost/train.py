@@ -24,6 +24,7 @@ from mmplan.runtime.ghost.attention_again import recompute_attention
 from mmplan.runtime.ghost.expert_trials import require_equal_calls
 from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
 from mmplan.runtime.ghost.job import Job, taken
+from mmplan.runtime.ghost.job_memory import require_memory
 from mmplan.runtime.ghost.laying import Laid, cast_batch, lay, own_calls, share, sums_of
 from mmplan.runtime.ghost.model import Crossing, GhostModel, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
@@ -89,6 +90,7 @@ def prepare_job(
     first = taken(job, stream, max(FIRST_BATCHES, plan.dp * plan.microbatches))
     whole = lay(plan, job, graph, first)
     laid, recordings = share(plan, graph, whole, at, own, groups.tensor, device, first, note)
+    require_memory(plan, graph, laid.held, own, note)
     pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
     scales = run_scales(plan, [SHARED])
     parts = parts_of(plan, laid.held, laid.owners, recordings)

@@ -1,0 +1,87 @@
+"""What ranks hold of a user's own model beyond what the plan counts: token tables, heads and layers that stay whole on
+tensor-parallel ranks, with logits of the whole vocabulary, and what stages share while replicas share out state.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from torch.nn import Parameter
+
+from mmplan.cost_models.graph import ComputationGraph
+from mmplan.cost_models.layout import Layout
+from mmplan.cost_models.loads import mean_loads
+from mmplan.cost_models.memory_states import ParameterCounts, Replicas, state_parts
+from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
+from mmplan.errors import InputError
+from mmplan.planner.plan import Plan
+from mmplan.runtime.ghost.holdings import Holdings
+from mmplan.runtime.shards import each_once
+from mmplan.scenario.technique import Sharding
+from mmplan.units import format_bytes
+
+
+def require_memory(
+    plan: Plan, graph: ComputationGraph, held: Holdings, stages: Iterable[int], note: Callable[[str], None]
+) -> None:
+    """Tell what stages hold beyond the plan.
+
+    Raises:
+        InputError: one holds more than its devices have.
+    """
+    for stage in stages:
+        states, logits = states_beyond(plan, graph, held, stage), logits_beyond(plan, graph, stage)
+        if states + logits == 0:
+            continue
+        counted, capacity = plan.stages[stage].memory_bytes, plan.stages[stage].capacity_bytes
+        told = (
+            f"stage {stage} holds {format_bytes(states)} of weights, gradients and optimizer state and "
+            f"{format_bytes(logits)} of logits that the plan counts as shared out (token tables, heads, tied "
+            "parameters and what cannot be split stay whole)"
+        )
+        if counted + states + logits > capacity:
+            raise InputError(
+                f"{told}: with the {format_bytes(counted)} of the plan more than the {format_bytes(capacity)} of a "
+                "device: set `constraints.tp: [1]`, or a larger `constraints.memory_headroom`, and optimize again"
+            )
+        note(told)
+
+
+def states_beyond(plan: Plan, graph: ComputationGraph, held: Holdings, stage: int) -> int:
+    """Bytes of weights, gradients and optimizer state on each rank of a stage, without those that the plan counts."""
+    layout = plan.layout(stage)
+    holders, spread = layout.dp * layout.cp, layout.dp * layout.cp * layout.tp
+    states = _state_bytes(plan, held, each_once(held.alone(stage)), holders, plan.sharding)
+    states += _state_bytes(plan, held, each_once(held.of_dealt(stage)), spread, plan.sharding)
+    states += _state_bytes(plan, held, each_once(held.of_experts(stage)), layout.expert_replicas, plan.sharding)
+    for tie in held.ties:
+        copies, sharding = held.of_tie(plan, stage, tie)
+        states += _state_bytes(plan, held, each_once(copies), holders, sharding)
+    layers = [graph.layer(layer) for layer in plan.stages[stage].layers]
+    return max(0, states - sum(planned_state_bytes(layer, plan.scenario, layout) for layer in layers))
+
+
+def logits_beyond(plan: Plan, graph: ComputationGraph, stage: int) -> int:
+    """Bytes of logits that each rank of a stage keeps, without those that the plan counts."""
+    layout, loads = plan.layout(stage), mean_loads(plan.scenario, plan.microbatch_size)
+    losses = [graph.layer(layer) for layer in plan.stages[stage].layers if graph.layer(layer).kind == "loss"]
+    whole = Layout(cp=layout.cp, dp=layout.dp)
+    more = (
+        planned_kept_bytes(layer, loads[layer.module], plan.scenario, whole)
+        - planned_kept_bytes(layer, loads[layer.module], plan.scenario, layout)
+        for layer in losses
+    )
+    return plan.stages[stage].in_flight * sum(more)
+
+
+def _state_bytes(plan: Plan, held: Holdings, parameters: Sequence[Parameter], holders: int, sharding: Sharding) -> int:
+    """Of parameters that so many ranks have alike."""
+    names = {id(parameter): name for name, parameter in held.model.named_parameters()}
+    trained = frozen = 0
+    for parameter in parameters:
+        name = names[id(parameter)]
+        cut = held.cuts.get(name) or (None if held.experts is None else held.experts.cuts.get(name))
+        count = parameter.numel() // (1 if cut is None else cut.degree)
+        trained, frozen = trained + count * (name in held.trained), frozen + count * (name not in held.trained)
+    scenario, technique = plan.scenario, replace(plan.scenario.technique, sharding=sharding)
+    counts, replicas = ParameterCounts(dense=trained, dense_frozen=frozen), Replicas(dense=holders, expert=holders)
+    return sum(part.bytes for part in state_parts(counts, replicas, scenario.precision, scenario.optimizer, technique))
