@@ -38,7 +38,7 @@ def test_training_lowers_the_loss_and_sends_the_predicted_bytes(tmp_path: Path) 
     assert run.recorded_step > 0
     validation = validate(plan, run)
     checked = {row.quantity for row in validation.rows if row.threshold == 0.0 and row.passed}
-    assert checked == {"sent_bytes", "reduce_bytes"}
+    assert checked == {"sent_bytes", "reduce_bytes", "steps_sent_bytes", "steps_reduce_bytes"}
     assert all(row.passed for row in validation.rows if row.quantity in ("sent_bytes", "reduce_bytes"))
     assert all(row.passed for row in validation.rows if row.quantity == "peak_memory_bytes")
     assert all(rank.reduce_bytes > 0 and rank.transfer_s > 0 for rank in run.ranks)
@@ -129,7 +129,7 @@ def test_tensor_parallel_training_follows_one_process_and_sums_the_predicted_byt
     assert [rank.rank for rank in run.ranks] == [0, 1]
     validation = validate(plan, run)
     checked = {row.quantity for row in validation.rows if row.threshold == 0.0 and row.passed}
-    assert checked == {"sent_bytes", "reduce_bytes", "tensor_bytes"}
+    assert checked == {"sent_bytes", "reduce_bytes", "tensor_bytes", "steps_sent_bytes", "steps_tensor_bytes"}
     assert validation.passed
     assert all(rank.tensor_bytes > 0 and rank.transfer_s > 0 for rank in run.ranks)
 
