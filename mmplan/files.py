@@ -7,7 +7,7 @@ from mmplan.errors import InputError
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Write a whole file or nothing; an existing file is replaced in one step.
+    """Write a whole file or nothing; an existing file is replaced in one step, a device or pipe is written to.
 
     Raises:
         InputError: the folder is missing or not writable, or the disk is full.
@@ -15,6 +15,9 @@ def write_file(path: Path, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     partial = path.parent / f".{path.name}.{os.getpid()}.partial"
     try:
+        if path.exists() and not path.is_file():  # /dev/null, which root would replace for everybody
+            path.write_bytes(data)
+            return
         partial.write_bytes(data)
         partial.replace(path)
     except OSError as error:
