@@ -18,11 +18,21 @@ from mmplan.cost_models.values import rows_of_context_rank, rows_of_sequence_ran
 from mmplan.scenario.scenario import DTYPE_BYTES, Scenario
 from mmplan.scenario.technique import ContextParallel, Recompute, Sharding
 
-RecomputeLevel = Literal["none", "selective", "quarter", "half", "three quarters", "full"]
+RecomputeLevel = Literal[
+    "none", "selective", "1 of 8", "quarter", "3 of 8", "half", "5 of 8", "three quarters", "7 of 8", "full"
+]
 RECOMPUTE_LEVELS: tuple[RecomputeLevel, ...] = get_args(RecomputeLevel)
-# Of every four blocks of a module so many drop their activations as a whole.
-BLOCKS_PER_PATTERN = 4
-_BLOCKS_OF_FOUR = {"quarter": 1, "half": 2, "three quarters": 3, "full": 4}
+# Which of several levels that recompute the same blocks of a stage says so.
+PLAINEST: tuple[RecomputeLevel, ...] = (
+    *("none", "selective", "full", "half", "quarter", "three quarters"),
+    *("1 of 8", "3 of 8", "5 of 8", "7 of 8"),
+)
+# Of every eight blocks of a module so many drop their activations as a whole, in this order: each level adds one of any
+# eight blocks in a row, so stages of up to eight blocks may recompute any number of them.
+_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+BLOCKS_PER_PATTERN = len(_ORDER)
+_TURN = {index: turn for turn, index in enumerate(_ORDER)}
+_BLOCKS_OF_EIGHT = {level: count for count, level in enumerate(RECOMPUTE_LEVELS[2:], start=1)}
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -150,7 +160,7 @@ class Layout:
             return "none"
         if self.recompute == "selective":
             return "selective"
-        return "full" if layer.index % BLOCKS_PER_PATTERN < _BLOCKS_OF_FOUR[self.recompute] else "none"
+        return "full" if _TURN[layer.index % BLOCKS_PER_PATTERN] < _BLOCKS_OF_EIGHT[self.recompute] else "none"
 
     def sent_bytes(self, edge: Edge, graph: ComputationGraph, loads: Loads, scenario: Scenario) -> int:
         """Bytes that a rank sends of one microbatch's tensor: its rows between layers that split them alike, and its

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mmplan.cost_models.graph import Edge
-from mmplan.cost_models.layout import Layout, RecomputeLevel, Trained
+from mmplan.cost_models.layout import PLAINEST, Layout, RecomputeLevel, Trained
 from mmplan.planner.border import TensorWay, quickest
 from mmplan.planner.chunk_cut import most_held
 from mmplan.planner.configuration import Configuration
@@ -168,7 +168,8 @@ def _encodes(configuration: Configuration, ids: Sequence[str]) -> bool:
 
 
 def _stage(side: Side, index: int, ids: tuple[str, ...], depth: int, level: RecomputeLevel | None) -> StagePlan:
-    """At the given level, else at that with the least work of those that fit; the leanest where none does."""
+    """At the given level, else at that with the least work of those that fit, by its plainest name; the leanest where
+    none does."""
     prices, configuration = side.prices, side.configuration
     schedule, microbatches = configuration.schedule, configuration.microbatches
     alive = in_flight(schedule, microbatches, depth)
@@ -180,7 +181,7 @@ def _stage(side: Side, index: int, ids: tuple[str, ...], depth: int, level: Reco
     fitting = [stage for stage in options if stage.memory_bytes <= stage.capacity_bytes]
     if not fitting:
         return min(options, key=lambda stage: stage.memory_bytes)
-    return min(fitting, key=lambda stage: stage.forward_s + stage.backward_s)
+    return min(fitting, key=lambda stage: (stage.forward_s + stage.backward_s, PLAINEST.index(stage.recompute)))
 
 
 def _ends_s(prices: Prices, configuration: Configuration, layout: Layout, ids: tuple[str, ...]) -> float:

@@ -30,7 +30,10 @@ def _unpriced(scenario: Scenario) -> Iterator[tuple[str, str]]:
             f"the link of {unknown[0]} to host memory is not in the catalogue",
         )
     if technique.recompute_layers is not None:
-        yield f"recompute_layers: {technique.recompute_layers}{of_stack}", "a plan recomputes quarters of the blocks"
+        yield (
+            f"recompute_layers: {technique.recompute_layers}{of_stack}",
+            "a plan chooses the blocks that each stage recomputes",
+        )
     if technique.frozen_hooks:
         yield f"frozen_hooks: true{of_stack}", "the seconds of the needless gradients are unknown"
     if technique.overlap_dp:

@@ -1,6 +1,7 @@
 """How the ranks of a stage share layers: rows, weights, states, and what is recomputed."""
 
 from dataclasses import replace
+from itertools import pairwise, product
 
 import pytest
 from small_models import scenario_of, vision_audio_model
@@ -44,10 +45,14 @@ def test_a_rank_of_a_spread_module_takes_whole_images(images: float, ranks: int,
 def test_levels_of_recomputation_grow_block_by_block() -> None:
     blocks = [replace(TEXT, index=index) for index in range(8)]
     dropped = {level: [Layout(recompute=level).recomputed(b) == "full" for b in blocks] for level in RECOMPUTE_LEVELS}
-    assert [sum(dropped[level]) for level in RECOMPUTE_LEVELS] == [0, 0, 2, 4, 6, 8]
-    assert all(a <= b for a, b in zip(dropped["quarter"], dropped["half"], strict=True))
+    assert [sum(dropped[level]) for level in RECOMPUTE_LEVELS] == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8]
+    parts = [dropped[level] for level in RECOMPUTE_LEVELS[2:]]
+    assert all(a <= b for less, more in pairwise(parts) for a, b in zip(less, more, strict=True))
+    for first, count in product(range(8), range(1, 9)):  # any number of up to eight blocks in a row
+        taken = [[dropped[level][(first + block) % 8] for block in range(count)] for level in RECOMPUTE_LEVELS[1:]]
+        assert {sum(of) for of in taken} == set(range(count + 1))
     assert Layout(recompute="full").recomputed(GRAPH.layer("llm.head")) == "none"
-    assert [base_of(level) for level in RECOMPUTE_LEVELS] == ["none", "selective", *["full"] * 4]
+    assert [base_of(level) for level in RECOMPUTE_LEVELS] == ["none", "selective", *["full"] * 8]
 
 
 def test_a_recomputed_block_keeps_less_takes_a_forward_longer_and_needs_its_activations_at_work() -> None:

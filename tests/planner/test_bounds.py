@@ -39,7 +39,7 @@ def test_the_floors_of_a_random_problem_are_below_its_optimum(seed: int) -> None
     ("name", "rules"),
     [
         ("tiny", {}),
-        ("tiny", {"recompute": ("full",)}),  # a quarter of the blocks at least, which are alike but for their turn
+        ("tiny", {"recompute": ("full",)}),  # one of eight blocks at least, which are alike but for their turn
         ("llava-1.5-7b-sft", {}),
         ("llama-3.2-11b-vision", {}),
         ("llava-1.5-7b-pretrain", {"sharding": ("parameters",)}),  # a frozen tower is gathered for the forward alone
