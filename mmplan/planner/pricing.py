@@ -57,8 +57,8 @@ class Prices:
     """Answers of one scenario's cost model, remembered.
 
     Costs are linear in loads: a mean microbatch is so many mean samples. `kinds` are layers that stand for all; of a
-    layer, `kind_of` names the one that is equal to it in all that costs. Kinds that differ only in which of eight blocks
-    they are have one number in `alike`.
+    layer, `kind_of` names the one that is equal to it in all that costs. Kinds that differ only in which of eight
+    blocks they are have one number in `alike`.
 
     Raises:
         InputError: the scenario's technique is one that plans do not price.

@@ -286,7 +286,7 @@ class ConstraintsSpec(Strict):
     etp: CountOrList = Field(default=[], description="allowed ranks that share one expert; while ep is 1 that is tp")
     vp: CountOrList = Field(default=[], description="allowed chunks of layers per rank (several: interleaved 1F1B)")
     sharding: Shardings = Field(default=[], description="allowed ZeRO shardings over the replicas")
-    recompute: Recomputes = Field(default=[], description="what stages may recompute; full: also part of the blocks")
+    recompute: Recomputes = Field(default=[], description="what stages may recompute; full: also some of the blocks")
     spread: Spread | None = Field(
         default=None,
         description="modules not split by tp: each rank runs them on some images or clips, or with {NAME: patches} on "

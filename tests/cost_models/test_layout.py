@@ -136,7 +136,7 @@ def test_a_rank_sends_its_rows() -> None:
     edge = next(edge for edge in GRAPH.edges() if edge.producer == "llm.0")
     per_row = edge.width * {"fp32": 4, "bf16": 2}[SCENARIO.precision]
     rows = rows_of_context_rank(LOADS["llm"].tokens, 2)
-    assert Layout(cp=2).sent_bytes(edge, GRAPH, LOADS, SCENARIO.precision) == rows * per_row
+    assert Layout(cp=2).sent_bytes(edge, GRAPH, LOADS, SCENARIO) == rows * per_row
     inner = GRAPH.edge("vision.0", "vision.1")  # not split by cp
-    whole = Layout().sent_bytes(inner, GRAPH, LOADS, SCENARIO.precision)
-    assert Layout(cp=2).sent_bytes(inner, GRAPH, LOADS, SCENARIO.precision) == whole
+    whole = Layout().sent_bytes(inner, GRAPH, LOADS, SCENARIO)
+    assert Layout(cp=2).sent_bytes(inner, GRAPH, LOADS, SCENARIO) == whole

@@ -164,7 +164,7 @@ def cases() -> dict[str, Plan]:
         "recomputed blocks": _recomputing(hand_plan(tiny, FOUR_STAGES), "full"),
         "half of the blocks recomputed, LoRA": _recomputing(hand_plan(adapted, TWO_STAGES, dp=2), "half"),
         **_sharded(tiny),
-        "recomputed behind a frozen stage": _recomputing(hand_plan(frozen_all, FOUR_STAGES), "three quarters"),
+        "recomputed behind a frozen stage": _recomputing(hand_plan(frozen_all, FOUR_STAGES), "3 of 8"),
         **_scheduled(tiny, adapted, frozen_all),
         **_over_stages(_tied(tiny)),
     }
