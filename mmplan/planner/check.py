@@ -189,6 +189,7 @@ def _allowed(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
         ("vp", plan.vp, constraints.vp),
         ("offload", plan.scenario.technique.offload, () if kept else constraints.offload),
         ("fp8", plan.scenario.technique.fp8, () if constraints.fp8 == ("none",) else constraints.fp8),
+        ("sequence_parallel", plan.scenario.technique.sequence_parallel, constraints.sequence_parallel),
         ("compression", plan.scenario.technique.compression, tuple(dict.fromkeys(("none", *constraints.compression)))),
         ("sharding", plan.sharding, constraints.sharding),
         *(("recompute", base_of(stage.recompute), constraints.recompute) for stage in plan.stages),
@@ -202,8 +203,12 @@ def _allowed(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
             yield Finding(rule="constraints", message=message)
     for name, value, allowed in limits:
         if allowed and value not in allowed:
-            names = ", ".join(str(item) for item in allowed)
-            yield Finding(rule="constraints", message=f"{name} is {value}, constraints.{name} allows {names}")
+            names, found = ", ".join(map(_written, allowed)), _written(value)
+            yield Finding(rule="constraints", message=f"{name} is {found}, constraints.{name} allows {names}")
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _stage_order(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:

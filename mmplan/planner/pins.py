@@ -26,6 +26,7 @@ WORDS: dict[str, Collection[str]] = {
     "offload": OFFLOADS,
     "compression": COMPRESSIONS,
     "fp8": FP8S,
+    "sequence_parallel": ("false", "true"),
     "schedule": SCHEDULE_NAMES,
 }
 KEYS = (*COUNTS, *WORDS, "spread", "modules", "encode_together")
@@ -128,6 +129,7 @@ def has_pins(plan: Plan, pins: Pins) -> bool:
         "offload": {plan.scenario.technique.offload},
         "compression": {plan.scenario.technique.compression},
         "fp8": {plan.scenario.technique.fp8},
+        "sequence_parallel": {plan.scenario.technique.sequence_parallel},
         "microbatch": {plan.microbatch_size},
         "sharding": {plan.sharding},
         "recompute": {base_of(stage.recompute) for stage in plan.stages},
@@ -186,7 +188,8 @@ def overruled(scenario: Scenario, pins: Pins) -> str:
             if allowed and {pin.module for pin in allowed} != {pin.module for pin in wanted}:
                 clauses.append(f"constraints.modules says {', '.join(pin.module for pin in allowed)}")
         elif allowed and not set(allowed) & set(wanted):
-            clauses.append(f"constraints.{key} allows {', '.join(map(str, allowed))}")
+            words = [str(value).lower() if isinstance(value, bool) else str(value) for value in allowed]
+            clauses.append(f"constraints.{key} allows {', '.join(words)}")
     return " and ".join(clauses)
 
 
@@ -199,6 +202,12 @@ def unsearched(scenario: Scenario, pins: Pins) -> str:
         clauses.append("constraints.modules does not ask for ranks of their own")
     if any(factor > 1 for _, (factor,) in pins.of("encode_together")) and rules.encode_together == ():
         clauses.append("constraints.encode_together does not ask for several microbatches at once")
+    split = rules.sequence_parallel or (scenario.technique.sequence_parallel,)
+    if pins.of("sequence_parallel") and not set(pins.of("sequence_parallel")) & set(split):
+        said = str(scenario.technique.sequence_parallel).lower()
+        clauses.append(
+            f"technique.sequence_parallel is {said}, and constraints.sequence_parallel does not ask for more"
+        )
     return " and ".join(clauses)
 
 
@@ -289,7 +298,7 @@ def _values(text: str, key: str, words: Sequence[str], scenario: Scenario) -> tu
             raise _error(
                 text, f"{key}: unknown {shown(word)}{did_you_mean(word, known) or f'; known: {listed(known, 40)}'}"
             )
-    return tuple(words)
+    return tuple(word == "true" for word in words) if key == "sequence_parallel" else tuple(words)
 
 
 def _error(text: str, message: str) -> InputError:

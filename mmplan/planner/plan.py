@@ -297,6 +297,7 @@ def scenario_hash(scenario: Scenario) -> str:
     unsaid |= {"encode_together": True} if scenario.constraints.encode_together == () else {}
     unsaid |= {"compression": True} if scenario.constraints.compression == ("none",) else {}
     unsaid |= {"fp8": True} if scenario.constraints.fp8 == ("none",) else {}
+    unsaid |= {"sequence_parallel": True} if scenario.constraints.sequence_parallel == () else {}
     priced = {index for index, pool in enumerate(scenario.cluster.pools) if pool.price_per_hour is not None}
     pools = {index: {"price_per_hour"} for index in range(len(scenario.cluster.pools)) if index not in priced}
     technique = {"compression"} if scenario.technique.compression == "none" else set()

@@ -62,8 +62,15 @@ def require_executable(scenario: Scenario, *, own_model: bool = False) -> None:
         if wanted != done:
             raise InputError(
                 f"the plan was made for technique.{name}: {_written(wanted)}, and this release's runtime does "
-                f"{_written(done)} only: remove `{name}` from the scenario and optimize again, or rehearse the plan"
+                f"{_written(done)} only: {without(scenario, name)} and optimize again, or rehearse the plan"
             )
+
+
+def without(scenario: Scenario, name: str) -> str:
+    """What to change in a scenario so that its plans do without a technique."""
+    if name == "sequence_parallel" and scenario.constraints.sequence_parallel:
+        return "write `sequence_parallel: false` in its constraints"
+    return f"remove `{name}` from the scenario"
 
 
 def _written(value: object) -> str:

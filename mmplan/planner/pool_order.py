@@ -1,5 +1,6 @@
-"""Which kind of device the first stages get, where optimizer states lie, whether gradients are compressed and products
-are in FP8: every order of the pools and every allowed technique, the best result with what all of them prove.
+"""Which kind of device the first stages get, where optimizer states lie, whether gradients are compressed, products are
+in FP8 and rows split over tp: every order of the pools and every allowed technique, the best result with what all of
+them prove.
 
 Gradients as they are belong to every search: where a message costs more than it saves, the closed form of compressed
 ones is no lower bound for stages of which a part may not be compressed, but then that of the others is.
@@ -17,6 +18,7 @@ from mmplan.planner.quantise import ROUNDING_GAP, floor_ns, seconds
 from mmplan.planner.result import OptimizeResult, RunnerUp
 from mmplan.scenario.cluster import Pool
 from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.technique import Technique
 from mmplan.units import format_seconds
 
 IN_HOST_MEMORY: dict[str, str] = {
@@ -40,7 +42,7 @@ def in_pool_orders(scenario: Scenario, *, priced: bool = False) -> Iterator[Scen
 def with_techniques(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
     """Each scenario with its optimizer states where the constraints allow, products in FP8 as they allow, and gradients
     compressed as they allow or not at all; where the technique offloads or has FP8, as it says, and where it compresses
-    as they allow, so they are."""
+    as they allow, so they are. Sequence parallelism is as they allow, or as the technique says."""
     for scenario in scenarios:
         technique = scenario.technique
         places = scenario.constraints.offload if technique.offload == "none" else (technique.offload,)
@@ -48,8 +50,9 @@ def with_techniques(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
         compresses = technique.compression != "none" and technique.compression in allowed
         compressions = dict.fromkeys(allowed if compresses else ("none", *allowed))
         formats = scenario.constraints.fp8 if technique.fp8 == "none" else (technique.fp8,)
-        for compression, fp8, place in product(compressions, formats, places):
-            chosen = replace(technique, offload=place, compression=compression, fp8=fp8)
+        splits = scenario.constraints.sequence_parallel or (technique.sequence_parallel,)
+        for compression, fp8, place, split in product(compressions, formats, places, splits):
+            chosen = replace(technique, offload=place, compression=compression, fp8=fp8, sequence_parallel=split)
             yield replace(scenario, technique=chosen)
 
 
@@ -83,7 +86,8 @@ def best_order(
         status="optimal" if proved else "feasible",
         wall_s=max(result.wall_s for result in results),  # each is counted from the start of all of them
     )
-    others = [_as_runner_up(result, best, objective) for result in results if result is not best]
+    rivals = [result for result in results if result is not best and not _splits_in_name(result.plan, plan)]
+    others = [_as_runner_up(result, best, objective) for result in rivals]
     return replace(
         best,
         plan=replace(
@@ -130,15 +134,8 @@ def _as_runner_up(result: OptimizeResult, best: OptimizeResult, objective: Objec
     """The best plan of another order."""
     plan, winner_s = result.plan, best.plan.certificate.objective_s
     more_s = plan.certificate.objective_s - winner_s
-    names = ", then ".join(_pool_name(pool, objective) for pool in plan.scenario.cluster.pools)
-    if plan.scenario.technique.offload != best.plan.scenario.technique.offload:
-        names = f"{IN_HOST_MEMORY[plan.scenario.technique.offload] or 'nothing'} in host memory"
-    if plan.scenario.technique.compression != best.plan.scenario.technique.compression:
-        compression = plan.scenario.technique.compression
-        names = "gradients as they are" if compression == "none" else f"gradients compressed by {compression}"
-    if plan.scenario.technique.fp8 != best.plan.scenario.technique.fp8:
-        fp8 = plan.scenario.technique.fp8
-        names = "no FP8" if fp8 == "none" else f"FP8 ({fp8})"
+    names = " and ".join(_other_techniques(plan.scenario.technique, best.plan.scenario.technique))
+    names = names or ", then ".join(_pool_name(pool, objective) for pool in plan.scenario.cluster.pools)
     faster = "faster, at a higher cost" if objective.name == "cost" else "faster, on more devices"
     return RunnerUp(
         configuration=result.configuration,
@@ -148,6 +145,24 @@ def _as_runner_up(result: OptimizeResult, best: OptimizeResult, objective: Objec
         finish_more_s=result.time.finish_s - best.time.finish_s,
         reason=f"with {names}: {format_seconds(abs(more_s))} {'slower' if more_s >= 0 else faster}",
     )
+
+
+def _other_techniques(technique: Technique, best: Technique) -> Iterator[str]:
+    if technique.offload != best.offload:
+        yield f"{IN_HOST_MEMORY[technique.offload] or 'nothing'} in host memory"
+    if technique.compression != best.compression:
+        none = technique.compression == "none"
+        yield "gradients as they are" if none else f"gradients compressed by {technique.compression}"
+    if technique.fp8 != best.fp8:
+        yield "no FP8" if technique.fp8 == "none" else f"FP8 ({technique.fp8})"
+    if technique.sequence_parallel != best.sequence_parallel:
+        yield "sequence parallelism" if technique.sequence_parallel else "no sequence parallelism"
+
+
+def _splits_in_name(plan: Plan, best: Plan) -> bool:
+    """Whether a plan differs from plans like the best one by rows that nothing splits: it is one of those, too."""
+    splits, best_splits = (one.scenario.technique.sequence_parallel for one in (plan, best))
+    return splits and not best_splits and plan.tp == 1
 
 
 def _pool_name(pool: Pool, objective: Objective) -> str:

@@ -20,6 +20,8 @@ def without_effect(pins: Pins, plan: Plan) -> str:
         return f"nothing is compressed: {why}"
     if pins.of("sharding") and "none" not in pins.of("sharding") and plan.width * plan.dp == 1 and not plan.meshes:
         return "dp = 1: no other rank has the same weights, so there is none to split states with"
+    if pins.of("sequence_parallel") == (True,) and plan.tp == 1:
+        return "tp = 1: a rank has all columns and all rows of a layer, and nothing is split"
     if pins.of("spread") and plan.width == 1:
         what = (
             f"the images of {' and '.join(pins.of('patches'))} are not cut" if pins.of("patches") else "none is spread"
@@ -41,10 +43,11 @@ def with_effect(asked: Scenario, pins: Pins) -> Iterator[Scenario]:
         dp = tuple(d for d in rules.dp or divisors(asked.global_batch) if 1 < d <= asked.cluster.device_count)
         if dp:
             yield replace(asked, constraints=replace(rules, dp=dp))
-    if pins.of("spread"):
+    if pins.of("spread") or pins.of("sequence_parallel") == (True,):
         tp = tuple(degree for degree in rules.tp or tp_degrees(asked) if degree > 1)
         if tp:
             yield replace(asked, constraints=replace(rules, tp=tp))
+    if pins.of("spread"):
         cp = tuple(degree for degree in rules.cp or (2, 4, 8, 16, 32, 64) if degree > 1)
         if cp:
             yield replace(asked, constraints=replace(rules, tp=rules.tp and (min(rules.tp),), cp=cp))

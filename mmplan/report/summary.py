@@ -50,6 +50,7 @@ class PlanSummary:
     offload: str
     compression: str
     fp8: str
+    sequence_parallel: bool
     spread: tuple[str, ...]
     patches: tuple[str, ...]
     together: tuple[str, ...]
@@ -103,6 +104,7 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         offload=plan.scenario.technique.offload,
         compression=plan.scenario.technique.compression,
         fp8=plan.scenario.technique.fp8,
+        sequence_parallel=plan.scenario.technique.sequence_parallel and plan.tp > 1,
         spread=plan.spread,
         patches=plan.patches,
         together=plan.together,

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from mmplan.cost_models.degrees import tp_degrees
 from mmplan.planner.compression_price import compression_price
 from mmplan.planner.finding import Finding
 from mmplan.planner.interval import StepInterval
@@ -101,6 +102,7 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("experts", lambda s: f"ep {s.ep}, etp {s.etp}" if s.ep > 1 else ""),
     ("split over replicas", lambda s: "" if s.dp * s.cp == 1 else _ZERO.get(s.sharding, "")),
     ("products in FP8", lambda s: s.fp8.replace("none", "")),
+    ("sequence parallel", lambda s: "yes" if s.sequence_parallel else ""),
     ("gradients compressed", lambda s: s.compression.replace("none", "")),
     ("in host memory", lambda s: IN_HOST_MEMORY[s.offload]),
     ("spread over samples", lambda s: ", ".join(name for name in s.spread if name not in s.patches)),
@@ -229,7 +231,13 @@ def _unsearched(scenario: Scenario) -> list[str]:
     able = all(pool.device.fp8_flops_per_s is not None for pool in scenario.cluster.pools)
     plain = able and scenario.technique.fp8 == "none" and rules.fp8 == ("none",)
     fp8 = "products in FP8 (constraints.fp8: [none, block])" if plain else ""
-    told = [axis for axis in (chunks, meshes, fp8) if axis]
+    splits = rules.sequence_parallel or scenario.technique.sequence_parallel or max(tp_degrees(scenario)) == 1
+    rows = (
+        ""
+        if splits or rules.tp == (1,)
+        else "rows of language models split over tp (constraints.sequence_parallel: any)"
+    )
+    told = [axis for axis in (chunks, meshes, fp8, rows) if axis]
     return [f"not searched unless asked: {'; '.join(told)}"] if told else []
 
 

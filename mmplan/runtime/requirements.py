@@ -13,7 +13,7 @@ from mmplan.errors import ImpossibleError, InputError
 from mmplan.planner.check_degrees import check_exchange
 from mmplan.planner.lower import stage_gradient_bytes
 from mmplan.planner.plan import Plan
-from mmplan.planner.plan_technique import require_executable
+from mmplan.planner.plan_technique import require_executable, without
 from mmplan.planner.schedules.plan_problem import is_whole
 from mmplan.runtime.ghost.refusals import refuse_plan
 from mmplan.runtime.places import mesh_of_row, widths
@@ -138,8 +138,8 @@ def _refuse_split_sequences(plan: Plan) -> None:
         if plan.scenario.technique.sequence_parallel and is_text and split:
             raise InputError(
                 f"the plan has sequence_parallel over tp={tp_of.get(module.name, plan.tp)}, and '{module.name}' is an "
-                "encoder of text, whose rows this release does not split so: remove `sequence_parallel` from the "
-                "scenario and optimize again, or rehearse the plan"
+                "encoder of text, whose rows this release does not split so: "
+                f"{without(plan.scenario, 'sequence_parallel')} and optimize again, or rehearse the plan"
             )
 
 

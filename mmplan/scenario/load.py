@@ -58,7 +58,7 @@ def scenario_of(document: Document) -> Scenario:
         constraints=_constraints(spec.constraints, model, cluster, document),
         seed=spec.seed,
         source=spec.source,
-        technique=_technique(spec.technique, document),
+        technique=_technique(spec.technique, spec.constraints.sequence_parallel, document),
         recipes=recipes_from_spec(spec.recipes, model, document),
     )
     return under_zones(scenario, zones_from_spec(spec.constraints, scenario, document))
@@ -139,9 +139,15 @@ def _training(module: ModelModule, spec: str | LoraTraining, document: Document)
     return Training(mode="lora", rank=spec.lora.rank, targets=targets)
 
 
-def _technique(spec: TechniqueSpec, document: Document) -> Technique:
-    """The stack's defaults, replaced by what the file says."""
+def _technique(spec: TechniqueSpec, sequence_parallel: Collection[bool], document: Document) -> Technique:
+    """The stack's defaults, replaced by what the file says, of sequence parallelism also by the constraints."""
     written = spec.model_dump(exclude_none=True)
+    if len(sequence_parallel) == 1:
+        (only,) = sequence_parallel
+        if written.setdefault("sequence_parallel", only) != only:
+            said, allowed = str(not only).lower(), str(only).lower()
+            message = f"technique says {said}, and only {allowed} is allowed; remove one of the two"
+            raise document.error(("constraints", "sequence_parallel"), message)
     try:
         return technique_of(**written)
     except InputError as error:
@@ -183,6 +189,7 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         offload=tuple(spec.offload),
         compression=tuple(spec.compression),
         fp8=_fp8(spec, cluster, document),
+        sequence_parallel=tuple(spec.sequence_parallel),
         sharding=tuple(spec.sharding),
         recompute=tuple(spec.recompute),
         spread=None if spec.spread == "any" else spread_modules(_names(spec.spread), model, (*at, "spread"), document),

@@ -369,6 +369,7 @@ class Constraints:
     offload: tuple[Offload, ...] = ("none",)  # what may lie in host memory
     compression: tuple[Compression, ...] = ("none",)  # of gradients between replicas
     fp8: tuple[Fp8, ...] = ("none",)  # of products in blocks
+    sequence_parallel: tuple[bool, ...] = ()  # (): as the technique says, which is one of these otherwise
     spread: tuple[str, ...] | None = None  # modules that run whole on part of the samples; None leaves the choice
     # those of them, or where the choice is left those of any, that may cut the rows of their images instead; None: all
     patches: tuple[str, ...] | None = ()

@@ -27,6 +27,7 @@ from mmplan.scenario.schema_values import (
     Compressions,
     CountOrList,
     DistributionSpec,
+    EitherWay,
     Fp8s,
     ImageSizes,
     Offloads,
@@ -309,6 +310,10 @@ class ConstraintsSpec(Strict):
         min_length=1,
         description="tensor, block, mx: products of blocks may be in FP8 so, if that is faster, but for zones that "
         "forbid fp8",
+    )
+    sequence_parallel: EitherWay = Field(
+        default=[],
+        description="rows of language models split over tp: true, false or any; default: as technique says",
     )
     pad_heads: bool = Field(
         default=False, description="tp may exceed or not divide heads: as model.pad_heads, for every module"

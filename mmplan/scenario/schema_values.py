@@ -191,6 +191,17 @@ _COMPRESSION, _COMPRESSION_SCHEMA = _choices_of(COMPRESSIONS)
 Compressions = Annotated[list[Compression], BeforeValidator(_COMPRESSION), WithJsonSchema(_COMPRESSION_SCHEMA)]
 _FP8, _FP8_SCHEMA = _choices_of(FP8S)
 Fp8s = Annotated[list[Fp8], BeforeValidator(_FP8), WithJsonSchema(_FP8_SCHEMA)]
+
+
+def _either(value: Any) -> list[bool]:
+    if value == "any":
+        return [False, True]
+    if not isinstance(value, bool):
+        raise refuse(f"expected true, false or any, found {shown(value)}")
+    return [value]
+
+
+EitherWay = Annotated[list[bool], BeforeValidator(_either), WithJsonSchema({"enum": [True, False, "any"]})]
 _SCHEDULE, _SCHEDULE_SCHEMA = _choices_of(SCHEDULE_NAMES)
 Schedules = Annotated[
     list[str],

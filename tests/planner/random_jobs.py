@@ -74,7 +74,7 @@ def with_tied_table(job: Scenario) -> Scenario:
 
 def wider_job(seed: int) -> Scenario:
     """A random job with axes that are searched where asked: host memory, cp (with longer texts), score
-    matrices with their recomputation, GPipe, tp with split rows."""
+    matrices with their recomputation, GPipe, tp with split rows or whole ones."""
     random, job = np.random.default_rng((seed, 2)), random_job(seed)
     places = random.choice(OFFLOADS, int(random.integers(1, 4)), replace=False).tolist()
     if long := bool(random.random() < 0.4):
@@ -97,6 +97,7 @@ def wider_job(seed: int) -> Scenario:
         sharding=(*job.constraints.sharding, "parameters"),
         schedule=("gpipe",) if random.random() < 0.15 else (),
         recompute=job.constraints.recompute and ("none", "selective", "full"),
+        sequence_parallel=(False, True) if seed % 3 == 2 else (),
     )
     technique = replace(
         job.technique,
