@@ -10,6 +10,7 @@ from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import splits_rows
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
+from mmplan.runtime.ghost.adapters import refuse_adapters
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.expert_trials import experts_of, find_expert_splits
 from mmplan.runtime.ghost.held_experts import held_experts
@@ -19,7 +20,6 @@ from mmplan.runtime.ghost.job import Job
 from mmplan.runtime.ghost.joined_images import ImageRanks, ImageSums
 from mmplan.runtime.ghost.own_rows import RowRanks
 from mmplan.runtime.ghost.recording import Batch, Call, Recorder, Recording
-from mmplan.runtime.ghost.refusals import refuse_adapters
 from mmplan.runtime.ghost.row_bytes import RowSums
 from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.split_bytes import SplitSums
