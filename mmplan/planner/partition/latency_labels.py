@@ -1,10 +1,11 @@
 """Labels of downsets: when each output that is still needed is there, on how many accelerators so far."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mmplan.planner.partition.dp import Table
 from mmplan.planner.partition.groups import GroupProblem, floor_ps
 from mmplan.planner.partition.problem import PartitionProblem
 from mmplan.planner.upsets import BoolArray, FloatArray, IntArray
@@ -36,6 +37,16 @@ class Labels:
             parent=none,
             on_cpu=np.zeros(1, dtype=np.bool_),
         )
+
+    @classmethod
+    def one(cls, done_ps: float, there_ps: FloatArray) -> "Labels":
+        """A single label that came from nowhere."""
+        return replace(cls.start(), done_ps=np.array([done_ps]), there_ps=there_ps[None, :])
+
+    @classmethod
+    def none(cls, live: int) -> "Labels":
+        """No label of a downset with so many live nodes."""
+        return replace(cls.start(), there_ps=np.zeros((1, live))).taken(np.zeros(0, dtype=np.int64))
 
     @property
     def count(self) -> int:
@@ -87,7 +98,7 @@ class LiveNodes:
 
     def by_accelerator(self, labels: Sequence[Labels], firsts: IntArray, work_ps: FloatArray, last: int) -> Labels:
         """An accelerator takes everything between a downset and this one."""
-        parts = [_none(len(self.nodes[last]))]
+        parts = [Labels.none(len(self.nodes[last]))]
         for first, spent_ps in zip(firsts.tolist(), work_ps.tolist(), strict=True):
             if np.isinf(spent_ps):
                 continue
@@ -182,6 +193,22 @@ def live_nodes(problem: PartitionProblem, groups: GroupProblem, member: BoolArra
     )
 
 
+def without_one(table: Table) -> list[list[tuple[int, int]]]:
+    """Of each downset: downsets that lack one group of it, and the group, where a CPU can take that."""
+    groups = table.problem
+    index_of = {row.tobytes(): place for place, row in enumerate(np.packbits(table.member, axis=1))}
+    found: list[list[tuple[int, int]]] = []
+    for member in table.member.copy():
+        found.append([])
+        for group in np.flatnonzero(member).tolist() if groups.cpus else ():
+            member[group] = False
+            before = index_of.get(np.packbits(member).tobytes())
+            member[group] = True
+            if before is not None and not groups.needs_accelerator[group]:
+                found[-1].append((before, group))
+    return found
+
+
 def least_paths_ps(problem: PartitionProblem) -> FloatArray:
     """[nodes] the longest path behind each node, each node where it is quickest."""
     least_ps = [floor_ps(min(pair)) for pair in zip(problem.accelerator_s, problem.cpu_s, strict=True)]
@@ -238,16 +265,4 @@ def _joined(parts: Sequence[Labels]) -> Labels:
         before=np.concatenate([part.before for part in parts]),
         parent=np.concatenate([part.parent for part in parts]),
         on_cpu=np.concatenate([part.on_cpu for part in parts]),
-    )
-
-
-def _none(live: int) -> Labels:
-    start = Labels.start().taken(np.zeros(0, dtype=np.int64))
-    return Labels(
-        used=start.used,
-        done_ps=start.done_ps,
-        there_ps=np.zeros((0, live)),
-        before=start.before,
-        parent=start.parent,
-        on_cpu=start.on_cpu,
     )

@@ -1,13 +1,20 @@
 """The least latency of one sample against trying every placement, and its derivation by hand."""
 
+import contextlib
 import itertools
 import math
 
 import numpy as np
 import pytest
 
-from mmplan.errors import InfeasibleError
-from mmplan.planner.partition.latency import CPU, latency_s, solve_latency
+from mmplan.errors import InfeasibleError, NoPlanFoundError
+from mmplan.planner.partition import latency
+from mmplan.planner.partition.downsets import list_downsets
+from mmplan.planner.partition.dp import make_table
+from mmplan.planner.partition.groups import PS_PER_S, group_nodes
+from mmplan.planner.partition.latency import CPU, MAX_DOWNSETS, latency_s, solve_latency
+from mmplan.planner.partition.latency_bound import merged_labels
+from mmplan.planner.partition.latency_labels import least_paths_ps, live_nodes
 from mmplan.planner.partition.problem import PartitionProblem
 from mmplan.planner.stopping import Deadline
 
@@ -61,6 +68,35 @@ def test_the_latency_is_the_least_of_all_placements(seed: int) -> None:
     result = solve_latency(problem, Deadline(limit_s=60))
     assert result.optimal
     assert result.objective_s == pytest.approx(best_s)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_placement_is_below_merged_labels(seed: int) -> None:
+    problem = random_dag(seed)
+    best_s, groups = best_by_trying(problem), group_nodes(problem)
+    member = list_downsets(groups.groups, groups.edges, MAX_DOWNSETS)
+    assert member is not None
+    table, tail_ps = make_table(groups, member), least_paths_ps(problem)
+    live = live_nodes(problem, groups, table.member)
+    for most_s in (best_s, math.inf):
+        merged = merged_labels(table, live, tail_ps, most_s * PS_PER_S, Deadline(limit_s=60))
+        assert merged.bound_ps <= best_s * PS_PER_S
+
+
+@pytest.mark.parametrize("seed", range(0, 12, 3))
+def test_what_comes_before_the_deadline_or_of_few_downsets_is_valid(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_dag(seed)
+    best_s = best_by_trying(problem)
+    results = []
+    for looks in range(0, 60, 4):
+        left = itertools.chain(itertools.repeat(False, looks), itertools.repeat(True))
+        with contextlib.suppress(NoPlanFoundError, InfeasibleError):
+            results.append(solve_latency(problem, Deadline(limit_s=60, stop=lambda left=left: next(left))))
+    monkeypatch.setattr(latency, "MAX_DOWNSETS", 2)
+    with contextlib.suppress(NoPlanFoundError):
+        results.append(solve_latency(problem, Deadline(limit_s=60)))
+    assert bool(results) == math.isfinite(best_s)
+    assert all(result.bound_s <= best_s + 1e-9 and result.objective_s >= best_s - 1e-9 for result in results)
 
 
 def test_accelerators_work_beside_each_other_and_pay_for_what_crosses() -> None:
