@@ -238,7 +238,7 @@ def _unsearched(scenario: Scenario) -> list[str]:
         else "rows of language models split over tp (constraints.sequence_parallel: any)"
     )
     told = [axis for axis in (chunks, meshes, fp8, rows) if axis]
-    return [f"not searched unless asked: {'; '.join(told)}"] if told else []
+    return [escape(f"not searched unless asked: {'; '.join(told)}")] if told else []
 
 
 def runner_up_table(result: OptimizeResult) -> Table:
