@@ -145,6 +145,7 @@ def kept_recomputed(layer: Layer, load: Load, setting: Setting) -> Kept:
     return Kept(values=sum(setting.elements(layer, value, load) * width for value in inputs.values()))
 
 
+@lru_cache(maxsize=1024)  # of the same few layers every plan in the making, and every level of recomputation, asks
 def working_bytes(layer: Layer, load: Load, setting: Setting) -> float:
     """Bytes that a layer's forward or backward needs at its worst operator beyond what it keeps.
 

@@ -9,6 +9,7 @@ of the model that needs most (`planned_working_bytes`), and in the stage of a lo
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from mmplan.cost_models.compressed_bytes import FORMATS, FP32_BYTES
 from mmplan.cost_models.counts import edge_bytes
@@ -90,8 +91,9 @@ def planned_working_bytes(layers: Iterable[Layer], loads: Loads, scenario: Scena
     docs, `BackwardPrefetch`); with activations in host memory those of the layer, and of another on their way."""
     work = whole = away = 0
     seen: set[tuple[object, ...]] = set()
-    for layer in layers:
-        key = (layer.module, layer.kind, layer.ops, layer.grad_values, layout.recomputed(layer))
+    every = tuple(layers)
+    for layer, kind in zip(every, _kinds(every), strict=True):
+        key = (kind, layout.recomputed(layer))
         if key in seen:
             continue
         seen.add(key)
@@ -99,6 +101,14 @@ def planned_working_bytes(layers: Iterable[Layer], loads: Loads, scenario: Scena
         whole = max(whole, gathered_bytes(layer, scenario, layout))
         away = max(away, offloaded_bytes(layer, loads[layer.module], scenario, layout))
     return work + whole + away
+
+
+@lru_cache(maxsize=8)
+def _kinds(layers: tuple[Layer, ...]) -> tuple[int, ...]:
+    """A number of each layer, equal where all is equal but their places; once for all layouts of a model, as operators
+    take long to compare."""
+    first: dict[tuple[object, ...], int] = {}
+    return tuple(first.setdefault((x.module, x.kind, x.ops, x.grad_values), len(first)) for x in layers)
 
 
 def layer_working_bytes(layer: Layer, load: Load, scenario: Scenario, layout: Layout) -> int:
