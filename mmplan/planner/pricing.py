@@ -69,6 +69,7 @@ class Prices:
         self.scenario, self.graph, self.costs = scenario, graph, costs
         self._sample_loads = mean_loads(scenario, 1)
         self._loads: dict[int, dict[str, Load]] = {}
+        self._peak_loads: dict[int, dict[str, Load]] = {}
         self._times: dict[Hashable, tuple[float, float]] = {}
         self._bytes: dict[Hashable, int] = {}
         self._trained: dict[Hashable, Trained] = {}
@@ -197,7 +198,9 @@ class Prices:
         return layout.at_once(self.loads, microbatch_size), layout.at_once(self._peaks, microbatch_size)
 
     def _peaks(self, microbatch_size: int) -> dict[str, Load]:
-        return peak_loads(self.scenario, microbatch_size)
+        if microbatch_size not in self._peak_loads:
+            self._peak_loads[microbatch_size] = peak_loads(self.scenario, microbatch_size)
+        return self._peak_loads[microbatch_size]
 
     def _alone(self, layout: Layout, microbatch_size: int, full: bool) -> tuple[LayerPrice, ...]:
         return self._priced_at(layout.at("full" if full else "none"), microbatch_size)
