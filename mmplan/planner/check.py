@@ -13,6 +13,7 @@ from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import base_of
 from mmplan.cost_models.patches import patch_modules
 from mmplan.errors import CheckError
+from mmplan.planner.check_ahead import check_ahead
 from mmplan.planner.check_chunks import check_chunk_certificate
 from mmplan.planner.check_meshes import check_meshes
 from mmplan.planner.check_numbers import check_numbers
@@ -61,7 +62,7 @@ def check_structure(plan: Plan) -> tuple[Finding, ...]:
     for rule in (check_placement, check_meshes):
         if placed := tuple(rule(plan, graph)):
             return placed
-    rules = (_layers, _degrees, _tensor_parallel, _experts, _batch, check_together, _allowed, check_orders)
+    rules = (_layers, _degrees, _tensor_parallel, _experts, _batch, check_together, check_ahead, _allowed, check_orders)
     findings = [finding for rule in rules for finding in rule(plan, graph)]
     if not any(finding.rule == "layers" for finding in findings):
         findings += [finding for rule in (_stage_order, _zones) for finding in rule(plan, graph)]

@@ -37,6 +37,9 @@ def check_hangs(plan: Plan, runtime: RuntimeName = "mmplan") -> tuple[Finding, .
     if plan.meshes:
         apart = " and ".join(plan.meshes[0].modules)
         raise InputError(f"the plan has {apart} on ranks of their own, which {runtime} does not run")
+    if plan.prefetch:
+        names = " and ".join(plan.prefetch)
+        raise InputError(f"the plan runs {names} a step ahead, which {runtime} does not do")
     if runtime == "megatron-pp":
         return _fixed_pipeline(plan)
     return _data_parallel(plan, runtime)

@@ -7,7 +7,8 @@ gradient, where one flows back) is on its way:
     objective = (m - 1) * max T_s + max tail_s + max finish_s
 
 Layers that run k microbatches at once count in T_s with a k-th part of their seconds for these, and in tail_s, where
-there is more than one stage, with all of them; so does the lag of a tensor between two of them.
+there is more than one stage, with all of them; so does the lag of a tensor between two of them. An edge from a stage
+that works a step ahead is no part of a tail.
 
 And with v stages on each of p pipeline ranks, laid round them in order, for interleaved 1F1B
 
@@ -35,6 +36,7 @@ from mmplan.cost_models.planned_memory import (
     planned_working_bytes,
 )
 from mmplan.cost_models.ties import tied_share, trained_ties, trained_together
+from mmplan.planner.check_ahead import waiting_bytes
 from mmplan.planner.check_schedule import held_microbatches
 from mmplan.planner.finding import Finding
 from mmplan.planner.mesh import Mesh, message_bytes, messages
@@ -134,6 +136,7 @@ def _stage_memory(plan: Plan, graph: ComputationGraph, loads: Sequence[Loads]) -
         reserved_bytes += _at_work_bytes(plan, graph, loads, (index,), known)
         held_bytes = sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
         kept_bytes = _held_bytes(plan, graph, index, loads[index], alive)
+        kept_bytes += waiting_bytes(plan, graph, index, loads[index])
         needed_bytes = reserved_bytes + held_bytes + kept_bytes
         yield from _recorded_memory(plan, index, usable_bytes, needed_bytes, "its layers need")
         if needed_bytes > usable_bytes:
@@ -268,7 +271,8 @@ def _objective_s(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: S
     for source in reversed(range(plan.pp)):
         for edge in graph.edges():
             target = stage_of[edge.consumer]
-            if stage_of[edge.producer] == source and target != source:
+            waits = plan.is_ahead(target) or not plan.is_ahead(source)
+            if stage_of[edge.producer] == source and target != source and waits:
                 lag_s = _lag_s(plan, graph, costs, edge, (source, target), loads, near, known)
                 tail_s[source] = max(tail_s[source], path_s[source] + lag_s + tail_s[target])
     return (plan.microbatches - 1) * max(busy_s) + max(tail_s) + max(_finish_s(plan, graph, costs))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from mmplan.planner.finding import Finding
-from mmplan.planner.program import Action, Program, RankProgram
+from mmplan.planner.program import Action, Program, RankProgram, is_ahead
 
 _Node = tuple[object, ...]
 _Transfer = tuple[str, int, int, int, int]  # tensor, microbatch, bytes, from, to
@@ -88,6 +88,10 @@ def _transfers_around_computes(rank: RankProgram) -> Iterator[Finding]:
             yield Finding(rule="transfer", message=f"rank {rank.rank} lists {action} and never runs {name}")
         elif action.kind == "SEND" and position < compute:
             yield Finding(rule="transfer", message=f"rank {rank.rank} lists {action} before {name} has made the tensor")
+        elif action.kind == "RECV" and is_ahead(action.tensor):
+            if position < compute:
+                message = f"rank {rank.rank} lists {action} of the next step before {name} has read that of this one"
+                yield Finding(rule="transfer", message=message)
         elif action.kind == "RECV" and position > compute:
             yield Finding(
                 rule="transfer", message=f"rank {rank.rank} lists {action} after {name} has needed the tensor"

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mmplan.errors import CheckError
-from mmplan.planner.program import Action, Meeting, Program, meeting
+from mmplan.planner.program import Action, Meeting, Program, is_ahead, meeting
 
 _TensorKey = tuple[int, int, str, int]  # source rank, target rank, tensor, microbatch
 
@@ -49,6 +49,8 @@ class Clockwork:
             action = rank.actions[position]
             if action.kind == "SEND":
                 self._send(index, position, action)
+            elif action.kind == "RECV" and is_ahead(action.tensor):
+                pass  # no compute of this step waits for it
             elif action.kind == "RECV":
                 users = "B" if "<" in action.tensor else "F"
                 key = (action.peer, rank.rank, action.tensor, action.microbatch)

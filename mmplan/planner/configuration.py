@@ -44,6 +44,7 @@ class Configuration:
     patches: tuple[str, ...] = ()
     together: tuple[str, ...] = ()
     batch_factor: int = 1
+    prefetch: tuple[str, ...] = ()
     meshes: tuple[Mesh, ...] = ()
     mesh_stages: tuple[int, ...] = ()
     first_rank: int = 0
@@ -133,6 +134,7 @@ class Configuration:
         experts = f", ep={self.ep} (etp={self.etp})" if self.ep > 1 else ""
         sharding = f", {self.sharding} sharded" if self.sharding != "none" else ""
         spread = spread_text(self.spread, self.patches) + together_text(self.together, self.batch_factor)
+        spread += f", {' and '.join(self.prefetch)} a step ahead" if self.prefetch else ""
         for mesh, stages in zip(self.meshes, self.mesh_stages, strict=True):
             spread += f", {' and '.join(mesh.modules)} on pp={stages} x {mesh}"
         chunks = f" x {self.vp} chunks" if self.vp > 1 else ""

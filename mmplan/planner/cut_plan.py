@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mmplan.cost_models.graph import Edge
 from mmplan.cost_models.layout import PLAINEST, Layout, RecomputeLevel, Trained
 from mmplan.planner.border import TensorWay, quickest
 from mmplan.planner.chunk_cut import most_held
 from mmplan.planner.configuration import Configuration
+from mmplan.planner.features import features_bytes
 from mmplan.planner.plan import Certificate, Plan, StagePlan, Status, module_of, scenario_hash
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import (
@@ -60,12 +62,16 @@ def cut_stages(
     for source, target, _ in cut:
         factor = configuration.batch_factor if _encodes(configuration, stages[source]) else 1
         depths[source] = max(depths[source], stage_depth(depths[target], factor))
+    ahead = [bool(ids) and module_of(ids[0]) in configuration.prefetch for ids in stages]
+    waiting_bytes = features_bytes(cut, ahead, partial(step_bytes, prices, configuration))
     sides = sides_of(prices, configuration)
     which = [side_index(sides, ids) for ids in stages]
     wanted: Sequence[RecomputeLevel | None] = [None] * len(stages) if levels is None else levels
     built = tuple(
-        _stage(sides[side], which[:index].count(side), tuple(ids), depth, level)
-        for index, (side, ids, depth, level) in enumerate(zip(which, stages, depths, wanted, strict=True))
+        _stage(sides[side], which[:index].count(side), tuple(ids), depth, level, features)
+        for index, (side, ids, depth, level, features) in enumerate(
+            zip(which, stages, depths, wanted, waiting_bytes, strict=True)
+        )
     )
     work_s = [stage.forward_s + stage.backward_s for stage in built]
     paths_s = work_s
@@ -73,6 +79,8 @@ def cut_stages(
         paths_s = [work + more for work, more in zip(work_s, _at_once_s(prices, configuration, built), strict=True)]
     tails_s = list(paths_s)
     for source, target, edge in cut:
+        if ahead[source] and not ahead[target]:
+            continue  # what it reads was made in the last step
         way_s = lag_s(prices, configuration, edge, sides[which[source]].mesh, sides[which[target]].mesh)
         tails_s[source] = max(tails_s[source], paths_s[source] + way_s + tails_s[target])
     time = StepTime(
@@ -81,6 +89,12 @@ def cut_stages(
         finish_s=max(stage.finish_s for stage in built),
     )
     return built, time
+
+
+def step_bytes(prices: Prices, configuration: Configuration, edge: Edge) -> int:
+    """Of a tensor in all microbatches of a step."""
+    loads = prices.loads(configuration.microbatch_size)
+    return configuration.microbatches * configuration.layout.sent_bytes(edge, prices.graph, loads, prices.scenario)
 
 
 def _at_once_s(prices: Prices, configuration: Configuration, built: Sequence[StagePlan]) -> list[float]:
@@ -167,7 +181,9 @@ def _encodes(configuration: Configuration, ids: Sequence[str]) -> bool:
     return any(module_of(layer) in configuration.together for layer in ids)
 
 
-def _stage(side: Side, index: int, ids: tuple[str, ...], depth: int, level: RecomputeLevel | None) -> StagePlan:
+def _stage(
+    side: Side, index: int, ids: tuple[str, ...], depth: int, level: RecomputeLevel | None, waiting_bytes: int
+) -> StagePlan:
     """At the given level, else at that with the least work of those that fit, by its plainest name; the leanest where
     none does."""
     prices, configuration = side.prices, side.configuration
@@ -177,7 +193,7 @@ def _stage(side: Side, index: int, ids: tuple[str, ...], depth: int, level: Reco
     ranks = configuration.layout_of(index, prices.scenario.cluster)
     levels = allowed_levels(prices.scenario) if level is None else (level,)
     ends_s = _ends_s(prices, configuration, ranks, ids)
-    options = [_at_level(prices, configuration, ranks.at(one), ids, held, ends_s) for one in levels]
+    options = [_at_level(prices, configuration, ranks.at(one), ids, held, ends_s, waiting_bytes) for one in levels]
     fitting = [stage for stage in options if stage.memory_bytes <= stage.capacity_bytes]
     if not fitting:
         return min(options, key=lambda stage: stage.memory_bytes)
@@ -198,8 +214,10 @@ def _at_level(
     ids: tuple[str, ...],
     held: tuple[int, int],
     ends_s: float,
+    waiting_bytes: int = 0,
 ) -> StagePlan:
-    """`held`: microbatches in flight, and those of layers that run several at once."""
+    """`held`: microbatches in flight, and those of layers that run several at once; `waiting_bytes`: features
+    of other steps."""
     size, machine = configuration.microbatch_size, machine_of(prices.scenario, layout.pools)
     of_kinds = prices.of_kinds(layout, size)
     priced = [of_kinds[prices.kind_of[layer]] for layer in ids]
@@ -212,7 +230,7 @@ def _at_level(
         backward_s=sum(one.backward_s for one in priced),
         finish_s=ends_s,
         in_flight=held[0],
-        memory_bytes=at_work_bytes + state_bytes + kept_bytes,
+        memory_bytes=at_work_bytes + state_bytes + kept_bytes + waiting_bytes,
         capacity_bytes=machine.capacity_bytes,
         recompute=layout.recompute,
     )
@@ -257,6 +275,7 @@ def plan_from_cut(
         patches=configuration.patches,
         together=configuration.together,
         batch_factor=configuration.batch_factor,
+        prefetch=configuration.prefetch,
         microbatch_size=configuration.microbatch_size,
         microbatches=configuration.microbatches,
         schedule=configuration.schedule,

@@ -11,7 +11,7 @@ from mmplan.planner.border import way_s
 from mmplan.planner.lower import stage_trained
 from mmplan.planner.mesh import shared_parts
 from mmplan.planner.plan import Plan
-from mmplan.planner.program import Action, Program, RankProgram, target_layer
+from mmplan.planner.program import Action, Program, RankProgram, named_by_layers, target_layer
 from mmplan.planner.step_loads import StageLoads, StepLoads
 from mmplan.planner.ties import tie_near, tie_seconds, tied_tables
 from mmplan.planner.timing import Seconds
@@ -88,7 +88,7 @@ def made_whole_s(layout: Layout, graph: ComputationGraph, costs: CostModel, tens
     """Before a tensor is sent, or behind a gradient that came: ranks that have parts of it make it whole."""
     if not layout.spread:
         return 0.0
-    producer, consumer = tensor.replace("<", ">").split(">")
+    producer, consumer = named_by_layers(tensor).replace("<", ">").split(">")
     if not layout.makes_whole(graph.edge(producer, consumer), graph):
         return 0.0
     return costs.make_whole_s(size, layout)["<" in tensor]

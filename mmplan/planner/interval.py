@@ -118,6 +118,7 @@ def plan_interval(plan: Plan, step_s: float) -> StepInterval:
         patches=plan.patches,
         together=plan.together,
         batch_factor=plan.batch_factor,
+        prefetch=plan.prefetch,
         dp=plan.dp,
         pp=plan.pp,
         vp=plan.vp if laid_round else 1,

@@ -9,9 +9,10 @@ from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.planned_memory import handed_out_bytes, planned_kept_bytes, planned_state_bytes
 from mmplan.planner.batch_factors import runs_with
+from mmplan.planner.features import plan_features_bytes
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
-from mmplan.planner.program import Program
+from mmplan.planner.program import Program, is_ahead
 from mmplan.planner.step_loads import StageLoads, StepLoads
 from mmplan.planner.working import working_bytes
 
@@ -44,6 +45,7 @@ def footprint(plan: Plan, graph: ComputationGraph, program: Program, loads: Step
         for stage in plan.stages_of(plan.row(rank.stage)):
             layers, layout = [graph.layer(layer) for layer in plan.stages[stage].layers], layouts[stage]
             static[-1] += sum(planned_state_bytes(layer, scenario, layout) for layer in layers)
+            static[-1] += plan_features_bytes(plan, graph, seen.of_stage(stage)[rank.replica])[stage]
             handed = _handed_out(plan, graph, layers, layout, seen.of_stage(stage)[rank.replica])
             known: dict[int, int] = {}
             for microbatch in range(plan.microbatches):
@@ -106,8 +108,10 @@ def peak_buffer_bytes(timed: Sequence[TimedAction]) -> int:
     for item in timed:
         if item.action.kind == "RECV":
             user = (item.action.stage, "B" if "<" in item.action.tensor else "F", item.action.microbatch)
-            if user in used_s:
-                size = item.action.bytes * item.action.copies
+            size = item.action.bytes * item.action.copies
+            if is_ahead(item.action.tensor):  # that of the last step until it is read, then this one
+                changes += [(0.0, size), (used_s[user], -size), (item.end_s, size)]
+            elif user in used_s:
                 changes += [(item.end_s, size), (used_s[user], -size)]
     return max(held for _, held in _accumulate(changes, 0))
 

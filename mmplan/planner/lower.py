@@ -23,7 +23,7 @@ from mmplan.planner.place import Lowered, Pipeline, TiedSum, Transfer, place
 from mmplan.planner.place_meshed import place_meshed
 from mmplan.planner.plan import Plan, module_of
 from mmplan.planner.plan_schedule import plan_schedule
-from mmplan.planner.program import Program
+from mmplan.planner.program import AHEAD, Program
 from mmplan.planner.schedule import Schedule
 from mmplan.planner.shared_bytes import SharedBytes, shared_bytes
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
@@ -77,7 +77,7 @@ def pipeline_of(plan: Plan, graph: ComputationGraph, stages: StageGraph, schedul
             Transfer(
                 source=cut.source,
                 target=cut.target,
-                activation=cut.activation,
+                activation=cut.activation + AHEAD * (plan.is_ahead(cut.source) and not plan.is_ahead(cut.target)),
                 gradient=cut.gradient if cut.carries_grad else "",
                 together=plan.layout(cut.source).sends_together(cut.edge),
                 way=plan.border(cut.activation, cut.source, cut.target).way,

@@ -12,6 +12,7 @@ from mmplan.planner.border import Way
 from mmplan.planner.columns import KINDS, RECV, REDUCE, SEND, STEP, TIE, B, F, I, Integers, ProgramColumns
 from mmplan.planner.dry_run import GlobalOrder, ScheduleColumns, dry_run
 from mmplan.planner.mesh import Mesh
+from mmplan.planner.program import is_ahead
 from mmplan.planner.shared_bytes import SharedBytes
 
 _SHORT_KEYS = 1 << 16  # numpy sorts 16-bit integers by radix, in linear time
@@ -127,6 +128,9 @@ def replica_rows(pipeline: Pipeline) -> Rows:
     forward: list[list[int]] = [[] for _ in pipeline.seconds]
     backward: list[list[int]] = [[] for _ in pipeline.seconds]
     for transfer in pipeline.transfers:
+        if is_ahead(transfer.activation):  # it comes behind the forward that reads what came in the last step
+            forward[transfer.source].append(transfer.target)
+            continue
         forward[transfer.target].append(transfer.source)
         if transfer.gradient:
             backward[transfer.source].append(transfer.target)

@@ -21,6 +21,7 @@ from mmplan.errors import InputError
 from mmplan.files import write_file
 from mmplan.planner.border import Border, TensorWay
 from mmplan.planner.mesh import Mesh
+from mmplan.planner.program import named_by_layers
 from mmplan.scenario.document import read_text, shown
 from mmplan.scenario.layer_ids import expand_ids, shorten_ids
 from mmplan.scenario.scenario import OwnRanks, Scenario
@@ -104,6 +105,7 @@ class Plan:
 
     Attributes:
         cp, ep, etp, sharding, spread, patches, together, batch_factor: see `Layout`.
+        prefetch: frozen modules whose stages run the next step's microbatches (`ahead.py`).
         placement: pipeline rank of each stage where ranks hold several; empty: stage `s` on pipeline rank `s`.
         orders: one line per pipeline rank of actions such as `3F0`. Empty for 1F1B and GPipe, which follow from the
             stages alone; every other schedule is kept as it is.
@@ -123,6 +125,7 @@ class Plan:
     patches: tuple[str, ...] = ()
     together: tuple[str, ...] = ()
     batch_factor: int = 1
+    prefetch: tuple[str, ...] = ()
     microbatch_size: int  # samples per microbatch and replica
     microbatches: int  # per replica and step
     schedule: ScheduleName
@@ -195,7 +198,7 @@ class Plan:
     def border(self, tensor: str, source: int, target: int) -> Border:
         """What a tensor of a program (or its gradient) crosses from the stage that makes the activation to that which
         reads it; two meshes that are equal where there is no border."""
-        producer, consumer = tensor.replace("<", ">").split(">")
+        producer, consumer = named_by_layers(tensor).replace("<", ">").split(">")
         key = producer, module_of(consumer)
         known = (one.way for one in self.ways if (one.producer, one.reader) == key)
         return Border(self.mesh(source), self.mesh(target), next(known, "copies"))
@@ -240,6 +243,10 @@ class Plan:
             batch_factor=1 if own else self.batch_factor,
             recompute=self.stages[stage].recompute,
         )
+
+    def is_ahead(self, stage: int) -> bool:
+        """Whether the stage runs the microbatches of the next step."""
+        return any(module_of(layer) in self.prefetch for layer in self.stages[stage].layers[:1])
 
     def rank(self, stage: int, replica: int, shard: int = 0) -> int:
         """The process that runs shard `shard` (cp index * tp + tp index) of `stage` in `replica`."""
@@ -295,6 +302,7 @@ def scenario_hash(scenario: Scenario) -> str:
     }
     unsaid |= {"patches": True} if scenario.constraints.patches == () else {}
     unsaid |= {"encode_together": True} if scenario.constraints.encode_together == () else {}
+    unsaid |= {"prefetch": True} if scenario.constraints.prefetch == () else {}
     unsaid |= {"compression": True} if scenario.constraints.compression == ("none",) else {}
     unsaid |= {"fp8": True} if scenario.constraints.fp8 == ("none",) else {}
     unsaid |= {"sequence_parallel": True} if scenario.constraints.sequence_parallel == () else {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError
+from mmplan.planner.ahead import fetched_ahead, modules_ahead
 from mmplan.planner.bounds import NEVER
 from mmplan.planner.check import check_plan
 from mmplan.planner.configuration import Configuration
@@ -152,6 +153,7 @@ def _explored(
     """With the pools in the order of the scenario, as far as the gap and the deadline ask."""
     tell = _teller(on_improvement, deadline)
     space = build_space(scenario, tell, choice.objective)
+    modules_ahead(scenario, space.prices.graph)  # says what cannot be before the search
     search = _Search(
         frontier=None if scenario.constraints.modules else Frontier(space.bounds, space.scale),
         meshes=mesh_frontiers(space, deadline),
@@ -337,6 +339,9 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
     )
     floor_s = seconds(search.scale.step_below_of(best.configuration, space.any_order_value))
     plan = _scheduled(plan, space, floor_s, choice, deadline)
+    if space.prices.scenario.constraints.prefetch != () and choice.objective.name != "p90-time":
+        tried = (best.configuration, *(others if choice.objective.name == "step-time" else ()))
+        plan = fetched_ahead(plan, space, tried, floor_s=floor_s, deadline=deadline)
     _refuse_unsound(plan)
     return OptimizeResult(
         plan=plan,
@@ -348,7 +353,7 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
         wall_s=plan.certificate.wall_s,
         considered=_considered(space, search),
         runner_ups=list_runner_ups(best, others, search.scale),
-        proofs=proofs,
+        proofs=() if plan.prefetch else proofs,
         objective=choice.objective.name,
     )
 

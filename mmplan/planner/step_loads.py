@@ -26,9 +26,24 @@ def mean_step_loads(plan: Plan) -> tuple[tuple[Loads, ...], ...]:
 
 
 def drawn_step_loads(plan: Plan, step: int) -> tuple[tuple[Loads, ...], ...]:
-    """Loads of the samples that optimizer step `step` draws from the data, [part][microbatch]."""
+    """What the stages run in optimizer step `step`, [part][microbatch]: the samples that it draws from the data;
+    modules a step ahead run those of the next step."""
+    loads = _loads_of_data(plan, step)
+    if not plan.prefetch:
+        return loads
+    rows = zip(loads, _loads_of_data(plan, step + 1), strict=True)
+    return tuple(tuple(_with_next(plan, *pair) for pair in zip(now, later, strict=True)) for now, later in rows)
+
+
+def _loads_of_data(plan: Plan, step: int) -> tuple[tuple[Loads, ...], ...]:
     drawn = split_samples(plan, plan_step(plan, step).samples)
     return tuple(tuple(sample_loads(plan.scenario, samples) for samples in part) for part in drawn)
+
+
+def _with_next(plan: Plan, now: Loads, later: Loads) -> Loads:
+    """Of modules a step ahead what the next step has."""
+    sources = {name: later if name in plan.prefetch else now for name in (*now, *later)}
+    return {name: loads[name] for name, loads in sources.items() if name in loads}
 
 
 def split_samples(plan: Plan, samples: Sequence[Sequence[tuple[T, ...]]]) -> Sequence[Sequence[tuple[T, ...]]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mmplan.planner.prediction import TimedAction
-from mmplan.planner.program import Action, Meeting, Program, RankProgram, meeting
+from mmplan.planner.program import Action, Meeting, Program, RankProgram, is_ahead, meeting
 from mmplan.planner.stage_graph import StageGraph
 
 Key = tuple[int, str, int]  # stage, F, B (also for I) or W, microbatch
@@ -94,7 +94,7 @@ def _inputs_s(rank: RankProgram, made_s: Mapping[tuple[int, int, str, int], floa
     """When the last input from another rank was made, of each compute that has one."""
     inputs: dict[Key, float] = {}
     for action in rank.actions:
-        if action.kind == "RECV":
+        if action.kind == "RECV" and not is_ahead(action.tensor):
             made = made_s[action.peer, rank.rank, action.tensor, action.microbatch]
             inputs[reader_of(action)] = max(made, inputs.get(reader_of(action), 0.0))
     return inputs

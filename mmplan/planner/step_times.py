@@ -67,7 +67,7 @@ def step_times(
     plan: Plan, graph: ComputationGraph, costs: CostModel, *, steps: int, compositions: Sequence[Composition]
 ) -> tuple[StepTimes, ...]:
     """Steps 0 to `steps` - 1 of the data under each composition."""
-    uneven = plan.meshes or plan.batch_factor > 1
+    uneven = plan.meshes or plan.prefetch or plan.batch_factor > 1
     clock = _SimulatedSteps(plan, graph, costs) if uneven else _StepClock(plan, graph, costs)
     times = SampleTimes(plan, graph, costs)
     results = []
@@ -103,8 +103,8 @@ _FINISH = _Finish._fields[1:]
 
 
 class _SimulatedSteps:
-    """The steps of a plan with meshes of their own, or with layers that run several microbatches at once, simulated one
-    by one."""
+    """The steps of a plan with meshes of their own, or with layers that run several microbatches at once or a step
+    ahead, simulated one by one; what is made ahead is as much as what is read."""
 
     def __init__(self, plan: Plan, graph: ComputationGraph, costs: CostModel) -> None:
         self._plan, self._graph, self._costs = plan, graph, costs

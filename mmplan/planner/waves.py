@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mmplan.planner.columns import RECV, REDUCE, SEND, TIE, F, I, Integers, ProgramColumns, columns_of
 from mmplan.planner.place import Lowered
-from mmplan.planner.program import Program
+from mmplan.planner.program import Program, is_ahead
 
 Floats = NDArray[np.float64]
 
@@ -211,9 +211,12 @@ def _link_lanes(graph: Graph, row: Integers, sends: Integers) -> None:
 
 
 def _inputs(graph: Graph, row: Integers, receives: Integers) -> None:
-    """F, B and I wait for the tensors their rank has posted buffers for."""
+    """F, B and I wait for the tensors of this step that their rank has posted buffers for."""
     columns = graph.columns
     kind, microbatches = columns.kind, columns.microbatches
+    ahead = np.array([is_ahead(name) for name in columns.tensors], dtype=bool)
+    if ahead.any():
+        receives = receives[~ahead[columns.tensor[receives]]]
     (computes,) = np.nonzero(kind <= I)
     if (columns.microbatch[computes] >= microbatches).any() or (columns.microbatch[receives] >= microbatches).any():
         raise IrregularError

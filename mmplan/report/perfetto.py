@@ -11,6 +11,7 @@ from pathlib import Path
 from mmplan.files import write_file
 from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import Prediction, TimedAction
+from mmplan.planner.program import is_ahead
 from mmplan.units import microseconds
 
 _COMPUTE, _LINK = 0, 1  # tracks of a rank
@@ -32,7 +33,7 @@ def trace_events(plan: Plan, prediction: Prediction) -> list[dict[str, object]]:
         if item.action.kind == "RECV":
             continue
         events.append(_slice(item))
-        if item.action.kind == "SEND":
+        if item.action.kind == "SEND" and not is_ahead(item.action.tensor):
             reader = readers.get((item.action.peer, *_read_by(item.action.tensor, stage_of), item.action.microbatch))
             if reader is not None:
                 events += _arrow(number, item, reader)

@@ -23,7 +23,7 @@ class PlanSummary:
     `overlap_rate`: time in which a rank computes and communicates at once, over the time it communicates (1 when it
     never communicates). `recompute` is that of each stage; `schedule_gap`: by what part of its makespan a searched
     schedule can be longer than the best of this cut; for `sharding`, `spread`, `patches`, `together` and
-    `batch_factor` see `Layout`.
+    `batch_factor` see `Layout`, for `prefetch` see `Plan`.
     `meshes` has a text for each where these are not all alike; `dp`, `tp` and `cp` are then those of the last.
     `idle_ranks` of the run lie between those of meshes and have no work. Costs are those of the other ranks for the
     simulated step, in the currency of the scenario's prices; None where it has none.
@@ -55,6 +55,7 @@ class PlanSummary:
     patches: tuple[str, ...]
     together: tuple[str, ...]
     batch_factor: int
+    prefetch: tuple[str, ...]
     meshes: tuple[str, ...]
     idle_ranks: int
     recompute: tuple[str, ...]
@@ -109,6 +110,7 @@ def summarise(name: str, plan: Plan, prediction: Prediction, interval: StepInter
         patches=plan.patches,
         together=plan.together,
         batch_factor=plan.batch_factor,
+        prefetch=plan.prefetch,
         meshes=mesh_texts(plan),
         idle_ranks=plan.world - plan.rank_count,
         recompute=tuple(stage.recompute for stage in plan.stages),

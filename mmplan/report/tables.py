@@ -107,6 +107,7 @@ _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("in host memory", lambda s: IN_HOST_MEMORY[s.offload]),
     ("spread over samples", lambda s: ", ".join(name for name in s.spread if name not in s.patches)),
     ("cut along patches", lambda s: ", ".join(s.patches)),
+    ("a step ahead", lambda s: ", ".join(s.prefetch)),
     ("microbatches at once", lambda s: f"{s.batch_factor} of {', '.join(s.together)}" if s.together else ""),
     ("recomputed", lambda s: _recompute_text(s.recompute)),
     ("microbatches x samples", lambda s: f"{s.microbatches} x {s.microbatch_size}"),

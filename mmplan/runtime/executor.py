@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmplan.errors import RunError
-from mmplan.planner.program import Action, RankProgram
+from mmplan.planner.program import Action, RankProgram, is_ahead, named_by_layers
+from mmplan.runtime.ahead import Features
 from mmplan.runtime.clock import Clock, Mark
 from mmplan.runtime.failure import described
 from mmplan.runtime.network import Message, post_receive, post_send
@@ -57,6 +58,7 @@ def run_step(
     modalities: Mapping[int, str] | None = None,
     position: Position | None = None,
     check: UpdateCheck | None = None,
+    features: Features | None = None,
 ) -> StepRecord:
     """Run one optimizer step.
 
@@ -66,6 +68,7 @@ def run_step(
         modalities: of each stage, for the names that profilers show.
         position: is kept up to date, for whoever asks what this rank does.
         check: looks at losses and gradients before the update.
+        features: what waits for this step, and then what waits for the next one.
 
     Raises:
         RunError: an action failed; names rank, action and cause.
@@ -73,9 +76,9 @@ def run_step(
     record = StepRecord()
     position = position or Position(program.rank)
     streams, named = streams_of(device), partial(action_range, modalities=modalities or {}, device=device)
-    mailbox = _Mailbox(device, network, position, streams)
+    mailbox = _Mailbox(device, network, position, streams, Features() if features is None else features)
     outputs: dict[tuple[str, int], Tensor] = {}
-    to_send = Counter((action.tensor, action.microbatch) for action in program.actions if action.kind == "SEND")
+    to_send = Counter(map(_made, (action for action in program.actions if action.kind == "SEND")))
     for action in program.actions:
         moved_bytes = _moved_bytes(stages)
         try:
@@ -88,7 +91,7 @@ def run_step(
                 results = _timed(action, asked, clock, record, named, partial(_compute, action, stage, received))
                 _count_moved(action, moved_bytes, stages, record)
                 if device.type == "cpu":  # elsewhere the allocator counts
-                    in_use = sum(stage.memory_bytes() for stage in stages.values())
+                    in_use = sum(stage.memory_bytes() for stage in stages.values()) + mailbox.features_bytes()
                     record.peak_memory_bytes = max(record.peak_memory_bytes, in_use)
                 made = {name: result for name, result in results.items() if name not in program.unsent}
                 outputs.update({(tensor, action.microbatch): result for tensor, result in made.items()})
@@ -98,7 +101,7 @@ def run_step(
                 with named(action):
                     mailbox.receive(action)
             elif action.kind == "SEND":
-                key = (action.tensor, action.microbatch)
+                key = _made(action)
                 to_send[key] -= 1
                 tensor = outputs.pop(key, None) if to_send[key] == 0 else outputs.get(key)
                 with named(action):
@@ -224,16 +227,28 @@ class _Mailbox:
     """Tensors of one rank that are under way in one step."""
 
     def __init__(
-        self, device: torch.device, network: dist.ProcessGroup | None, position: Position, streams: Streams
+        self,
+        device: torch.device,
+        network: dist.ProcessGroup | None,
+        position: Position,
+        streams: Streams,
+        features: Features,
     ) -> None:
         self._device, self._network, self._position, self._streams = device, network, position, streams
-        self._receives: dict[tuple[int, int, bool], list[tuple[Action, Message]]] = {}
+        self._features, waiting = features, features.received
+        self._receives: dict[tuple[int, int, bool], list[tuple[Action, Message]]] = {
+            (*key, False): messages for key, messages in waiting.items()
+        }
+        features.received = {}
         self._sends: dict[tuple[str, int], list[tuple[Action, Message]]] = {}
 
     def receive(self, action: Action) -> None:
         """Post the buffer of a tensor that `take` hands out."""
         with self._streams.receiving():
             message = post_receive(action.bytes, self._device, action.peer, self._network, _tag(action))
+        if is_ahead(action.tensor):
+            self._features.add(action, message)
+            return
         key = (action.stage, action.microbatch, "<" in action.tensor)
         self._receives.setdefault(key, []).append((action, message))
 
@@ -252,7 +267,7 @@ class _Mailbox:
         parts: dict[str, list[Tensor]] = {}
         for action, message in self._receives.pop((stage, microbatch, gradients), ()):
             self._position.wait(_peer(action))
-            parts.setdefault(action.tensor, []).append(message.there())
+            parts.setdefault(named_by_layers(action.tensor), []).append(message.there())
             self._streams.taken(message.held)
         # gloo knows that a send has left only after a wait; gradients that are here prove that these are free.
         for tensor in parts if gradients else ():
@@ -260,6 +275,11 @@ class _Mailbox:
                 self._wait(*sent)
         self._position.wait("")
         return {tensor: found[0] if len(found) == 1 else torch.cat(found) for tensor, found in parts.items()}
+
+    def features_bytes(self) -> int:
+        """Of this step, until they are read, and of the next one."""
+        here = chain.from_iterable(self._receives.values())
+        return self._features.kept_bytes() + sum(a.bytes for a, _ in here if is_ahead(a.tensor))
 
     def drain(self) -> None:
         """Wait until every send has left."""
@@ -270,6 +290,11 @@ class _Mailbox:
     def _wait(self, action: Action, message: Message) -> None:
         self._position.wait(_peer(action))
         message.work.wait()
+
+
+def _made(action: Action) -> tuple[str, int]:
+    """What its stage has made of what an action sends."""
+    return named_by_layers(action.tensor), action.microbatch
 
 
 def _peer(action: Action) -> str:

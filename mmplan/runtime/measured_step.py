@@ -8,7 +8,7 @@ its size took alone.
 from collections.abc import Mapping, Sequence
 
 from mmplan.planner.prediction import Prediction, RankPrediction, TimedAction
-from mmplan.planner.program import Action, Meeting, Program, meeting
+from mmplan.planner.program import Action, Meeting, Program, is_ahead, meeting
 from mmplan.planner.step_parts import Key, key_of, made_times, reader_of
 from mmplan.planner.timing import Seconds
 from mmplan.runtime.measurement import Measurement
@@ -63,7 +63,7 @@ def measured_transfers(
         (places[action.peer], index, action.tensor, action.microbatch): reader_of(action)
         for index, rank in enumerate(program.ranks)
         for action in rank.actions
-        if action.kind == "RECV"
+        if action.kind == "RECV" and not is_ahead(action.tensor)
     }
     for index, rank in enumerate(program.ranks):
         for action, predicted_s in zip(rank.actions, durations[index], strict=True):
@@ -73,10 +73,11 @@ def measured_transfers(
             message = (index, target, action.tensor, action.microbatch)
             start_s = max(made[message], free_s.get((index, target), 0.0))
             end_s = start_s + alone_s.get((index, target, action.bytes), predicted_s)
-            asked_s, begun_s = waits[target][readers[message]]
-            if last_made[target, readers[message]] == made[message] and asked_s < min(begun_s, end_s):
-                end_s = begun_s  # it was what the compute waited for
-            end_s = max(start_s, min(end_s, begun_s))
+            if message in readers:
+                asked_s, begun_s = waits[target][readers[message]]
+                if last_made[target, readers[message]] == made[message] and asked_s < min(begun_s, end_s):
+                    end_s = begun_s  # it was what the compute waited for
+                end_s = max(start_s, min(end_s, begun_s))
             free_s[index, target] = end_s
             sent[message] = (start_s, end_s)
     return sent
@@ -99,7 +100,7 @@ def _last_made(
     last: dict[tuple[int, Key], float] = {}
     for index, rank in enumerate(program.ranks):
         for action in rank.actions:
-            if action.kind == "RECV":
+            if action.kind == "RECV" and not is_ahead(action.tensor):
                 at = (index, reader_of(action))
                 last[at] = max(last.get(at, 0.0), made[places[action.peer], index, action.tensor, action.microbatch])
     return last

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from mmplan.planner.border import Border, seen_shard, shard_of
 from mmplan.planner.mesh import Mesh, giver, takers
 from mmplan.planner.plan import Plan
-from mmplan.planner.program import Action, Program, RankProgram
+from mmplan.planner.program import Action, Program, RankProgram, named_by_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _between_meshes(plan: Plan, program: RankProgram, shard: int) -> list[Action
 
 def _border(plan: Plan, action: Action, stage_of: Mapping[str, int]) -> Border:
     """Of the stage that makes an activation and that which reads it; `action` is a transfer."""
-    producer, consumer = action.tensor.replace("<", ">").split(">")
+    producer, consumer = named_by_layers(action.tensor).replace("<", ">").split(">")
     return plan.border(action.tensor, stage_of[producer], stage_of[consumer])
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mmplan.planner.program import Program, RankProgram
+from mmplan.planner.program import Program, RankProgram, named_by_layers
 from mmplan.runtime.finite import Unsound
 from mmplan.runtime.network import all_reduce, gather
 from mmplan.runtime.places import collapsed
@@ -54,7 +54,7 @@ class SleepStage:
                 continue
             if action.kind == "SEND":
                 sizes = self._sends.setdefault(("B" if "<" in action.tensor else "F", action.microbatch), {})
-                sizes[action.tensor] = action.whole_bytes or action.bytes
+                sizes[named_by_layers(action.tensor)] = action.whole_bytes or action.bytes
             elif action.kind != "RECV":
                 self._sleeps_s[action.kind, action.microbatch] = seconds
                 self._moves[action.kind, action.microbatch] = action.bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmplan.files import write_file
-from mmplan.planner.program import Action
+from mmplan.planner.program import Action, is_ahead
 from mmplan.runtime.ranges import range_name
 from mmplan.runtime.train import RankStep
 from mmplan.units import microseconds
@@ -90,7 +90,7 @@ def _arrows(first: int, row: Sequence[RankStep], begun_s: float) -> list[Event]:
     for done in row:
         starts = {(i.action.stage, _half(i.action), i.action.microbatch): i.start_s for i in done.timeline}
         for action in done.program.actions:
-            if action.kind == "RECV":
+            if action.kind == "RECV" and not is_ahead(action.tensor):
                 key = (action.stage, "B" if "<" in action.tensor else "F", action.microbatch)
                 tensor = (action.peer, done.program.rank, action.tensor, action.microbatch)
                 readers[tensor] = (done.program.rank, starts[key])

@@ -21,7 +21,8 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.prediction import TimedAction
 from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import CutTensor, build_stage_graph
-from mmplan.planner.step_loads import StageLoads, split_samples
+from mmplan.planner.step_loads import StageLoads, StepLoads, drawn_step_loads, split_samples
+from mmplan.runtime.ahead import Features, ahead_part
 from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.batched_stage import BatchedStage
 from mmplan.runtime.clock import Clock
@@ -206,10 +207,12 @@ Prepare = Callable[[int], tuple[RankProgram, Mapping[int, Stage]]]
 class Prepared:
     """A rank's training: each step, and the stages that hold its state; a rehearsal has none.
 
-    `model`: the user's own, where that is trained. `scales`: of losses, where these are scaled.
+    `fill`: where modules run a step ahead, what makes the features of the first step. `model`: the user's
+    own, where that is trained. `scales`: of losses, where these are scaled.
     """
 
     step: Prepare
+    fill: Prepare | None = None
     stages: tuple[WeightedStage, ...] = ()
     model: nn.Module | None = None
     scales: PartScales | None = None
@@ -232,14 +235,29 @@ def prepare_training(
     stages = build_stages(plan, graph, place.row, device, ranks, replicas, scales)
     tie_stages(plan, graph, stages, more)
 
-    def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
-        data = step_data(plan, step)
-        listed = rank_program(lower_columns(plan, graph, data.loads).columns, listed_places(plan)[rank])
-        for stage in stages.values():
-            stage.load(step_microbatches(plan, data, place, stage.raw_modules, device))
-        return program_of_shard(plan, listed, place.shard), stages
+    def lowered(loads: StepLoads) -> RankProgram:
+        listed = rank_program(lower_columns(plan, graph, loads).columns, listed_places(plan)[rank])
+        return program_of_shard(plan, listed, place.shard)
 
-    return Prepared(step=prepare, stages=tuple(stages.values()), scales=scales)
+    def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
+        load_stages(plan, stages, place, step, device)
+        return lowered(drawn_step_loads(plan, step)), stages
+
+    def fill(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
+        load_stages(plan, stages, place, step, device, ahead=0)
+        return ahead_part(plan, lowered(step_data(plan, step).loads)), stages
+
+    first = fill if plan.prefetch else None
+    return Prepared(step=prepare, fill=first, stages=tuple(stages.values()), scales=scales)
+
+
+def load_stages(
+    plan: Plan, stages: Mapping[int, LayerStage], place: Place, step: int, device: torch.device, *, ahead: int = 1
+) -> None:
+    """Hand each stage the microbatches that it runs in a step; `ahead`: by how many steps some are."""
+    for index, stage in stages.items():
+        data = step_data(plan, step + ahead if plan.is_ahead(index) else step)
+        stage.load(step_microbatches(plan, data, place, stage.raw_modules, device))
 
 
 def prepare_rehearsal(
@@ -255,8 +273,7 @@ def prepare_rehearsal(
     ties = {number: more(tie.ranks(started)) for number, tie in enumerate(trained)}
     stages = {stage: SleepStage(stage, plan.sharding, replicas, ties) for stage in plan.stages_of(row)}
 
-    def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
-        loads = step_data(plan, step).loads
+    def played(loads: StepLoads) -> tuple[RankProgram, Mapping[int, Stage]]:
         program = lower(plan, graph, loads)
         durations_s = predicted_durations(plan, graph, costs, program, loads)[rank]
         own = program_of_shard(started, collapse_shards(program).ranks[rank], 0)
@@ -264,12 +281,17 @@ def prepare_rehearsal(
             stage.load(own, [seconds * scale for seconds in durations_s])
         return own, stages
 
-    return Prepared(step=prepare)
+    def fill(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
+        program, filled = played(step_data(plan, step).loads)
+        return ahead_part(plan, program), filled
+
+    return Prepared(step=lambda step: played(drawn_step_loads(plan, step)), fill=fill if plan.prefetch else None)
 
 
 def run_steps(
     prepare: Prepare,
     *,
+    fill: Prepare | None = None,
     steps: range,
     network: dist.ProcessGroup,
     device: torch.device,
@@ -280,7 +302,16 @@ def run_steps(
     check: UpdateCheck,
     on_step: Callable[[int, RankStep], None],
 ) -> None:
-    """Run these optimizer steps of this rank; collective. `on_step` takes each; `position` is kept up to date."""
+    """Run these optimizer steps of this rank; collective. `fill`: what to run before the first. `on_step` takes each;
+    `position` is kept up to date."""
+    features = Features()
+    if fill is not None and steps:
+        position.begin(steps.start)
+        position.enter("features of the first step")
+        program, stages = fill(steps.start)
+        clock.start()
+        run_step(program, stages, network=network, device=device, clock=clock, position=position, features=features)
+        clock.stop()
     for step in steps:
         position.begin(step)
         position.enter("data")
@@ -300,6 +331,7 @@ def run_steps(
             modalities=modalities,
             position=position,
             check=check,
+            features=features,
         )
         check.settle()
         position.enter("tell", EVERYBODY)

@@ -267,6 +267,7 @@ def _run(
 
     run_steps(
         prepare,
+        fill=prepared.fill,
         steps=range(len(before), options.steps),
         network=groups.network,
         device=device,

@@ -196,6 +196,7 @@ def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document
         patches=_patches(spec, model, document),
         modules=_own_ranks(spec, model, document),
         encode_together=_encode_together(spec, model, document),
+        prefetch=_prefetch(spec, model, document),
     )
 
 
@@ -243,6 +244,20 @@ def _own_ranks(spec: ConstraintsSpec, model: Model, document: Document) -> tuple
         OwnRanks(module=name, tp=tuple(one.tp), dp=tuple(one.dp), pp=tuple(one.pp), cp=tuple(one.cp), ep=tuple(one.ep))
         for name, one in spec.modules.items()
     )
+
+
+def _prefetch(spec: ConstraintsSpec, model: Model, document: Document) -> tuple[str, ...] | None:
+    if spec.prefetch == "any":
+        return None
+    _require_encoders(spec.prefetch, "prefetch", "run a step ahead", model, document)
+    for name in spec.prefetch:
+        mode = model.module(name).training.mode
+        if mode != "frozen":
+            message = f"'{name}' is trained ({mode}), so that a step changes what the next one computes"
+            raise document.error(
+                ("constraints", "prefetch", name), f"{message}; set train.{name}: frozen, or leave it out"
+            )
+    return tuple(spec.prefetch)
 
 
 def _encode_together(

@@ -377,6 +377,8 @@ class Constraints:
     # encoders, each with the numbers of microbatches that it may encode at once; (): each alone; None leaves the choice
     encode_together: tuple[tuple[str, tuple[int, ...]], ...] | None = ()
 
+    prefetch: tuple[str, ...] | None = ()  # frozen encoders that may run a step ahead; None: any
+
     def forbidding(self, what: Forbidden) -> frozenset[str]:
         """Ids of the layers in zones that forbid it."""
         return frozenset(layer for zone in self.zones if what in zone.forbid for layer in zone.layers)

@@ -327,6 +327,9 @@ class ConstraintsSpec(Strict):
         default={},
         description="{NAME: [1, 4]}: microbatches that an encoder may run at once; any: 1, 2, 4 or 8",
     )
+    prefetch: list[ModuleName] | Literal["any"] = Field(
+        default=[], description="frozen encoders that may run the next step's batch, where that is faster; any: all"
+    )
 
 
 class TechniqueSpec(Strict):

@@ -1,7 +1,7 @@
 """Plans whose stages split their layers over two ranks, and the code that their four processes run."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,15 +25,18 @@ from mmplan.cost_models.layer import Layer
 from mmplan.planner.lower import lower
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
+from mmplan.planner.step_loads import drawn_step_loads
 from mmplan.planner.tensor_traffic import tensor_bytes
+from mmplan.runtime.ahead import Features, ahead_part
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
 from mmplan.runtime.groups import group_maker, replica_group, tensor_ranks
 from mmplan.runtime.model import MultimodalModel
 from mmplan.runtime.places import idle_program, listed_places, mesh_of_row, place_of, program_of_shard
+from mmplan.runtime.stage import LayerStage
 from mmplan.runtime.tensor_parallel import SplitLayer, name_in_whole, slice_of
 from mmplan.runtime.tensor_sums import TensorRanks
-from mmplan.runtime.train import build_stages, step_data, step_microbatches, tie_stages
+from mmplan.runtime.train import build_stages, load_stages, step_data, tie_stages
 from mmplan.scenario.scenario import Optimizer, Scenario
 
 TP = 2
@@ -80,6 +83,9 @@ MIXED = (
     "gradients shared by replicas, several microbatches at once",
     "cross-attention, several microbatches at once",
     "all encoders, several microbatches at once",
+    "a frozen encoder dealt out, a step ahead",
+    "a frozen encoder in two stages, a step ahead",
+    "weights shared by replicas, a step ahead",
     "kept on the host, several microbatches at once",
     "experts over replicas that share gradients",
     "experts over tp, replicas that share weights",
@@ -131,6 +137,7 @@ def tensor_cases() -> dict[str, Plan]:
         **_dealt_cases(models),
         **_patch_cases(models),
         **_together_cases(models),
+        **_ahead_cases(models["frozen vision encoder"]),
         **_expert_cases(models["experts, latent attention and DeepStack"]),
         **padded_cases(models, plans["two stages on a rank, backwards in two parts"]),
         **meshed_cases(models),
@@ -213,6 +220,21 @@ def _together_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
     return {f"{name}, several microbatches at once": plan for name, plan in (batched | more).items()}
 
 
+def _ahead_cases(frozen: Scenario) -> dict[str, Plan]:
+    """A frozen encoder that runs the next step's batch."""
+    vision, front, ends = ("vision.embed", "vision.0-3"), ("projector.0", *AUDIO, "llm.embed"), ("llm.head", "llm.loss")
+    stages = vision, (*front, "llm.0-5", *ends)
+    four = ("vision.embed", "vision.0-1"), ("vision.2-3",), (*front, "llm.0-2"), ("llm.3-5", *ends)
+    chain = hand_plan(frozen, stages)
+    plans = {
+        "a frozen encoder": replace(chain, tp=TP),
+        "a frozen encoder dealt out": replace(chain, tp=TP, spread=("vision", "projector", "audio", "audio_projector")),
+        "a frozen encoder in two stages": hand_plan(frozen, four),
+        "weights shared by replicas": replace(hand_plan(frozen, stages, dp=2), sharding="parameters"),
+    }
+    return {f"{name}, a step ahead": replace(plan, prefetch=("vision",)) for name, plan in plans.items()}
+
+
 def _expert_cases(experts: Scenario) -> dict[str, Plan]:
     """Experts on more ranks than the rest of their layers."""
     chain, one = (
@@ -276,14 +298,14 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
     """One step of plain gradient descent."""
     optimizer = Optimizer(name="sgd", learning_rate=STEP_LENGTH)
     plan = replace(plan, scenario=replace(plan.scenario, optimizer=optimizer))
-    graph, data = build_graph(plan.scenario), step_data(plan, 0)
+    graph = build_graph(plan.scenario)
     timeout = timedelta(seconds=30)
     replicas = replica_group(plan, rank, "gloo", timeout)
     ranks = tensor_ranks(plan, rank, "gloo", timeout)
     if rank not in listed_places(plan):
         return _idle(rank, control)
-    place = place_of(plan, rank)
-    whole_program = lower(plan, graph, data.loads)
+    place, loads = place_of(plan, rank), drawn_step_loads(plan, 0)
+    whole_program = lower(plan, graph, loads)
     listed = listed_places(plan)[rank]
     program = program_of_shard(plan, whole_program.ranks[listed], place.shard)
     with patch("mmplan.runtime.train.MultimodalModel", PerturbedPart):
@@ -292,10 +314,15 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
     before: dict[str, Tensor] = {}
     for index, stage in stages.items():
         before |= trained_weights(stage, plan.stages[index].layers)
-        stage.load(step_microbatches(plan, data, place, stage.raw_modules, CPU))
     clock = WallClock(control, one_host=True)
     clock.start()
-    record = run_step(program, stages, device=CPU, clock=clock)
+    features = _features(plan, rank, 0, stages, clock)
+    already_bytes = 0 if ranks is None else ranks.total_bytes
+    load_stages(plan, stages, place, 0, CPU)
+    record = run_step(program, stages, device=CPU, clock=clock, features=features)
+    made_bytes = 0 if ranks is None else ranks.total_bytes - already_bytes
+    losses = {module: loss for stage in stages.values() for module, loss in stage.losses().items()}
+    _require_equal(features, _features(plan, rank, 1, stages, clock))
     sends = [action for action in whole_program.ranks[listed].actions if action.kind == "SEND"]
     after: dict[str, Tensor] = {}
     for index, stage in stages.items():
@@ -312,12 +339,32 @@ def run_tensor_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> Tensor
             for place in (stage.places[parameter],)
         },
         gradients={name: (weight - after[name]) / STEP_LENGTH for name, weight in before.items()},
-        losses={module: loss for stage in stages.values() for module, loss in stage.losses().items()},
-        tensor_bytes=0 if ranks is None else ranks.total_bytes,
-        planned_tensor_bytes=tensor_bytes(plan, graph, whole_program, data.loads)[listed],
+        losses=losses,
+        tensor_bytes=made_bytes,
+        planned_tensor_bytes=tensor_bytes(plan, graph, whole_program, loads)[listed],
         sent_bytes=record.activation_bytes + record.gradient_bytes,
         planned_sent_bytes=sum(a.bytes * a.copies for a in sends) if place.shard == 0 else None,
     )
+
+
+def _features(plan: Plan, rank: int, step: int, stages: Mapping[int, LayerStage], clock: WallClock) -> Features:
+    """What a rank has of a step's features before it begins."""
+    features = Features()
+    if plan.prefetch:
+        place, loads = place_of(plan, rank), step_data(plan, step).loads
+        listed = lower(plan, build_graph(plan.scenario), loads).ranks[listed_places(plan)[rank]]
+        load_stages(plan, stages, place, step, CPU, ahead=0)
+        part = ahead_part(plan, program_of_shard(plan, listed, place.shard))
+        run_step(part, stages, device=CPU, clock=clock, features=features)
+    return features
+
+
+def _require_equal(made: Features, expected: Features) -> None:
+    """What a step has made for the next one is what that would have made itself."""
+    assert made.received.keys() == expected.received.keys()
+    for key, messages in made.received.items():
+        for (_, own), (_, other) in zip(messages, expected.received[key], strict=True):
+            assert torch.equal(own.there(), other.there()), key
 
 
 def _idle(rank: int, control: dist.ProcessGroup) -> TensorRankResult:

@@ -81,6 +81,7 @@ def repriced(
         "patches",
         "together",
         "batch_factor",
+        "prefetch",
         "microbatch_size",
         "microbatches",
         "meshes",
@@ -100,12 +101,16 @@ def repriced(
 
 
 def each_alone(plan: Plan, target: str) -> Draft:
-    """The plan with every module on one microbatch at a time."""
+    """The plan with every module on one microbatch at a time, and on those of its own step."""
+    draft = Draft(plan=plan)
+    if plan.prefetch:
+        sentence = f"{target} runs {' and '.join(plan.prefetch)} in the step that reads it instead of one before"
+        draft = draft.changed(repriced(plan, prefetch=()), sentence)
     if plan.batch_factor == 1:
-        return Draft(plan=plan)
+        return draft
     names = " and ".join(plan.together)
     sentence = f"{target} runs {names} on each microbatch alone instead of {plan.batch_factor} at once"
-    return Draft(plan=plan).changed(repriced(plan, together=(), batch_factor=1), sentence)
+    return draft.changed(repriced(draft.plan, together=(), batch_factor=1), sentence)
 
 
 def with_sequence_parallel(draft: Draft, why: str) -> Draft:

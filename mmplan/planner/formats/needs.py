@@ -62,6 +62,8 @@ def _degrees(plan: Plan) -> Found:
             yield "patch groups", f"{names} whole on each of {plan.width} ranks, which take rows of every image"
     if plan.batch_factor > 1:
         yield "several microbatches at once", f"{' and '.join(plan.together)} on {plan.batch_factor} at once"
+    if plan.prefetch:
+        yield "frozen encoders a step ahead", f"{' and '.join(plan.prefetch)} on the next step's microbatches"
     for mesh in plan.meshes:
         yield "modules on meshes of their own", f"{' and '.join(mesh.modules)} on {mesh}"
         if mesh.patches:

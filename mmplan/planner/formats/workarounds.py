@@ -33,7 +33,7 @@ def worked_around(plan: Plan, target: str, known: Mapping[str, Workaround]) -> D
     require_structure(plan)
     name = target_of(target).name
     draft = each_alone(_in_one_piece(plan), name)
-    alone = replace(plan, together=(), batch_factor=1)
+    alone = replace(plan, together=(), batch_factor=1, prefetch=())
     for need, cell in plugged(plan_needs(alone, build_graph(plan.scenario)), target):
         if need.name in known:
             draft = known[need.name](draft, name)

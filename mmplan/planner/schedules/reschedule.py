@@ -46,7 +46,7 @@ def with_family(plan: Plan, name: ScheduleName, graph: ComputationGraph, costs: 
     Raises:
         CheckError: the plan's cut is not acyclic or leaves a layer out.
     """
-    if plan.batch_factor > 1:
+    if plan.batch_factor > 1 or plan.prefetch:
         return Choice(name=name, plan=None, fits=False, reason=_together(plan))
     plan = plan.one_chunk
     if name in LOOPED + V_SHAPED and not plan.placement:
@@ -94,7 +94,7 @@ def optimized(
     Raises:
         NoPlanFoundError: no schedule fits the memory.
     """
-    if plan.batch_factor > 1:
+    if plan.batch_factor > 1 or plan.prefetch:
         raise InputError(_together(plan))
     problem = plan_problem(plan, graph, costs)
     result = best_schedule(problem, search_s=search_s, seed=seed, stop=stop)
@@ -107,6 +107,10 @@ def optimized(
 
 
 def _together(plan: Plan) -> str:
+    if plan.prefetch:
+        return (
+            f"{' and '.join(plan.prefetch)} run a step ahead, and schedules are made for the microbatches of one step"
+        )
     names = " and ".join(plan.together)
     return f"{names} run {plan.batch_factor} microbatches at once, and schedules are made for one and one"
 

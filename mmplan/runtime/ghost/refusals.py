@@ -34,6 +34,11 @@ def refuse_plan(plan: Plan) -> None:
             f"the plan runs {' and '.join(plan.together)} on {plan.batch_factor} microbatches at once, and a model of "
             "your own is executed on each alone: take `constraints.encode_together` out and optimize again"
         )
+    if plan.prefetch:
+        raise InputError(
+            f"the plan runs {' and '.join(plan.prefetch)} a step ahead, and a model of your own is executed step by "
+            "step: take `constraints.prefetch` out and optimize again"
+        )
     if plan.meshes:
         raise InputError(
             f"the plan has {' and '.join(plan.meshes[0].modules)} on ranks of their own, and a model of your own is "
