@@ -68,11 +68,19 @@ def fetched_ahead(
 
     Args:
         floor_s: no plan takes less, whatever its schedule and a step ahead or not.
+
+    Raises:
+        InputError: constraints name encoders that no cut separates from the rest.
     """
     prices, costs = space.prices, AnalyticCostModel(space.prices.scenario)
     names = modules_ahead(prices.scenario, prices.graph)
     meshed = meshed_groups(space.groups, [names]) if names else None
     if meshed is None:
+        if prices.scenario.constraints.prefetch:
+            message = f"no cut has {' and '.join(names)} on stages of their own, which a step ahead needs"
+            raise InputError(
+                f"{message}: leave it out, or take no_split zones at their borders away", key="constraints.prefetch"
+            )
         return plan
     best, best_s = plan, simulate(plan, prices.graph, costs).step_time_s
     for configuration in configurations:
