@@ -46,6 +46,7 @@ from mmplan.scenario.technique import ContextParallel
 
 MODELS = FAMILIES | EXPERT_FAMILIES | {"adapted": adapted}
 PROCESSES, PLANS = 4, "plans.pt"
+STATISTICS = "running statistics in two stages, recomputed"
 STEP_LENGTH = 2.0**20
 PLAIN = Optimizer(name="sgd", learning_rate=STEP_LENGTH)
 CPU = torch.device("cpu")
@@ -70,8 +71,8 @@ class HeadInGlue(nn.Module):
 def job_of(family: str) -> Job:
     """The family's tiny model; batches of unlike content, those of LLaVA with no, one or two images."""
 
-    if family == "own":
-        return load_job(Path(__file__).parent / "own_model_job.py")
+    if family in ("own", "normed"):
+        return load_job(Path(__file__).parent / {"own": "own_model_job.py", "normed": "normed_job.py"}[family])
 
     def batches(size: int) -> Iterator[dict[str, Any]]:
         for index in count():
@@ -121,7 +122,7 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
     audio, in_turn = scenario_of("qwen2_audio", folder), {"spread": ("vision", "projector")}
     frozen, zero_3 = with_training(llava, "vision", "frozen"), {"dp": 2, "sharding": "parameters"}
     low = with_training(llava, "llm", "lora", rank=RANK, targets=TARGETS)
-    own, speech, sound = (recorded_scenario(name) for name in ("own", "whisper", "qwen2_audio"))
+    own, speech, sound, normed = (recorded_scenario(name) for name in ("own", "whisper", "qwen2_audio", "normed"))
     return {
         "LLaVA, ZeRO-3": ("llava", cut(llava, dp=4, sharding="parameters")),
         "LLaVA in two stages, ZeRO-2": ("llava", cut(llava, "llm.0", dp=2, sharding="gradients")),
@@ -181,6 +182,7 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         ),
         "own model as recorded, in two stages": ("own", cut(own, "blocks.0", dp=2, recompute="full")),
         "own model as recorded, in four stages": ("own", cut(own, "bridge.0", "blocks.0", "blocks.2")),
+        STATISTICS: ("normed", cut(normed, "blocks.0", dp=2, recompute="full")),
         "Whisper as recorded, tied over stages, ZeRO-3": ("whisper", cut(speech, "decoder.1", **zero_3)),
         "Qwen2-Audio as recorded, in two stages": ("qwen2_audio", cut(sound, "language_model.1", dp=2)),
         "adapters in two stages": ("adapted", cut(low, "llm.0", dp=2)),
@@ -204,7 +206,13 @@ def with_training(scenario: Scenario, module: str, mode: Any, **more: Any) -> Sc
 
 
 def whole_job(family: str, plan: Plan) -> tuple[dict[str, Tensor], float]:
-    """Gradients and loss of the first step in one process, as the model's authors run it."""
+    """Gradients and loss of the first step in one process."""
+    model, total = whole_model(family, plan)
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, total
+
+
+def whole_model(family: str, plan: Plan) -> tuple[nn.Module, float]:
+    """The model behind the first step, as its authors run it, and the loss."""
     job = job_of(family)
     model = job.model()
     for name, parameter in model.named_parameters():
@@ -216,7 +224,7 @@ def whole_job(family: str, plan: Plan) -> tuple[dict[str, Tensor], float]:
         loss = loss_of(model(**batch)) * (weight / sum(weights))
         loss.backward()
         total += float(loss.detach())
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, total
+    return model, total
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -234,6 +242,7 @@ class JobRankResult:
     split: int  # parameters of which the rank has a part
     notes: tuple[str, ...]
     written: dict[str, int]  # elements that the rank writes to checkpoints, of those that it holds
+    buffers: dict[str, Tensor]  # that it writes
     loss: float
     moved_bytes: dict[str, int]  # sent, shared, exchanged in layers, with what was foreseen beside them
     planned_bytes: dict[str, int]
@@ -273,6 +282,7 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
         split=sum(place.shape != tuple(p.shape) for stage in prepared.stages for p, place in stage.places.items()),
         notes=tuple(notes),
         written=written,
+        buffers={one.name: one.tensor for stage in prepared.stages for one in stage.buffers if one.writes},
         loss=0.0
         if groups.tensor is not None and groups.tensor.index
         else sum(loss for stage in prepared.stages for loss in stage.losses().values()),
@@ -313,6 +323,16 @@ def require_gradients(family: str, plan: Plan, results: Sequence[JobRankResult])
             seen[part.name] += part.gradient.numel()
     assert all(seen[key] >= gradient.numel() for key, gradient in expected.items())
     assert abs(sum(rank.loss for rank in results) - loss) <= 1e-5 * abs(loss)
+
+
+def require_buffers(family: str, plan: Plan, results: Sequence[JobRankResult]) -> None:
+    """Those of a process that has run the first replica's microbatches, each once."""
+    one = replace(plan, dp=1)
+    model = whole_model(family, one)[0]
+    found = {name: buffer for rank in results for name, buffer in rank.buffers.items()}
+    assert found.keys() == saved_buffers(model).keys()
+    for name, buffer in saved_buffers(model).items():
+        torch.testing.assert_close(found[name], buffer, msg=name)
 
 
 def require_written_once(family: str, results: Sequence[JobRankResult]) -> None:

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
 
@@ -14,13 +15,15 @@ from torch import nn
 pytest.importorskip("transformers")
 
 from job_expert_cases import expert_plans
-from job_plan_cases import cut, job_of, job_plans, scenario_of
+from job_plan_cases import CPU, cut, job_of, job_plans, recorded_scenario, scenario_of
 from typer.testing import CliRunner
 
 from mmplan.cli import app
 from mmplan.errors import InputError
 from mmplan.planner.plan import save_plan
 from mmplan.runtime.ghost.before_run import ask_job, why_not_run
+from mmplan.runtime.ghost.train import JobGroups, prepare_job
+from mmplan.runtime.groups import group_maker
 from mmplan.runtime.network import all_reduce, all_to_all, gather_rows, pass_on
 from mmplan.runtime.thread_group import ThreadGroup, Threads
 from mmplan.units import format_bytes
@@ -66,6 +69,31 @@ def test_what_stays_whole_counts_as_memory(folder: Path) -> None:
         ask_job(replace(plan, stages=(plan.stages[0], full)), job_of("llava"))
     tied = cut(scenario_of("gemma3", folder), "llm.0", dp=2, sharding="parameters")
     assert ask_job(tied, job_of("gemma3")) == ()
+
+
+def test_buffers_that_replicas_have_each_their_own_are_told() -> None:
+    plan = cut(recorded_scenario("normed"), dp=2)
+    (told,) = ask_job(plan, job_of("normed"))
+    assert told.startswith("a forward changes buffers: running_mean, running_var, num_batches_tracked of blocks.0.norm")
+    assert "the ranks of dp=2 have each their own" in told and "normed_job.py:18" in told
+    assert ask_job(replace(plan, dp=1), job_of("normed")) == ()
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_three_steps_of_eight_microbatches_are_counted_as_twenty_four(recompute: str) -> None:
+    scenario = replace(recorded_scenario("normed"), global_batch=8)
+    groups = JobGroups(replicas=None, tensor=None, more=group_maker(0, "gloo", timedelta(seconds=9)))
+    notes: list[str] = []
+    with patch("mmplan.runtime.ghost.train.FIRST_BATCHES", 6):
+        plan = cut(scenario, recompute=recompute)
+        prepared = prepare_job(plan, job_of("normed"), 0, CPU, groups, notes.append)
+    for step in range(3):
+        _, stages = prepared.step(step)
+        for microbatch in range(8):
+            stages[0].forward(microbatch, {})
+            stages[0].backward(microbatch, {})
+    counts = [int(b.tensor) for b in prepared.stages[0].buffers if b.name.endswith("num_batches_tracked")]
+    assert counts == [24, 24, 0] and not notes
 
 
 def test_eager_attention_is_told_how_to_switch(folder: Path) -> None:

@@ -10,7 +10,16 @@ import torch
 pytest.importorskip("transformers")
 
 from case_processes import chosen, run_on_ranks
-from job_plan_cases import PLANS, PROCESSES, job_plans, require_gradients, require_written_once, run_job_cases
+from job_plan_cases import (
+    PLANS,
+    PROCESSES,
+    STATISTICS,
+    job_plans,
+    require_buffers,
+    require_gradients,
+    require_written_once,
+    run_job_cases,
+)
 
 from mmplan.planner.plan import Plan
 
@@ -70,6 +79,7 @@ EVERY = (
     "Qwen2-Audio, clips in turn, ZeRO-2",
     "own model as recorded, in two stages",
     "own model as recorded, in four stages",
+    STATISTICS,
     "Whisper as recorded, tied over stages, ZeRO-3",
     "Qwen2-Audio as recorded, in two stages",
     "adapters in two stages",
@@ -128,6 +138,17 @@ def test_checkpoints_have_every_element_once(
     name: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[Any]]
 ) -> None:
     require_written_once(plans[name][0], results[name])
+
+
+def test_running_statistics_see_each_microbatch_once(
+    plans: dict[str, tuple[str, Plan]], results: dict[str, list[Any]]
+) -> None:
+    """Neither the recording before the run nor the recomputation counts; what replicas have each their own is told."""
+    require_buffers(*plans[STATISTICS], results[STATISTICS])
+    (told,) = results[STATISTICS][0].notes
+    assert "running_mean, running_var, num_batches_tracked of blocks.0.norm (" in told and "normed_job.py:18)" in told
+    assert "; running_mean, running_var, num_batches_tracked of blocks.1.norm (" in told and "blocks.2" not in told
+    assert "the ranks of dp=2 have each their own" in told
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "tensor" in name])

@@ -15,7 +15,7 @@ from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.runtime.ghost.job import Job, load_job, taken
 from mmplan.runtime.ghost.job_memory import require_memory
-from mmplan.runtime.ghost.laying import Laid, lay, share
+from mmplan.runtime.ghost.laying import Laid, lay, own_buffers, share
 from mmplan.runtime.ghost.train import FIRST_BATCHES
 from mmplan.runtime.groups import tensor_ranks_of
 from mmplan.runtime.places import place_of
@@ -39,7 +39,7 @@ def why_not_run(plan: Plan, file: Path, data: Path | None) -> tuple[str | None, 
 
 
 def ask_job(plan: Plan, job: Job) -> tuple[str, ...]:
-    """What a run would note: what stays whole on ranks that share layers.
+    """What a run would note: what stays whole on ranks that share layers, buffers that each has its own of.
 
     Raises:
         InputError: what a run would refuse of the job before its first step.
@@ -58,8 +58,9 @@ def ask_job(plan: Plan, job: Job) -> tuple[str, ...]:
         note = notes.append if rank == ranks[0] else _nobody
         return share(fewest, graph, (own, recordings), at, stages, shared, CPU, first, note)[0]
 
-    require_memory(plan, graph, threads.run(ranks, ask)[0].held, range(len(plan.stages)), notes.append)
-    return tuple(notes)
+    shared = threads.run(ranks, ask)[0]
+    require_memory(plan, graph, shared.held, range(len(plan.stages)), notes.append)
+    return *notes, *own_buffers(plan, shared)
 
 
 def _nobody(text: str) -> None:

@@ -18,6 +18,8 @@ from mmplan.runtime.ghost.holdings import Holdings, dealt_parameters, holdings
 from mmplan.runtime.ghost.image_calls import ImageCalls, around
 from mmplan.runtime.ghost.job import Job
 from mmplan.runtime.ghost.joined_images import ImageRanks, ImageSums
+from mmplan.runtime.ghost.model import saved_buffers
+from mmplan.runtime.ghost.own_buffers import told_own_buffers
 from mmplan.runtime.ghost.own_rows import RowRanks
 from mmplan.runtime.ghost.recording import Batch, Call, Recorder, Recording
 from mmplan.runtime.ghost.row_bytes import RowSums
@@ -230,6 +232,22 @@ def _cut_rows(
     for recording in recordings:
         laid.rows.look(own_calls(laid, stages, recording))
     return laid, recordings
+
+
+def own_buffers(plan: Plan, laid: Laid) -> tuple[str, ...]:
+    """A sentence on buffers that forwards change where ranks compute of other samples, rows or images, if any are."""
+    dealt = dealt_pieces(plan, laid)
+
+    def unlike(buffer: str) -> bool:
+        def within(units: Set[str]) -> bool:
+            return any(buffer.startswith(f"{unit}.") for unit in units)
+
+        return plan.dp > 1 or within(laid.recorder.cut) or within(dealt)
+
+    changed = [name for name in saved_buffers(laid.model) if name in laid.recorder.changed and unlike(name)]
+    widths = {"dp": plan.dp, "cp": plan.cp, "tp": plan.tp if dealt else 1}
+    told = " x ".join(f"{axis}={width}" for axis, width in widths.items() if width > 1)
+    return told_own_buffers(laid.model, changed, f"the ranks of {told}")
 
 
 def own_calls(laid: Laid, stages: Sequence[int], recording: Recording) -> list[Call]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from mmplan.runtime.ghost.cut_rows import cut_rows
 from mmplan.runtime.ghost.flow import Source
 from mmplan.runtime.ghost.joined_images import ImageRanks, own_parts
+from mmplan.runtime.ghost.own_buffers import computed_again
 from mmplan.runtime.ghost.own_rows import on_own_rows
 from mmplan.runtime.ghost.recording import Batch, Recording, loss_of
 from mmplan.runtime.ghost.row_trials import RowWays
@@ -82,6 +84,7 @@ class GhostModel:
         dealt: modules around units whose images ranks take in turn.
         trained: names of parameters to train.
         scaled: lets a tensor pass into a unit, or out of it; None: losses are not scaled.
+        changed: names of buffers that forwards change.
     """
 
     def __init__(
@@ -97,8 +100,9 @@ class GhostModel:
         scaled: Crossing | None = None,
         away: Set[str] = frozenset(),
         dealt: Iterable[str] = (),
+        changed: Set[str] = frozenset(),
     ) -> None:
-        self.model, self.device, self._scaled = model, device, scaled
+        self.model, self.device, self._scaled, self._changed = model, device, scaled, changed
         names = {name for piece in pieces for name in parameter_names(model, piece)} - away
         own = {id(model.get_parameter(name)) for name in names}
         to_train = {id(model.get_parameter(name)) for name in trained}
@@ -225,8 +229,10 @@ class GhostModel:
         with nullcontext() if work.turns is None else work.turns.at_work(name):
             if name in work.recomputed:
                 # To the end, so that ranks that share the unit exchange as much as is foreseen (`split_bytes.py`).
+                own = {key.removeprefix(f"{name}.") for key in self._changed if key.startswith(f"{name}.")}
+                around = partial(computed_again, self._units[name], own)
                 with set_checkpoint_early_stop(name not in work.exchanging):
-                    result = checkpoint(forward, *args, use_reentrant=False, **kwargs)
+                    result = checkpoint(forward, *args, use_reentrant=False, context_fn=around, **kwargs)
             else:
                 result = forward(*args, **kwargs)
         return result if work.turns is None else work.turns.marked(name, result, (args, kwargs))

@@ -7,7 +7,7 @@ parameters and arguments of shapes that were seen before is not run again: its o
 Where context-parallel ranks have rows of a unit's outputs, the recording says which outputs glue needs whole.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from mmplan.runtime.ghost.counting import Count, Counting, storage_of
 from mmplan.runtime.ghost.flow import Flow, Source, Whole, joined_of, of_units
 from mmplan.runtime.ghost.half_meta import META, any_routing, as_input, half_meta
 from mmplan.runtime.ghost.image_ways import Deal
+from mmplan.runtime.ghost.own_buffers import changed_buffers, dry_run, state_of
 from mmplan.runtime.ghost.recorded_rows import RecordedRows
 from mmplan.runtime.ghost.trials import fresh
 from mmplan.runtime.ghost.unit_rows import (
@@ -141,6 +142,7 @@ class Recorder:
         self.arguments: dict[Any, tuple[Any, Any]] = {}  # of the first call of each form
         self.cut: frozenset[str] = frozenset()  # units whose rows ranks may share
         self.images: Dealing | None = None
+        self.changed: set[str] = set()  # buffers, by forwards
         self.kinds: dict[tuple[Any, tuple[Any, ...]], list[tuple[Any, Any]]] = {}  # of these, form and pattern
         self._known: dict[Any, _Ran] = {}
         self._given: set[int] = set()  # storages of the batch that is recorded
@@ -157,13 +159,15 @@ class Recorder:
         return [name for name in self._units if name == module or name.startswith(f"{module}.")]
 
     def record(self, batch: Batch) -> Recording:
-        """One forward.
+        """One forward, which leaves the model's buffers as they are.
 
         Raises:
             InputError: the model gives no loss, or reads the value of a tensor that a unit has made.
         """
         while True:
-            recording = self._recorded(batch)
+            with dry_run(self.model) as changed:
+                recording = self._recorded(batch)
+            self.changed |= changed
             if self.images is None or not self.images.look():
                 return recording
 
@@ -249,18 +253,21 @@ class Recorder:
         key = (self._forms[name], _shapes((args, kwargs)), self._counting and self._counting.kept_before(args, kwargs))
         if key in self._known:
             ran = self._known[key]
+            self.changed |= {f"{name}.{buffer}" for buffer in ran.changed}
             return ran.output.rebuilt(lambda _, like: torch.empty_like(like)), ran
         if self._forms[name] not in self.arguments:
             self.arguments[self._forms[name]] = tree_map(fresh, (args, kwargs))
+        before = state_of(self._units[name])
         with any_routing(), torch.no_grad():
             result = forward(*args, **kwargs)
+        changed = changed_buffers(self._units[name], before)
         leaves, spec = tree_flatten(result)
         likes = tuple(torch.empty_like(leaf, device=META) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         touched = flow.touched | {id(leaf) for leaf in leaves}
         used = [position for position, leaf in enumerate(tree_leaves((args, kwargs))) if id(leaf) in touched]
         linears = {weight.removeprefix(f"{name}.").removesuffix(".weight"): n for weight, n in flow.linears.items()}
         count = self._count(name, forward, args, kwargs, flow)
-        ran = _Ran(Output(leaves=likes, spec=spec), tuple(used), linears, tuple(flow.attentions), count)
+        ran = _Ran(Output(leaves=likes, spec=spec), tuple(used), linears, tuple(flow.attentions), changed, count)
         if all(not isinstance(leaf, Tensor) or leaf.device == META for leaf in leaves):
             self._known[key] = ran
         return result, ran
@@ -276,12 +283,14 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """`used`: positions of the arguments that the unit's forward did anything with but look at their form."""
+    """`used`: positions of the arguments that the unit's forward did anything with but look at their form; `changed`:
+    its buffers that the forward wrote to."""
 
     output: Output
     used: tuple[int, ...]
     linears: Mapping[str, tuple[int, int]]
     attentions: tuple[AttendedRow, ...]
+    changed: Set[str]
     count: Count | None = None
 
 
@@ -324,7 +333,8 @@ def loss_of(result: Any) -> Tensor:
 
 def _form(unit: nn.Module) -> Any:
     """Units of one form return the same shapes for the same arguments."""
-    return type(unit), tuple((name, tuple(p.shape), p.dtype) for name, p in unit.named_parameters())
+    modes = tuple((name, module.training) for name, module in unit.named_modules() if module._buffers)
+    return type(unit), tuple((name, tuple(p.shape), p.dtype) for name, p in unit.named_parameters()), modes
 
 
 def _shapes(values: Any) -> Any:

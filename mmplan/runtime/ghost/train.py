@@ -25,7 +25,7 @@ from mmplan.runtime.ghost.expert_trials import require_equal_calls
 from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
 from mmplan.runtime.ghost.job import Job, taken
 from mmplan.runtime.ghost.job_memory import require_memory
-from mmplan.runtime.ghost.laying import Laid, cast_batch, lay, own_calls, share, sums_of
+from mmplan.runtime.ghost.laying import Laid, cast_batch, lay, own_buffers, own_calls, share, sums_of
 from mmplan.runtime.ghost.model import Crossing, GhostModel, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
@@ -91,6 +91,8 @@ def prepare_job(
     whole = lay(plan, job, graph, first)
     laid, recordings = share(plan, graph, whole, at, own, groups.tensor, device, first, note)
     require_memory(plan, graph, laid.held, own, note)
+    for text in own_buffers(plan, laid):
+        note(text)
     pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
     scales = run_scales(plan, [SHARED])
     parts = parts_of(plan, laid.held, laid.owners, recordings)
@@ -242,6 +244,7 @@ def _filled(
         units,
         pieces=[piece for index in plan.stages_of(at.row) for piece in laid.held.pieces[index]],
         dealt=() if laid.images is None else laid.images.modules,
+        changed=laid.recorder.changed,
         away=frozenset() if laid.held.experts is None else laid.held.experts.away,
         trained=laid.held.trained,
         weights=own_value,
