@@ -137,7 +137,7 @@ def test_modules_in_a_circle_are_refused() -> None:
 
 
 def test_a_module_is_a_projector_or_has_blocks() -> None:
-    with pytest.raises(ValueError, match="'p' is a projector or has transformer blocks"):
+    with pytest.raises(ValueError, match="'p' is a projector, has transformer blocks or was recorded"):
         replace(projector("p"), transformer=LLM)
 
 
