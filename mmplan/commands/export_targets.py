@@ -19,6 +19,7 @@ from mmplan.planner.formats.torchtitan_toml import export_torchtitan_toml
 from mmplan.planner.plan import Plan
 from mmplan.runtime.formats.launch_files import export_kubernetes, export_slurm
 from mmplan.scenario.document import did_you_mean, listed
+from mmplan.scenario.precisions import unlike_precisions
 
 TARGETS: dict[str, Callable[[Plan], Exported]] = {
     "deepspeed": export_deepspeed,
@@ -33,6 +34,7 @@ TARGETS: dict[str, Callable[[Plan], Exported]] = {
     "slurm": export_slurm,
     "kubernetes": export_kubernetes,
 }
+OWN_RUNTIME = ("slurm", "kubernetes")
 MESHED = ("megatron-mimo", "slurm", "kubernetes")  # targets where modules can have ranks of their own
 
 
@@ -48,6 +50,8 @@ def exported(plan: Plan, target: str) -> Exported:
     if plan.meshes and target not in MESHED:
         apart = " and ".join(plan.meshes[0].modules)
         raise CheckError(f"{target} runs all modules on one mesh, the plan has {apart} on {plan.meshes[0]}")
+    if (unlike := unlike_precisions(plan.scenario)) and target not in OWN_RUNTIME:
+        raise CheckError(f"files for {target} say one precision, the plan has {unlike}")
     return TARGETS[target](plan)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from mmplan.cost_models.collectives import Group, all_reduce_s, broadcast_s, gather_s, group_of, message_s
 from mmplan.cost_models.compressed_bytes import FORMATS, code_bytes
-from mmplan.cost_models.counts import op_parameters
+from mmplan.cost_models.counts import FP32_BYTES, op_parameters
 from mmplan.cost_models.host_offload import copied_seconds
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layer_time import OpSeconds, layer_seconds, op_seconds, optimizer_seconds
@@ -17,7 +17,7 @@ from mmplan.cost_models.load import Load
 from mmplan.cost_models.memory_states import is_expert
 from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.time_rules import PHASES, Rules, pool_rules
-from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.scenario import DTYPE_BYTES, Dtype, Scenario
 from mmplan.scenario.technique import Recompute, recomputing
 
 Phases = dict[str, float]
@@ -91,7 +91,8 @@ class _PoolCosts:
     """The devices and links of one pool. Equal layers are priced once per load."""
 
     def __init__(self, scenario: Scenario, rules: Rules) -> None:
-        self._rules, self._optimizer = rules, scenario.optimizer
+        self._rules, self._optimizer, self._scenario = rules, scenario.optimizer, scenario
+        self._mixed = len({DTYPE_BYTES[one] for one in scenario.precisions}) > 1
         self._some_wide = bool(scenario.constraints.forbidding("fp8"))
         self._factors = {module.name: module.time_factor for module in scenario.model.modules}
         self._kinds: dict[tuple[object, ...], int] = {}
@@ -99,7 +100,7 @@ class _PoolCosts:
         self._prices: dict[tuple[object, ...], Phases] = {}
         self._parameters: dict[tuple[int, Shard, bool], tuple[Trained, Trained]] = {}
         self._of_ops: dict[tuple[object, ...], OpSeconds] = {}  # recomputation apart
-        self._again: dict[Recompute, Rules] = {}
+        self._again: dict[tuple[Recompute, Dtype], Rules] = {}
         self._alone: dict[tuple[int, Load, Shard, Recompute], Phases] = {}
 
     def transfer_s(self, bytes_sent: float, same_node: bool) -> float:
@@ -136,15 +137,24 @@ class _PoolCosts:
         if layout.sharding not in ("optimizer", "gradients"):
             return 0.0
         links, groups = (self._rules.node_link, self._rules.network_link), self._groups(trained, layout, ranks_per_node)
-        return sum(gather_s(count * self._gathered_bytes, group, *links) for count, group in groups)
+        more = self._more_bytes(trained)
+        return sum(
+            gather_s(count * self._gathered_bytes + wide, group, *links)
+            for (count, group), wide in zip(groups, more, strict=True)
+        )
 
-    def _optimizer_s(self, trained_parameters: float) -> float:
-        return optimizer_seconds(self._rules, self._optimizer, trained_parameters)
+    def _more_bytes(self, counts: Trained) -> tuple[int, int, int]:
+        """Of dense, spread and experts: bytes of fp32 weights beyond those of 16-bit ones."""
+        more = FP32_BYTES - self._rules.element_bytes if self._mixed else 0
+        dense, spread, experts = counts.wide or (0, 0, 0)
+        return dense * more, spread * more, experts * more
 
     def update_s(self, trained: Trained, layout: Layout) -> float:
-        if layout.sharding == "none":
-            return self._optimizer_s(trained.total)
-        return self._optimizer_s(_own_share(trained, layout))
+        wide: float | None = 0.0
+        if self._mixed and trained.total:
+            parts = None if trained.wide is None else Trained(*trained.wide)
+            wide = None if parts is None else _kept_of(parts, layout)
+        return optimizer_seconds(self._rules, self._optimizer, _kept_of(trained, layout), wide)
 
     @property
     def _gathered_bytes(self) -> int:
@@ -184,9 +194,11 @@ class _PoolCosts:
     def _compute(self, kind: int, layer: Layer, load: Load, shard: Shard, again: Recompute) -> Phases:
         key = (kind, load, shard, again)
         if key not in self._alone:
-            if again not in self._again:
-                self._again[again] = replace(self._rules, technique=recomputing(self._rules.technique, again))
-            rules = self._again[again]
+            precision = self._scenario.precision_of(layer)
+            if (again, precision) not in self._again:
+                technique = recomputing(self._rules.technique, again)
+                self._again[again, precision] = replace(self._rules, technique=technique, precision=precision)
+            rules = self._again[again, precision]
 
             def of_ops(routed: bool) -> OpSeconds:
                 part = (kind, load, routed, shard if routed else Shard(tp=shard.tp, cp=shard.cp))
@@ -216,7 +228,10 @@ class _PoolCosts:
         copied = copied_seconds(rules, _own_share(held, layout), _own_share(trained, layout))
         near = group_of(layout.replicas, layout.tp, rules.devices_per_node).per_node
         links = rules.node_link, rules.network_link
-        gather = sum(gather_s(n * rules.element_bytes, g, *links) for n, g in self._groups(held, layout, near))
+        gather = sum(
+            gather_s(n * rules.element_bytes + wide, g, *links)
+            for (n, g), wide in zip(self._groups(held, layout, near), self._more_bytes(held), strict=True)
+        )
         scatter = sum(gather_s(n * rules.gradient_bytes, g, *links) for n, g in self._groups(trained, layout, near))
         return copied[0] + (gather if layout.sharding == "parameters" else 0.0), copied[1] + scatter
 
@@ -234,7 +249,7 @@ class _PoolCosts:
             experts = sum(op_parameters(op, shard) for op in layer.ops) - whole
             held = Trained(0, whole, experts) if spread else Trained(whole, 0, experts)
             trained = trained_on_rank(layer, layout) + trained_on_rank(layer, layout, tied=True)
-            self._parameters[key] = held, trained
+            self._parameters[key] = held.in_precision_of(layer), trained
         return self._parameters[key]
 
     @property
@@ -248,7 +263,7 @@ class _PoolCosts:
     def _add_handover(self, price: Phases, layer: Layer, load: Load, layout: Layout) -> None:
         """What is made whole of a layer's output for readers in other modules: parts are gathered, and with cp their
         gradient is summed over it; or readers take parts of whole rows, and the gradients of these are gathered."""
-        size = layer.output.elements(load, Shard()) * self._rules.element_bytes
+        size = layer.output.elements(load, Shard()) * DTYPE_BYTES[self._scenario.precision_of(layer)]
         gather, total = self.gather_parts_s(size, layout), self.sum_rows_s(size, layout)
         gathers, sums, joins = layout.handover(layer)
         price["forward"] += gathers * gather
@@ -278,6 +293,11 @@ class _PoolCosts:
         rules = self._rules
         group = group_of(layout.cp, layout.tp, rules.devices_per_node)
         return all_reduce_s(size, group, rules.node_link, rules.network_link)
+
+
+def _kept_of(counts: Trained, layout: Layout) -> float:
+    """Parameters that a rank updates."""
+    return counts.total if layout.sharding == "none" else _own_share(counts, layout)
 
 
 def _own_share(counts: Trained, layout: Layout) -> float:

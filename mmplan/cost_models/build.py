@@ -102,6 +102,7 @@ def _finish(draft: _Draft, layers: dict[str, Layer]) -> Layer:
         id=draft.id,
         module=draft.module.name,
         modality=draft.module.modality,
+        precision=draft.module.precision,
         kind=draft.kind,
         index=draft.index,
         sources=draft.sources,
@@ -127,6 +128,7 @@ def _edge(layers: dict[str, Layer], source: Source, consumer: Layer) -> Edge:
         load_field="tokens" if inside else "outputs",
         carries_grad=producer.has_backward,
         cuttable=consumer.kind not in ("loss", "end"),
+        precision=producer.precision,
     )
 
 

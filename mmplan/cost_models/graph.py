@@ -7,6 +7,7 @@ from typing import Literal
 import networkx as nx
 
 from mmplan.cost_models.layer import Layer
+from mmplan.scenario.scenario import Dtype
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,7 +15,7 @@ class Edge:
     """An activation [rows, width] from one layer to another; rows = getattr(loads[load_module], load_field).
 
     `carries_grad`: the producer wants its gradient back. `cuttable` is False where a pipeline cut makes no sense
-    (logits to loss).
+    (logits to loss). `precision`: as of the producer's module; a reader of another precision casts what it gets.
     """
 
     producer: str
@@ -24,6 +25,7 @@ class Edge:
     load_field: Literal["tokens", "outputs"]
     carries_grad: bool
     cuttable: bool = True
+    precision: Dtype | None = None
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from typing import Literal
 from mmplan.cost_models.expert_ops import Dispatch, TopK
 from mmplan.cost_models.ops import Op, op_inputs, op_trainable
 from mmplan.cost_models.values import Value
-from mmplan.scenario.scenario import Modality
+from mmplan.scenario.scenario import Dtype, Modality
 
 LayerKind = Literal[
     "patch_embed",
@@ -37,9 +37,10 @@ class Layer:
     `index` counts the blocks of a module (0 for other kinds). `grad_values` names the values that carry a gradient:
     inputs with a trainable layer upstream and everything computed from them or from trainable parameters.
     `whole_gradient`: what replicas sum of it may not be compressed. `no_fp8`: its products stay in 16 bit.
-    `readers`: other modules that read its output. `pieces`: of a recorded model, the modules and parameters that it is.
-    `has_experts`: some rows are routed. `imbalance`: by how much longer than the mean the busiest rank works on rows of
-    its experts (see `op_routed`). The hash is kept, as a search looks layers up a million times.
+    `precision`: as of its module. `readers`: other modules that read its output. `pieces`: of a recorded model, the
+    modules and parameters that it is. `has_experts`: some rows are routed. `imbalance`: by how much longer than the
+    mean the busiest rank works on rows of its experts (see `op_routed`). The hash is kept, as a search looks layers up
+    a million times.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Layer:
     grad_values: tuple[str, ...]
     whole_gradient: bool = False
     no_fp8: bool = False
+    precision: Dtype | None = None
     readers: tuple[str, ...] = ()
     pieces: tuple[str, ...] = field(default=(), compare=False)
     has_experts: bool = field(init=False, compare=False)

@@ -89,21 +89,35 @@ def op_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard, routed: boo
     return seconds, launches
 
 
-def optimizer_seconds(rules: Rules, optimizer: Optimizer, parameters: float) -> float:
+def optimizer_seconds(rules: Rules, optimizer: Optimizer, parameters: float, wide: float | None = 0.0) -> float:
     """Seconds of an update of so many parameters on one rank: gradient read and cleared, moments and master weights
     read and written, the 16-bit weight written; streaming kernels (Apex FusedAdam, torch fused AdamW). Offloaded states
-    are updated on the host, where the link to it is known."""
+    are updated on the host, where the link to it is known.
+
+    Args:
+        wide: of the parameters those with fp32 weights beside 16-bit ones; None: as many as cost least.
+    """
     if parameters == 0:
         return 0.0
     host = rules.device.host_bytes_per_s
     if rules.technique.host_states != "none" and host is not None:
         return max(offloaded_seconds(rules, parameters, host), rules.device.launch_s)
-    moments = 2 * FP32_BYTES if optimizer.name == "adamw" else 0
-    has_master = optimizer.name == "adamw" and rules.element_bytes < FP32_BYTES
-    weights = 2 * FP32_BYTES + rules.element_bytes if has_master else 2 * rules.element_bytes
-    traffic = 2 * rules.gradient_bytes + 2 * moments + weights
+    narrow_bytes, wide_bytes = (
+        update_bytes(width, rules.gradient_bytes, optimizer) for width in (rules.element_bytes, FP32_BYTES)
+    )
+    if wide is None:
+        wide = parameters if wide_bytes < narrow_bytes else 0.0
+    traffic = narrow_bytes * (parameters - wide) + wide_bytes * wide
     stream = rules.device.memory_bytes_per_s * (rules.device.update_fraction or STREAM_FRACTION)
-    return max(traffic * parameters / stream, rules.device.launch_s)
+    return max(traffic / stream, rules.device.launch_s)
+
+
+def update_bytes(weight_bytes: int, gradient_bytes: int, optimizer: Optimizer) -> int:
+    """Bytes that the update of a parameter reads and writes."""
+    moments = 2 * FP32_BYTES if optimizer.name == "adamw" else 0
+    has_master = optimizer.name == "adamw" and weight_bytes < FP32_BYTES
+    weights = 2 * FP32_BYTES + weight_bytes if has_master else 2 * weight_bytes
+    return 2 * gradient_bytes + 2 * moments + weights
 
 
 def _fused(layer: Layer, rules: Rules, shard: Shard) -> Iterator[Op]:

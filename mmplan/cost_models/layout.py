@@ -167,15 +167,19 @@ class Layout:
         part of these with sequence parallelism; else all rows, which every rank has or makes whole."""
         sequence = self.tp > 1 and scenario.technique.sequence_parallel
         if self.cp == 1 and not self.patches and not sequence:
-            return edge_bytes(edge, loads, scenario.precision)
+            return edge_bytes(edge, loads, scenario.precision_of(edge))
         producer, reader = graph.layer(edge.producer), graph.layer(edge.consumer)
         cp = min(self.shard(producer).cp, self.shard(reader).cp)
         cp = cp if self.has_patches(producer) == self.has_patches(reader) else 1
         tp = self.tp if sequence and splits_rows(producer) and producer.kind not in ("head", "loss") else 1
         if cp == tp == 1:
-            return edge_bytes(edge, loads, scenario.precision)
+            return edge_bytes(edge, loads, scenario.precision_of(edge))
         rows: float = getattr(loads[edge.load_module], edge.load_field)
-        return edge.width * rows_of_sequence_rank(rows_of_context_rank(rows, cp), tp) * DTYPE_BYTES[scenario.precision]
+        return (
+            edge.width
+            * rows_of_sequence_rank(rows_of_context_rank(rows, cp), tp)
+            * DTYPE_BYTES[scenario.precision_of(edge)]
+        )
 
     def makes_whole(self, edge: Edge, graph: ComputationGraph) -> bool:
         """Whether ranks that have images of a tensor make it whole only to send it to another stage, where each takes
@@ -226,13 +230,15 @@ def spread_text(spread: Sequence[str], patches: Sequence[str]) -> str:
 class Trained:
     """Trained parameters of one rank, by the ranks that hold the same: `dense` lie on dp * cp ranks, `spread` ones on
     tp times as many, `experts` on `Layout.expert_replicas`. Of `dense` ones `kept` are not compressed (in zones, or
-    alike on all tp ranks), and the others are those of `messages` layers."""
+    alike on all tp ranks), and the others are those of `messages` layers. `wide`: how many of dense, spread and experts
+    have fp32 weights where modules differ in precision; None: not known, then costs are the least that they can be."""
 
     dense: int = 0
     spread: int = 0
     experts: int = 0
     kept: int = 0
     messages: int = 0
+    wide: tuple[int, int, int] | None = None
 
     def __add__(self, other: "Trained") -> "Trained":
         return Trained(
@@ -241,17 +247,37 @@ class Trained:
             self.experts + other.experts,
             self.kept + other.kept,
             self.messages + other.messages,
+            _both_wide(self, other),
         )
 
     def times(self, count: int) -> "Trained":
         """Of so many equal layers."""
         return Trained(
-            self.dense * count, self.spread * count, self.experts * count, self.kept * count, self.messages * count
+            self.dense * count,
+            self.spread * count,
+            self.experts * count,
+            self.kept * count,
+            self.messages * count,
+            None if self.wide is None else (self.wide[0] * count, self.wide[1] * count, self.wide[2] * count),
         )
+
+    def in_precision_of(self, layer: Layer) -> "Trained":
+        """With what is known of their weights as they are the layer's."""
+        fp32 = layer.precision == "fp32"
+        return replace(self, wide=(self.dense, self.spread, self.experts) if fp32 else (0, 0, 0))
 
     @property
     def total(self) -> int:
         return self.dense + self.spread + self.experts
+
+
+def _both_wide(a: Trained, b: Trained) -> tuple[int, int, int] | None:
+    """`Trained.wide` of a sum."""
+    if a.total == 0 or b.total == 0:
+        return a.wide if b.total == 0 else b.wide
+    if a.wide is None or b.wide is None:
+        return None
+    return a.wide[0] + b.wide[0], a.wide[1] + b.wide[1], a.wide[2] + b.wide[2]
 
 
 def trained_on_rank(layer: Layer, layout: Layout, *, tied: bool = False) -> Trained:
@@ -262,10 +288,10 @@ def trained_on_rank(layer: Layer, layout: Layout, *, tied: bool = False) -> Trai
     experts = sum(op_parameters(op, shard) for op in trained if is_expert(op))
     rest = sum(op_parameters(op, shard) for op in trained if not is_expert(op))
     if layer.module in layout.spread:
-        return Trained(0, rest, experts)
+        return Trained(0, rest, experts).in_precision_of(layer)
     if layer.whole_gradient:
-        return Trained(rest, 0, experts, kept=rest)
+        return Trained(rest, 0, experts, kept=rest).in_precision_of(layer)
     copied = 0
     if shard.tp > 1:  # copies would drift apart if each rank chose its own elements of them
         copied = sum(op_copied_parameters(op, shard) for op in trained if not is_expert(op))
-    return Trained(rest, 0, experts, kept=copied, messages=int(rest > copied))
+    return Trained(rest, 0, experts, kept=copied, messages=int(rest > copied)).in_precision_of(layer)

@@ -29,7 +29,7 @@ def planned_state_bytes(layer: Layer, scenario: Scenario, layout: int | Layout =
     technique = replace(scenario.technique, sharding=ranks.sharding)
     technique = replace(technique, fp8="none") if layer.no_fp8 else technique
     counts, replicas = layer_counts(layer, ranks.shard(layer)), ranks.state_replicas(layer)
-    parts = state_parts(counts, replicas, scenario.precision, scenario.optimizer, technique)
+    parts = state_parts(counts, replicas, scenario.precision_of(layer), scenario.optimizer, technique)
     return sum(part.bytes for part in parts) + unsent_bytes(layer, technique, ranks)
 
 
@@ -137,12 +137,12 @@ def gathered_bytes(layer: Layer, scenario: Scenario, layout: Layout) -> int:
     elsewhere = (replicas.dense > 1 and counts.total > experts) or (replicas.expert > 1 and experts > 0)
     if layout.sharding != "parameters" or not (elsewhere or scenario.technique.offload == "parameters"):
         return 0
-    return (2 * counts.total + counts.trained) * DTYPE_BYTES[scenario.precision]
+    return (2 * counts.total + counts.trained) * DTYPE_BYTES[scenario.precision_of(layer)]
 
 
 def _setting(layer: Layer, scenario: Scenario, layout: Layout) -> Setting:
     technique = recomputing(scenario.technique, layout.recomputed(layer))
-    return Setting(precision=scenario.precision, technique=technique, shard=layout.shard(layer))
+    return Setting(precision=scenario.precision_of(layer), technique=technique, shard=layout.shard(layer))
 
 
 def _hidden(scenario: Scenario) -> int:

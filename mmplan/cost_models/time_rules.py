@@ -20,7 +20,8 @@ Seconds = np.ndarray[tuple[int, int], np.dtype[np.float64]]  # [phase, part]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What turns operators into seconds, apart from the layer and its load."""
+    """What turns operators into seconds, apart from the layer and its load. Where modules differ in precision it is the
+    narrowest of theirs; layers are priced in their own."""
 
     device: Device
     node_link: Link
@@ -47,7 +48,7 @@ class Rules:
 
     @property
     def rate_flops_per_s(self) -> float:
-        """Of large products in the scenario's precision."""
+        """Of large products in this precision."""
         return self.peak_flops_per_s * self.device.gemm_fraction * self.stack.gemm_rate
 
     @property
@@ -92,12 +93,13 @@ def pool_rules(scenario: Scenario) -> tuple[Rules, ...]:
 def _rules_of(scenario: Scenario, pool: Pool) -> Rules:
     technique = scenario.technique
     dtype = technique.gradient_dtype or scenario.optimizer.gradient_dtype
+    narrowest = min(scenario.precisions, key=DTYPE_BYTES.__getitem__)
     rules = Rules(
         device=pool.device,
         node_link=pool.node_link,
         network_link=scenario.cluster.network_link,
         devices_per_node=pool.devices_per_node,
-        precision=scenario.precision,
+        precision=narrowest,
         technique=replace(technique, gradient_dtype=dtype),
         stack=stack_parameters(technique.stack),
     )

@@ -6,7 +6,8 @@ appendix B, and NVIDIA's and MosaicML's tables count); nothing padded, nothing r
 padding FLOPs: the same products on what only fills up: clips padded to a fixed length, heads, vocabulary and experts'
 rows padded to the degree.
 hardware FLOPs: what devices execute: model and padding, recomputation, and only half of causal attention where the
-kernel skips the masked half. MFU and HFU divide the two by step time x devices x dense peak of the precision.
+kernel skips the masked half. MFU and HFU divide the two by step time x devices x dense peak of the precision; where
+modules differ in precision, the FLOPs of each by its own peak.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from mmplan.cost_models.load import Load
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.ops import Attention
 from mmplan.cost_models.shard import Shard
-from mmplan.scenario.scenario import Scenario
+from mmplan.scenario.scenario import Dtype, Scenario
 from mmplan.scenario.technique import Technique
 
 
@@ -53,11 +54,25 @@ def step_flops(
         layouts: of each layer; a plain tp stands for all, recomputing as the technique says. Work that ranks of a
             replica do twice counts as padding.
     """
+    sums: dict[str, list[float]] = {}
+    for (modality, _), flops in _flops_by_precision(scenario, graph, layouts).items():
+        known = sums.setdefault(modality, [0.0, 0.0, 0.0])
+        sums[modality] = [one + more for one, more in zip(known, flops, strict=True)]
+    return tuple(
+        ModalityFlops(modality=name, model_flops=model, padding_flops=padding, hardware_flops=hardware)
+        for name, (model, padding, hardware) in sums.items()
+    )
+
+
+def _flops_by_precision(
+    scenario: Scenario, graph: ComputationGraph, layouts: int | Mapping[str, Layout]
+) -> dict[tuple[str, Dtype], list[float]]:
+    """(modality, precision) -> model, padding and hardware FLOPs of a step."""
     if isinstance(layouts, int):
         every = Layout(tp=layouts, recompute=scenario.technique.recompute)
         layouts = dict.fromkeys((layer.id for layer in graph.layers()), every)
     padded, plain = (mean_loads(one, 1) for one in (scenario, _unpadded(scenario)))
-    sums: dict[str, list[float]] = {}
+    sums: dict[tuple[str, Dtype], list[float]] = {}
     for layer in graph.layers():
         model = _products(layer, plain, Shard())
         layout = layouts[layer.id]
@@ -65,31 +80,30 @@ def step_flops(
         executed = layout.tp * layout.cp * _products(layer, share, layout.shard(layer))
         technique = replace(scenario.technique, recompute=layout.recomputed(layer), recompute_layers=None)
         whole = executed - _skipped(layer, padded, technique) + _again(layer, padded, technique)
-        entry = sums.setdefault(layer.modality, [0.0, 0.0, 0.0])
+        entry = sums.setdefault((layer.modality, scenario.precision_of(layer)), [0.0, 0.0, 0.0])
         for index, flops in enumerate((model, max(0.0, executed - model), whole)):
             entry[index] += flops * scenario.global_batch
-    return tuple(
-        ModalityFlops(modality=name, model_flops=model, padding_flops=padding, hardware_flops=hardware)
-        for name, (model, padding, hardware) in sums.items()
-    )
+    return sums
 
 
 def utilisation(
     scenario: Scenario, graph: ComputationGraph, layouts: int | Mapping[str, Layout], devices: int, step_s: float
 ) -> Utilisation | None:
-    """MFU and HFU of a step of that length; None where the device has no rate for the precision."""
-    peak = scenario.cluster.pools[0].device.flops_per_s(scenario.precision)
-    if peak is None or step_s <= 0:
+    """MFU and HFU of a step of that length; None where the device has no rate for a precision."""
+    peaks = {one: scenario.cluster.pools[0].device.flops_per_s(one) for one in scenario.precisions}
+    if step_s <= 0:
         return None
-    modalities = step_flops(scenario, graph, layouts)
-    model, padding, hardware = (
-        sum(getattr(entry, name) for entry in modalities) for name in ("model_flops", "padding_flops", "hardware_flops")
-    )
-    offered = step_s * devices * peak
+    model = padding = model_s = hardware_s = 0.0
+    for (_, precision), (of_model, of_padding, of_hardware) in _flops_by_precision(scenario, graph, layouts).items():
+        peak = peaks[precision]
+        if peak is None:
+            return None
+        model, padding = model + of_model, padding + of_padding
+        model_s, hardware_s = model_s + of_model / peak, hardware_s + of_hardware / peak
     return Utilisation(
-        modalities=modalities,
-        mfu=model / offered,
-        hfu=hardware / offered,
+        modalities=step_flops(scenario, graph, layouts),
+        mfu=model_s / (step_s * devices),
+        hfu=hardware_s / (step_s * devices),
         padding_share=padding / (model + padding) if model + padding else 0.0,
     )
 

@@ -38,8 +38,8 @@ def border_choices(plan: Plan, graph: ComputationGraph, costs: CostModel) -> tup
             BorderChoice(
                 tensor=cut.activation,
                 way=border.way,
-                message_bytes=message_bytes(cut.edge, loads, scenario.precision, *border.seen),
-                seconds=ways_s(costs, cut.edge, loads, scenario.precision, ends, layouts, near),
+                message_bytes=message_bytes(cut.edge, loads, scenario.precision_of(cut.edge), *border.seen),
+                seconds=ways_s(costs, cut.edge, loads, scenario.precision_of(cut.edge), ends, layouts, near),
             )
         )
     return tuple(found)

@@ -114,7 +114,9 @@ def _held_bytes(plan: Plan, graph: ComputationGraph, stage: int, loads: Loads, a
         load, count = _at_once(layer, loads, layout)
         runs = min(plan.microbatches // count, len({place // count for place in range(-alive + 1, 1)}))
         each_bytes = math.ceil(planned_kept_bytes(layer, load, scenario, layout) / count)  # as plans count it
-        total += runs * count * (each_bytes + handed_out_bytes(layer, loads, graph, layout, scenario.precision))
+        total += (
+            runs * count * (each_bytes + handed_out_bytes(layer, loads, graph, layout, scenario.precision_of(layer)))
+        )
     return total
 
 
@@ -302,7 +304,7 @@ def _lag_s(
         return costs.transfer_s(size, near) * ways + sum(made_s[:ways])
     parts, border = lcm(source.dp, target.dp), plan.border(edge.name, *ends)
     part, (giving, taking) = mean_loads(plan.scenario, plan.microbatch_size * plan.dp // parts), border.seen
-    size = message_bytes(edge, part, plan.scenario.precision, giving, taking)
+    size = message_bytes(edge, part, plan.scenario.precision_of(edge), giving, taking)
     whole_bytes, seconds = size * max(giving.cp, taking.cp) * parts, 0.0
     if target.cp > 1:
         seconds = costs.join_rows_s(whole_bytes // target.dp, plan.layout(ends[1])) * ways

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmplan.cost_models.layout import Layout, Trained, trained_on_rank
-from mmplan.cost_models.memory_rules import memory_rules, parameter_bytes
+from mmplan.cost_models.memory_rules import ParameterBytes, memory_rules, parameter_bytes
 from mmplan.planner.configuration import divisors
 from mmplan.planner.configurations import Configurations
 from mmplan.planner.pricing import Prices
@@ -56,7 +56,8 @@ def whole_ends(prices: Prices, configurations: Configurations, counts: Floats) -
 
 def _moved_s(prices: Prices, layout: Layout, counts: list[float]) -> float:
     """Gathers and scatters of one run of layers with so many parameters: all, with a backward, trained."""
-    held, again, trained = (Trained(*map(int, counts[first : first + 3])) for first in (0, 3, 6))
+    of = [int(count) for count in counts]
+    held, again, trained = (Trained(of[first], of[first + 1], of[first + 2]) for first in (0, 3, 6))
     if held.total == 0:
         return 0.0
     costs, ways = prices.costs, in_pools(prices, layout)
@@ -100,10 +101,11 @@ def _dense(prices: Prices, layout: Layout, dense: int) -> Trained:
 
 
 def _state_bytes(prices: Prices, layout: Layout, counts: list[float]) -> float:
-    """As `state_parts`, without rounding up."""
+    """As `state_parts`, without rounding up; where modules differ in precision each kind of bytes is the least."""
     scenario, stage = prices.scenario, SHARDINGS.index(layout.sharding)
     technique = scenario.technique
-    per = parameter_bytes(scenario.precision, scenario.optimizer, technique)
+    pers = [parameter_bytes(one, scenario.optimizer, technique) for one in scenario.precisions]
+    per = ParameterBytes(**{name: min(getattr(one, name) for one in pers) for name in ParameterBytes.__slots__})
     split_from = memory_rules(technique.stack).gradients_split_from
     dense, expert = layout.replicas, layout.expert_replicas
     on_device = 1 if technique.host_states != "parameters" else 0

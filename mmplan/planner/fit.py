@@ -8,6 +8,7 @@ from mmplan.errors import CostModelError, InputError
 from mmplan.planner.degrees import Degrees
 from mmplan.planner.estimate import StepEstimate, estimate_step
 from mmplan.planner.memory import MemoryEstimator
+from mmplan.scenario.precisions import unlike_precisions
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.technique import SHARDINGS
 from mmplan.units import format_bytes
@@ -60,8 +61,11 @@ def fit(scenario: Scenario, degrees: Degrees, *, suggest: bool = True) -> Fit:
     """Memory of every stage and seconds of a step of one configuration.
 
     Raises:
-        InputError: the degrees are impossible for this model, batch or cluster; says the arithmetic.
+        InputError: the degrees are impossible for this model, batch or cluster; says the arithmetic. Or modules differ
+            in precision.
     """
+    if unlike := unlike_precisions(scenario):
+        raise InputError(f"precision: fit prices one for all modules, here {unlike}; mmplan optimize prices all")
     estimator = MemoryEstimator(scenario)
     stages = estimator.estimate(scenario, degrees)
     step, problem = None, ""

@@ -67,13 +67,13 @@ def _handed_out(
     plan: Plan, graph: ComputationGraph, layers: Sequence[Layer], layout: Layout, row: Sequence[Loads]
 ) -> list[int]:
     """[microbatch] bytes of outputs that are handed out of those that run with it."""
-    factor, precision = layout.batch_factor, plan.scenario.precision
+    factor, of = layout.batch_factor, plan.scenario.precision_of
     if factor == 1:
         return [0] * len(row)
     known: dict[int, int] = {}
     for load in row:
         if id(load) not in known:
-            known[id(load)] = sum(handed_out_bytes(layer, load, graph, layout, precision) for layer in layers)
+            known[id(load)] = sum(handed_out_bytes(layer, load, graph, layout, of(layer)) for layer in layers)
     sizes = [known[id(load)] for load in row]
     return [sum(sizes[m // factor * factor : m // factor * factor + factor]) for m in range(len(row))]
 

@@ -142,7 +142,6 @@ def _shared_bytes(plan: Plan, graph: ComputationGraph, apart: Sequence[str] = ()
 def _tensor_bytes(plan: Plan, graph: ComputationGraph, stages: StageGraph, seen: StageLoads) -> NDArray[np.int64]:
     """`[overlap, microbatch, cut]`, of each cut by what replicas of its ends share; loads that are the same object are
     priced once."""
-    precision = plan.scenario.precision
     dps = {mesh.dp for mesh in (plan.base, *plan.meshes)}
     most = max(len(seen.shared(own, other)) for own in dps for other in dps)
     sizes = np.zeros((most, plan.microbatches, len(stages.cuts)), dtype=np.int64)
@@ -156,7 +155,7 @@ def _tensor_bytes(plan: Plan, graph: ComputationGraph, stages: StageGraph, seen:
                     known[id(load)] = (
                         layout.sent_bytes(cut.edge, graph, load, plan.scenario)
                         if source == target
-                        else message_bytes(cut.edge, load, precision, *border.seen)
+                        else message_bytes(cut.edge, load, plan.scenario.precision_of(cut.edge), *border.seen)
                     )
             sizes[overlap, :, index] = [known[id(load)] for load in row]
     return sizes

@@ -10,7 +10,8 @@ from mmplan.planner.branches import branches
 from mmplan.planner.configuration import divisors
 from mmplan.planner.configurations import MOST_CP
 from mmplan.planner.mesh import Mesh
-from mmplan.scenario.scenario import OwnRanks, Scenario
+from mmplan.scenario.asked import OwnRanks
+from mmplan.scenario.scenario import Scenario
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -42,7 +42,7 @@ def weights_doubt(plan: Plan, path: Path) -> str:
     graph, clauses = build_graph(plan.scenario), []
     for entry in read_modality_profiles(path, plan.scenario.model):
         layers = [layer for layer in graph.layers() if layer.module in entry.modules]
-        ours = sum(parameters(layer) for layer in layers) * DTYPE_BYTES[plan.scenario.precision]
+        ours = sum(parameters(layer) * DTYPE_BYTES[plan.scenario.precision_of(layer)] for layer in layers)
         theirs = entry.parameter_bytes
         if theirs is not None and abs(theirs - ours) > SAME_WEIGHTS * ours:
             clauses.append(f"{entry.name}: {format_bytes(theirs)} there, {format_bytes(ours)} in the plan's model")

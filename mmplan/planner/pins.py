@@ -13,8 +13,9 @@ from mmplan.errors import InputError
 from mmplan.planner.branches import branches
 from mmplan.planner.plan import Plan
 from mmplan.planner.undivided import division, undivided_by_tp
+from mmplan.scenario.asked import OwnRanks
 from mmplan.scenario.document import did_you_mean, listed, shown
-from mmplan.scenario.scenario import OwnRanks, Scenario
+from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.schedule_names import SCHEDULE_NAMES
 from mmplan.scenario.schema_values import MAX_COUNT
 from mmplan.scenario.technique import COMPRESSIONS, FP8S, OFFLOADS, RECOMPUTES, SHARDINGS

@@ -22,9 +22,10 @@ from mmplan.files import write_file
 from mmplan.planner.border import Border, TensorWay
 from mmplan.planner.mesh import Mesh
 from mmplan.planner.program import named_by_layers
+from mmplan.scenario.asked import OwnRanks
 from mmplan.scenario.document import read_text, shown
 from mmplan.scenario.layer_ids import expand_ids, shorten_ids
-from mmplan.scenario.scenario import OwnRanks, Scenario
+from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.technique import Sharding
 
@@ -294,10 +295,11 @@ def scenario_hash(scenario: Scenario) -> str:
     unsaid: dict[str, object] = {"modules": True} if scenario.constraints.modules == () else {}
     unsaid |= {"modules": {index: _unpinned(pin) for index, pin in enumerate(pins)}} if pins else {}
     recorded: dict[str, object] = {} if scenario.model.recorded is not None else {"recorded": True}
+    alike = {"precision": True} if all(module.precision is None for module in scenario.model.modules) else {}
     modules = {
-        index: {"form": True, "audio": {"stride": True}, "vocabulary": {"elsewhere": True}} | recorded
+        index: {"form": True, "audio": {"stride": True}, "vocabulary": {"elsewhere": True}} | recorded | alike
         if module.form is None and (module.audio is None or module.audio.stride == 2)
-        else recorded
+        else recorded | alike
         for index, module in enumerate(scenario.model.modules)
     }
     unsaid |= {"patches": True} if scenario.constraints.patches == () else {}

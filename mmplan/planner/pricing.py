@@ -222,7 +222,7 @@ class Prices:
             )
             for like, layer in zip(self.alike, self.kinds, strict=True):
                 if like not in found:
-                    seen, precision = self.loads(microbatch_size), self.scenario.precision
+                    seen, precision = self.loads(microbatch_size), self.scenario.precision_of(layer)
                     handed_bytes = handed_out_bytes(layer, seen, self.graph, layout, precision)
                     load, peak = loads[layer.module], peaks[layer.module]
                     found[like] = self._price(like, layer, load, peak, layout, beside, handed_bytes)

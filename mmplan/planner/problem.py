@@ -364,7 +364,7 @@ def border_ways_s(
     """The same of each way between unlike meshes."""
     part = configuration.microbatch_size * configuration.dp // lcm(source.dp, target.dp)
     layouts = tuple(configuration.side(mesh).layout for mesh in (source, target))
-    near, precision = one_node(configuration, prices.scenario.cluster), prices.scenario.precision
+    near, precision = one_node(configuration, prices.scenario.cluster), prices.scenario.precision_of(edge)
     return ways_s(prices.costs, edge, prices.loads(part), precision, (source, target), layouts, near)
 
 

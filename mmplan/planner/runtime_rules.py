@@ -62,14 +62,19 @@ def collectives(
     """The calls of one rank for one microbatch, forward and backward. A layer without tokens does not run."""
     ran = [layer for layer in graph.layers() if loads[layer.module].tokens > 0]
     backward = [layer for layer in reversed(ran) if layer.has_backward]
-    weight_bytes, gradient_bytes = DTYPE_BYTES[scenario.precision], DTYPE_BYTES[scenario.optimizer.gradient_dtype]
+    gradient_bytes = DTYPE_BYTES[scenario.optimizer.gradient_dtype]
     if not rules.gathers:
         size = sum(trainable_parameters(layer) for layer in backward) * gradient_bytes
         return (Collective("reduce", "the gradients of " + _modules(backward), size),)
-    calls = [Collective("all-gather", layer.id, parameters(layer) * weight_bytes) for layer in ran if parameters(layer)]
+    gathers = {
+        layer.id: Collective("all-gather", layer.id, count * DTYPE_BYTES[scenario.precision_of(layer)])
+        for layer in ran
+        if (count := parameters(layer))
+    }
+    calls = list(gathers.values())
     for layer in backward:
-        if parameters(layer):
-            calls.append(Collective("all-gather", layer.id, parameters(layer) * weight_bytes))
+        if layer.id in gathers:
+            calls.append(gathers[layer.id])
         if trainable_parameters(layer):
             size = trainable_parameters(layer) * gradient_bytes
             calls.append(Collective("reduce-scatter", f"the gradients of {layer.id}", size))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from mmplan.errors import NoPlanFoundError
 from mmplan.planner.plan import Certificate
 from mmplan.planner.repeated import Limits
-from mmplan.scenario.scenario import Scenario, Zone
+from mmplan.scenario.asked import Zone
+from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.zones import under_zones
 
 ALL = "all zones"

@@ -34,21 +34,26 @@ def shared_bytes(layers: Sequence[Layer], layout: Layout, scenario: Scenario, ti
     Args:
         tied: by layer the parameters of a matrix that another stage has too: they have a buffer of their own.
     """
-    weight, gradient = DTYPE_BYTES[scenario.precision], DTYPE_BYTES[scenario.optimizer.gradient_dtype]
+    gradient = DTYPE_BYTES[scenario.optimizer.gradient_dtype]
+    weight = {layer.id: DTYPE_BYTES[scenario.precision_of(layer)] for layer in layers}
     whole = _Stage(frozenset(layer.id for layer in layers), layout, tied)
     if layout.sharding == "optimizer":
-        together = whole.shared(layers, trained=True)
-        return SharedBytes(reduce=gradient * together, update=weight * together)
+        alike = [[layer for layer in layers if scenario.precision_of(layer) == one] for one in scenario.precisions]
+        together = [(whole.shared(own, trained=True), weight[own[0].id]) for own in alike if own]
+        return SharedBytes(
+            reduce=gradient * sum(count for count, _ in together),
+            update=sum(count * width for count, width in together),
+        )
     trained = {layer.id: whole.shared([layer], trained=True) for layer in layers}
     used = {layer.id: _used(layer, layers) for layer in layers}
     returning = [one for layer in layers if layer.has_backward for one in used[layer.id]]
     scattered = gradient * sum(trained[one.id] for one in returning)
     if layout.sharding == "gradients":
-        return SharedBytes(backward=scattered, update=weight * sum(trained.values()))
+        return SharedBytes(backward=scattered, update=sum(count * weight[name] for name, count in trained.items()))
     held = {layer.id: trained[layer.id] + whole.shared([layer], trained=False) for layer in layers}
     return SharedBytes(
-        forward=weight * sum(held[one.id] for layer in layers for one in used[layer.id]),
-        backward=weight * sum(held[one.id] for one in returning) + scattered,
+        forward=sum(weight[one.id] * held[one.id] for layer in layers for one in used[layer.id]),
+        backward=sum(weight[one.id] * held[one.id] for one in returning) + scattered,
     )
 
 

@@ -81,7 +81,7 @@ def _state_bytes(plan: Plan, layer: Layer, *, expert: bool, optimizer: bool) -> 
     scenario = plan.scenario
     counts, per = (
         layer_counts(layer, Shard()),
-        parameter_bytes(scenario.precision, scenario.optimizer, scenario.technique),
+        parameter_bytes(scenario.precision_of(layer), scenario.optimizer, scenario.technique),
     )
     trained, frozen = (counts.expert, counts.expert_frozen) if expert else (counts.dense, counts.dense_frozen)
     return trained * per.optimizer if optimizer else trained * per.weight + frozen * per.frozen

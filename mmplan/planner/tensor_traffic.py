@@ -28,7 +28,7 @@ _AGAIN = {"full": recomputed_sum_bytes, "selective": attention_again_bytes}
 
 def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: StepLoads) -> tuple[int, ...]:
     """Of each listed rank. Args: loads: [part][microbatch]."""
-    precision, seen = plan.scenario.precision, StageLoads(plan, loads)
+    scenario, seen = plan.scenario, StageLoads(plan, loads)
     cuts, totals = build_stage_graph([stage.layers for stage in plan.stages], graph).cuts, []
     for rank in program.ranks:
         total = 0
@@ -39,7 +39,9 @@ def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: S
                 load = seen.of_compute(stage, rank.replica, "F", microbatch)
                 total += sum(_layer_bytes(plan, la, layout, load[la.module]) for la in layers if la.module in load)
                 total += sum(
-                    _whole_bytes(edge, load, precision, over) for edge, over in gathered if edge.load_module in load
+                    _whole_bytes(edge, load, scenario.precision_of(edge), over)
+                    for edge, over in gathered
+                    if edge.load_module in load
                 )
             total += sum(_border_bytes(plan, cut, stage, seen, rank.replica) for cut in cuts)
         totals.append(total)
@@ -59,12 +61,13 @@ def _border_bytes(plan: Plan, cut: CutTensor, stage: int, seen: StageLoads, repl
     if not joined + shared:
         return 0
     parts = seen.of_overlaps(own, replica, other)
-    messages = (message_bytes(cut.edge, load, plan.scenario.precision, *border.seen) for row in parts for load in row)
+    precision = plan.scenario.precision_of(cut.edge)
+    messages = (message_bytes(cut.edge, load, precision, *border.seen) for row in parts for load in row)
     return sum(messages) * slices(*border.seen) // own.cp * (joined + shared)
 
 
 def _layer_bytes(plan: Plan, layer: Layer, layout: Layout, load: Load) -> int:
-    precision, technique = plan.scenario.precision, plan.scenario.technique
+    precision, technique = plan.scenario.precision_of(layer), plan.scenario.technique
     sequence = technique.sequence_parallel and splits_rows(layer)
     way = attention_way(layer, technique.context_parallel)
     shard = replace(layout.shard(layer), context_parallel=way, sequence=sequence)

@@ -10,8 +10,8 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from mmplan.planner.plan import Plan
 from mmplan.planner.shadow_price import ALL, ZonePrice
 from mmplan.report.pictures import new_figure, save_png
+from mmplan.scenario.asked import Zone
 from mmplan.scenario.layer_ids import last_layer_id, module_layer_ids
-from mmplan.scenario.scenario import Zone
 from mmplan.units import format_seconds
 
 # Light and dark by turns, so that neighbouring stages differ in print too (Paul Tol's "light" scheme, reordered).

@@ -23,6 +23,7 @@ from mmplan.cost_models.loads import (
     own_tokens,
     sequence_lengths,
 )
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.scenario.scenario import Model, ModelModule, Sample, Scenario
 
 NO_LABEL = -100  # torch's cross_entropy ignores this index by default
@@ -107,7 +108,7 @@ def make_microbatch(
     Args:
         indices: global index of each sample.
         raw_modules: modules whose raw inputs are made.
-        dtype: of float inputs.
+        dtype: of float inputs of modules without a precision of their own.
     """
     model = scenario.model
     per_sample = [sequence_lengths(model, sample) for sample in samples]
@@ -124,7 +125,11 @@ def make_microbatch(
             for m in model.modules
             if m.vision is not None or m.audio is not None
         },
-        inputs={name: _cast(torch.cat(parts), dtype, device) for name, parts in drawn.items() if name in raw_modules},
+        inputs={
+            name: _cast(torch.cat(parts), TORCH_DTYPES.get(model.module(name).precision or "", dtype), device)
+            for name, parts in drawn.items()
+            if name in raw_modules
+        },
         merge_positions={m.name: _positions(model, m, samples, per_sample, device) for m in readers},
         labels={m.name: _labels(m, drawn[m.name], per_sample, device) for m in readers if m.kind == "language_model"},
         targets_in_batch=dict(targets_in_batch),

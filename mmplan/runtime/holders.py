@@ -49,6 +49,8 @@ class Holders:
         if self.ranks is not None:
             of_experts = None if self.ranks.experts is None else self.ranks.experts.replicas
             groups += [(dealt, self.ranks.stage), (experts, of_experts)]
+        if sharding == "optimizer":  # weights lie one behind the other in one buffer
+            groups = [(own, holders) for every, holders in groups for own in _by_type(every)]
         states = {
             stage_state(own, optimizer, sharding, holders, None if index else messages): each_once(own)
             for index, (own, holders) in enumerate(groups)
@@ -110,3 +112,11 @@ class Holders:
             name: module.expert_parameters() if isinstance(module, SplitLayer) else []
             for name, module in self.modules.items()
         }
+
+
+def _by_type(layers: Mapping[str, Sequence[Parameter]]) -> list[dict[str, list[Parameter]]]:
+    """Parameters by layer, those of each dtype apart."""
+    dtypes = dict.fromkeys(parameter.dtype for own in layers.values() for parameter in own)
+    return [{name: [p for p in own if p.dtype == dtype] for name, own in layers.items()} for dtype in dtypes] or [
+        {name: [] for name in layers}
+    ]

@@ -45,6 +45,7 @@ from mmplan.runtime import experts, rows
 from mmplan.runtime.attention import packed_attention, rotate, window_lengths
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.delta_rule import causal_conv, delta_rule
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.norms import GroupedNorm
 from mmplan.runtime.recompute import run_again
 
@@ -79,12 +80,18 @@ class LayerModule(nn.Module):
                 self.parts[_name(op)].requires_grad_(op_trainable(op))
         self.on_attention: OnAttention | None = None
         self.drops_attention = False
+        self._dtype = None if layer.precision is None else TORCH_DTYPES[layer.precision]
         last_use = {value.name: step for step, op in enumerate(layer.ops) for value in op_inputs(op)}
         self._unused_after = [
             tuple(name for name, last in last_use.items() if last == step) for step in range(len(layer.ops))
         ]
 
+    def as_own(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """What other layers made, in the layer's own precision; gradients go back in theirs."""
+        return inputs if self._dtype is None else {name: rows.to(self._dtype) for name, rows in inputs.items()}
+
     def forward(self, inputs: Mapping[str, Tensor], batch: Microbatch) -> Tensor:
+        inputs = self.as_own(inputs)
         values: dict[str, Tensor | Blocks] = {source.value: inputs[source.producer] for source in self.layer.sources}
         if not self.layer.sources and self.layer.kind != "token_embed":
             values["raw"] = batch.inputs[self.layer.module]

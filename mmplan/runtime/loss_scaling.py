@@ -19,8 +19,8 @@ from mmplan.runtime.weighted_stage import WeightedStage
 
 
 def run_scales(plan: Plan, more: Iterable[str] = ()) -> PartScales | None:
-    """One scale for each modality of the model and for `more` parts; None where the run needs none."""
-    if plan.scenario.precision != "fp16":
+    """One scale for each modality of the model and for `more` parts; None where no module is in fp16."""
+    if "fp16" not in plan.scenario.precisions:
         return None
     return part_scales(dict.fromkeys([*(module.modality for module in plan.scenario.model.modules), *more]))
 

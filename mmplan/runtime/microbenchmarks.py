@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mmplan.cost_models.calibration import FusedAttention, Moved, Product, Samples, Timed
-from mmplan.runtime.model import TORCH_DTYPES
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.norms import RMS_NORM_EPS, rms_norm
 from mmplan.units import seconds_of_milliseconds
 

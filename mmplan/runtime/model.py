@@ -15,11 +15,10 @@ from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.ties import table_of
 from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.layers import build_layer
 from mmplan.runtime.tensor_parallel import split_layer
 from mmplan.runtime.tensor_sums import TensorRanks
-
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class MultimodalModel(nn.Module):
@@ -27,7 +26,7 @@ class MultimodalModel(nn.Module):
 
     Args:
         layers: in topological order; all layers of the graph, or those of one stage.
-        precision: `fp32`, `bf16` or `fp16`: dtype of weights and activations.
+        precision: `fp32`, `bf16` or `fp16`: dtype of weights and activations where modules have none of their own.
         ranks: who shares the layers with this rank; None: they are whole.
     """
 
@@ -42,18 +41,19 @@ class MultimodalModel(nn.Module):
         ranks: TensorRanks | None = None,
     ) -> None:
         super().__init__()
-        self.precision = precision
         self.device = device
         self._order = tuple(layers)
         self._reads = {layer.id: tuple(graph.predecessors(layer.id)) for layer in layers}
-        dtype = TORCH_DTYPES[precision]
+        dtypes = {layer.id: TORCH_DTYPES[layer.precision or precision] for layer in layers}
         # Layer by layer, so that no process ever holds its whole stage in fp32 on the host.
-        modules = {_key(layer.id): _seeded_layer(layer, seed, ranks).to(device, dtype) for layer in layers}
+        modules = {_key(layer.id): _seeded_layer(layer, seed, ranks).to(device, dtypes[layer.id]) for layer in layers}
         self.layers = nn.ModuleDict(modules)
         for layer in layers:
             table = table_of(layer)
             if table is not None:
-                known = modules.get(_key(table)) or _seeded_layer(graph.layer(table), seed, ranks).to(device, dtype)
+                known = modules.get(_key(table))
+                if known is None:
+                    known = _seeded_layer(graph.layer(table), seed, ranks).to(device, dtypes[layer.id])
                 head = modules[_key(layer.id)].get_submodule("parts.head")
                 head.register_parameter("weight", known.get_parameter("parts.table.weight"))
 

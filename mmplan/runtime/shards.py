@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.flat import FlatBuffer
 from mmplan.runtime.gradients import FlatGradients
 from mmplan.runtime.held import Held, Trained, shared_gradients, shared_parameters, whole_parameter
-from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.optimizer import WEIGHT, StageOptimizer
 from mmplan.scenario.scenario import Optimizer
 

@@ -23,11 +23,12 @@ from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.compression.sums import messages_of
 from mmplan.runtime.crossing import Crossing
 from mmplan.runtime.dealt import Dealt, part_key, whole_key
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.finite import Unsound
 from mmplan.runtime.holders import Holders
 from mmplan.runtime.in_flight import Computed, InFlight, cut_off
 from mmplan.runtime.layers import LayerModule
-from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
+from mmplan.runtime.model import MultimodalModel
 from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.recompute import recomputed
 from mmplan.runtime.tensor_parallel import SplitLayer
@@ -148,7 +149,7 @@ class LayerStage(WeightedStage):
         self._away = {la.id for la in layers if on_host and la.has_backward and la.kind in BLOCKS}
         # A replica without rows still has experts that those of others go to.
         self._exchanging = {la.id for la in layers if la.has_experts and ranks is not None and ranks.experts}
-        self._dtype = TORCH_DTYPES[model.precision]
+        self._precision_of = scenario.precision_of
         modules = {layer.id: model.layer(layer.id) for layer in layers}
         store = WeightStore()
         if split_backward:
@@ -292,8 +293,8 @@ class LayerStage(WeightedStage):
         values = {}
         for cut in cuts:
             flat = received.get(cut.activation)
-            device = self.model.device
-            flat = torch.empty(0, dtype=self._dtype, device=device) if flat is None else flat.view(self._dtype)
+            device, dtype = self.model.device, TORCH_DTYPES[self._precision_of(cut.edge)]
+            flat = torch.empty(0, dtype=dtype, device=device) if flat is None else flat.view(dtype)
             value = flat.view(-1, cut.edge.width)
             if crossing := self._crossings.get(cut.activation):
                 value = crossing.whole(value, crossing.part_rows(cut.edge, batch), self._ranks)
@@ -371,6 +372,8 @@ class LayerStage(WeightedStage):
     def _compute(self, layer: Layer, inputs: Mapping[str, Tensor], batch: Microbatch, state: InFlight) -> Tensor:
         """The layer's output, detached."""
         module = self.model.layer(layer.id)
+        if isinstance(module, LayerModule):
+            inputs = module.as_own(inputs)  # so that what is recomputed keeps them as it reads them
         output = recomputed(module, inputs, batch) if layer.id in self._recomputed else module(inputs, batch)
         if layer.has_backward:
             edge = get_gradient_edge(output) if output.requires_grad else None

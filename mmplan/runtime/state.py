@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mmplan.runtime.compression.sums import CompressedSums, Messages
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.gradients import FlatGradients
 from mmplan.runtime.held import Held, Trained, whole_parameter
-from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.optimizer import StageOptimizer
 from mmplan.runtime.shards import LayerShards, OptimizerShards, each_once
 from mmplan.scenario.scenario import Optimizer

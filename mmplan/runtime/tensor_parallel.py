@@ -118,7 +118,7 @@ class SplitLayer(LayerModule):
         try:
             if self.layer.kind != "token_embed":
                 return super().forward(inputs, batch)
-            rows = super().forward(self._with_whole_states(inputs, batch), batch)
+            rows = super().forward(self._with_whole_states(self.as_own(inputs), batch), batch)
         finally:
             self._gathered = {}
         own = self._own(batch)

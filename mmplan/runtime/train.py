@@ -27,12 +27,13 @@ from mmplan.runtime.batch import Microbatch, make_microbatch
 from mmplan.runtime.batched_stage import BatchedStage
 from mmplan.runtime.clock import Clock
 from mmplan.runtime.crossing import Crossing, crossing
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.executor import StepRecord, run_step
 from mmplan.runtime.finite import Unsound
 from mmplan.runtime.groups import GroupOf
 from mmplan.runtime.loss_scaling import run_scales
 from mmplan.runtime.measurement import Moved
-from mmplan.runtime.model import TORCH_DTYPES, MultimodalModel
+from mmplan.runtime.model import MultimodalModel
 from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.places import (
     Place,

@@ -5,14 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmplan.errors import InputError
+from mmplan.scenario.asked import OwnRanks
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, read_document, shown
 from mmplan.scenario.formats.hf_config import bundled_configs, config_file, read_hf_config
 from mmplan.scenario.machines import cluster_from_spec
 from mmplan.scenario.modules import model_from_spec
+from mmplan.scenario.precisions import with_precisions
 from mmplan.scenario.profile import load_profile, paced
 from mmplan.scenario.recipes import recipes_from_spec, spread_modules
-from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, OwnRanks, Scenario, Training
+from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, Scenario, Training
 from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ModelSpec, ScenarioSpec, TechniqueSpec
 from mmplan.scenario.schema_recorded import recorded_model
 from mmplan.scenario.sizes import data_from_spec
@@ -42,13 +44,13 @@ def scenario_of(document: Document) -> Scenario:
     cluster = cluster_from_spec(spec.cluster, document)
     if spec.cluster.profile is not None:
         model = paced(model, load_profile(document.file.parent / spec.cluster.profile))
-    _check_precision(spec, cluster, document)
+    model, precision = with_precisions(model, spec, cluster, document)
     scenario = Scenario(
         name=spec.name,
         model=model,
         data=data_from_spec(spec.data, model, document),
         global_batch=spec.batch.global_,
-        precision=spec.precision,
+        precision=precision,
         optimizer=Optimizer(
             name=spec.optimizer.name,
             learning_rate=spec.optimizer.learning_rate,
@@ -154,14 +156,6 @@ def _technique(spec: TechniqueSpec, sequence_parallel: Collection[bool], documen
         raise document.error(("technique", "stack"), error.message) from None
     except ValueError as error:
         raise document.error(("technique",), str(error)) from None
-
-
-def _check_precision(spec: ScenarioSpec, cluster: Cluster, document: Document) -> None:
-    for pool in cluster.pools:
-        if pool.device.flops_per_s(spec.precision) is None:
-            known = [dtype for dtype in ("fp32", "bf16", "fp16") if pool.device.flops_per_s(dtype) is not None]
-            message = f"{pool.device.name} has no {spec.precision} units; it has {listed(known)}"
-            raise document.error(("precision",), message)
 
 
 def _constraints(spec: ConstraintsSpec, model: Model, cluster: Cluster, document: Document) -> Constraints:

@@ -5,8 +5,9 @@ Files are read in `schema.py` and `load.py`; nothing here knows YAML. Layer ids 
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
+from mmplan.scenario.asked import Forbidden, OwnRanks, Zone
 from mmplan.scenario.attention_forms import GatedDelta, Mla
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.recipe import Recipe
@@ -20,7 +21,6 @@ ModuleKind = Literal[
 Modality = Literal["vision", "audio", "text", "speech"]
 EdgeKind = Literal["input", "merge", "cross_attention", "hidden", "add"]
 Dtype = Literal["fp32", "bf16", "fp16"]
-Forbidden = Literal["split", "tensor_sharding", "fp8", "low_precision_reduce", "compression"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -229,6 +229,7 @@ class ModelModule:
     source: str = ""
     stored: int = 0  # numbers beside its products, as `Transformer.stored` but in the module's first layer
     whole: bool = False  # tensor parallelism may not split it: a zone forbids tensor_sharding
+    precision: Dtype | None = None  # of its weights and activations; None: the scenario's, which then all modules have
     time_factor: float = 1.0  # seconds of its layers, as a run measured them, over those of the cost model
     form: Form | None = None  # layers that are not as `transformer` and `projector` say
     recorded: tuple[str, ...] = ()  # ids of its layers in the recording of the model (kind `recorded`)
@@ -324,28 +325,6 @@ class Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Zone:
-    """Layers that belong together, as a scenario names them, and what is forbidden there."""
-
-    name: str
-    layers: tuple[str, ...]
-    forbid: tuple[Forbidden, ...] = ("split",)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnRanks:
-    """A module that has to have ranks of its own, with what follows it up to a language model, and the degrees these
-    may have; empty tuples allow every value."""
-
-    module: str
-    tp: tuple[int, ...] = ()
-    dp: tuple[int, ...] = ()
-    pp: tuple[int, ...] = ()
-    cp: tuple[int, ...] = ()
-    ep: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Constraints:
     """What a plan may not do. Empty tuples allow every value.
 
@@ -384,6 +363,13 @@ class Constraints:
         return frozenset(layer for zone in self.zones if what in zone.forbid for layer in zone.layers)
 
 
+class HasPrecision(Protocol):
+    """A module, its layers, and the edges that leave them."""
+
+    @property
+    def precision(self) -> Dtype | None: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
     name: str
@@ -398,3 +384,16 @@ class Scenario:
     source: str = ""
     technique: Technique = field(default_factory=Technique)
     recipes: tuple[Recipe, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({module.precision is None for module in self.model.modules}) > 1:
+            raise ValueError("all modules have a precision of their own, or none has")
+
+    def precision_of(self, part: HasPrecision) -> Dtype:
+        """Type of the weights and activations of a module or layer, or of what travels along an edge."""
+        return part.precision or self.precision
+
+    @property
+    def precisions(self) -> tuple[Dtype, ...]:
+        """Of all modules, each once, in their order."""
+        return tuple(dict.fromkeys(self.precision_of(module) for module in self.model.modules))

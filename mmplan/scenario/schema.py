@@ -223,6 +223,12 @@ TrainingSpec = Annotated[
 ]
 
 
+DtypeName = Literal["fp32", "bf16", "fp16"]
+PrecisionSpec = Annotated[
+    Annotated[DtypeName, Tag("name")] | Annotated[dict[ModuleName, DtypeName], Tag("mapping")], NAME_OR_MAPPING
+]
+
+
 class DataSpec(Strict):
     """Sizes of samples: distributions per modality, or the rows of a manifest."""
 
@@ -254,7 +260,7 @@ class OptimizerSpec(Strict):
     learning_rate: Annotated[float, Field(gt=0, le=100)] = Field(
         default=1e-4, description="used when the plan is executed"
     )
-    gradient_dtype: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="type gradients are summed in")
+    gradient_dtype: DtypeName = Field(default="fp32", description="type gradients are summed in")
 
 
 class ConstraintsSpec(Strict):
@@ -352,7 +358,7 @@ class TechniqueSpec(Strict):
         default=None, description="with cp > 1: ring attention, keys and values gathered, or all-to-all (Ulysses)"
     )
     offload: Offload | None = Field(default=None, description="kept in host memory")
-    gradient_dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+    gradient_dtype: DtypeName | None = Field(
         default=None, description="type gradients are summed and reduced in; default: the optimizer's"
     )
     cross_entropy: Literal["plain", "fused", "chunked"] | None = Field(default=None, description="loss kernel")
@@ -394,7 +400,9 @@ class ScenarioSpec(Strict):
     )
     data: DataSpec = DataSpec()
     batch: BatchSpec
-    precision: Literal["fp32", "bf16", "fp16"] = Field(description="type of weights in compute and of activations")
+    precision: PrecisionSpec = Field(
+        description="type of weights in compute and of activations: one, or by module, modality and default"
+    )
     optimizer: OptimizerSpec = OptimizerSpec()
     cluster: ClusterSpec
     constraints: ConstraintsSpec = ConstraintsSpec()

@@ -7,9 +7,10 @@ sensitive layers. All zones forbid cuts; `constraints.forbid` adds what the plan
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mmplan.scenario.asked import Forbidden, Zone
 from mmplan.scenario.document import Document, KeyPath, listed
 from mmplan.scenario.layer_ids import layers_named, module_layer_ids
-from mmplan.scenario.scenario import Constraints, Forbidden, Model, Scenario, Zone
+from mmplan.scenario.scenario import Constraints, Model, Scenario
 from mmplan.scenario.schema import ConstraintsSpec
 from mmplan.scenario.sensitivity import sensitive_zones
 

@@ -17,9 +17,10 @@ from mmplan.planner.objective import Objective, scale_of
 from mmplan.planner.plan import Plan
 from mmplan.planner.search import optimize
 from mmplan.planner.weights import LONGEST_NS, price_weights
+from mmplan.scenario.asked import OwnRanks
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.load import load_scenario
-from mmplan.scenario.scenario import OwnRanks, Scenario
+from mmplan.scenario.scenario import Scenario
 
 COST = Objective(name="cost")
 TINY = Path(__file__).parents[2] / "scenarios" / "tiny.yaml"

@@ -34,8 +34,9 @@ from mmplan.planner.simulate import simulate
 from mmplan.planner.stage_graph import build_stage_graph
 from mmplan.planner.step_loads import mean_step_loads
 from mmplan.planner.step_times import step_times
+from mmplan.scenario.asked import OwnRanks
 from mmplan.scenario.load import load_scenario
-from mmplan.scenario.scenario import Distribution, OwnRanks, Scenario
+from mmplan.scenario.scenario import Distribution, Scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 VISION = ("vision", "projector")

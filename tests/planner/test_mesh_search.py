@@ -23,8 +23,9 @@ from mmplan.planner.space import build_space
 from mmplan.planner.stage_solver import solve_cut
 from mmplan.planner.stopping import Deadline
 from mmplan.planner.why_not import Limits, why_not
+from mmplan.scenario.asked import OwnRanks
 from mmplan.scenario.load import load_scenario
-from mmplan.scenario.scenario import Moe, OwnRanks, Scenario
+from mmplan.scenario.scenario import Moe, Scenario
 
 # 15, 18 and 39 are faster with meshes of their own; 26 tries a thousand cuts and none fits.
 SEEDS = [9, 15, 18, 26, 39]

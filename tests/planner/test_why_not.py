@@ -16,8 +16,9 @@ from mmplan.planner.shadow_price import zone_prices
 from mmplan.planner.stage_parts import busiest_parts
 from mmplan.planner.why_not import why_not
 from mmplan.report.alternatives import alternatives_values, why_not_tables, zone_tables
+from mmplan.scenario.asked import Zone
 from mmplan.scenario.load import load_scenario
-from mmplan.scenario.scenario import Scenario, Zone
+from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.zones import under_zones
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

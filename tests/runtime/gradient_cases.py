@@ -34,6 +34,7 @@ from mmplan.runtime.weighted_stage import WeightedStage
 from mmplan.scenario.attention_forms import Mla
 from mmplan.scenario.scenario import (
     Distribution,
+    Dtype,
     Model,
     ModelEdge,
     ModelModule,
@@ -167,6 +168,36 @@ def cases() -> dict[str, Plan]:
         "recomputed behind a frozen stage": _recomputing(hand_plan(frozen_all, FOUR_STAGES), "3 of 8"),
         **_scheduled(tiny, adapted, frozen_all),
         **_over_stages(_tied(tiny)),
+        **_in_unlike_precisions(tiny),
+    }
+
+
+def in_precisions(scenario: Scenario, **said: Dtype) -> Scenario:
+    """Modules that are not named are in bf16, for which this processor has no rate of its own."""
+    (pool,) = scenario.cluster.pools
+    pool = replace(pool, device=replace(pool.device, bf16_flops_per_s=pool.device.fp32_flops_per_s))
+    modules = tuple(replace(module, precision=said.get(module.name, "bf16")) for module in scenario.model.modules)
+    model, cluster = replace(scenario.model, modules=modules), replace(scenario.cluster, pools=(pool,))
+    return replace(scenario, precision="bf16", model=model, cluster=cluster)
+
+
+def _in_unlike_precisions(tiny: Scenario) -> dict[str, Plan]:
+    """Casts inside a stage and between stages, and buffers of two types in one stage."""
+    wide_eyes = in_precisions(tiny, vision="fp32", projector="fp32")
+    wide_text = in_precisions(tiny, llm="fp32", audio_projector="fp32")
+    crossed = in_precisions(_cross_attention(tiny), vision="fp32", projector="fp32")
+    return {
+        "vision in fp32, text in bf16": hand_plan(wide_eyes, FOUR_STAGES),
+        "vision in bf16, text in fp32": hand_plan(wide_text, FOUR_STAGES),
+        "vision in fp32, cross-attention in bf16, recomputed": _recomputing(
+            hand_plan(crossed, TWO_STAGES, dp=2), "full"
+        ),
+        **{
+            f"vision in fp32, text in bf16, sharding {sharding}": replace(
+                hand_plan(wide_eyes, TWO_STAGES, dp=2), sharding=sharding
+            )
+            for sharding in SHARDINGS
+        },
     }
 
 
@@ -293,20 +324,24 @@ class RankResult:
 
 
 def whole_model(plan: Plan) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Gradients and losses of one process that runs all microbatches of all replicas."""
+    """Gradients, summed in fp32, and losses of one process that runs all microbatches of all replicas."""
     graph = build_graph(plan.scenario)
     model = MultimodalModel(graph.layers(), graph, precision="fp32", seed=plan.scenario.seed, device=CPU)
     perturb(model)
     data = step_data(plan, 0)
     raw_modules = [module.name for module in plan.scenario.model.modules if module.projector is None]
-    losses: dict[str, float] = {}
+    losses, sums = dict[str, float](), dict[str, Tensor]()
     for replica in range(mesh_of_row(plan, 0).dp):
         for batch in step_microbatches(plan, data, Place(0, replica, 0), raw_modules, CPU):
             parts = model(batch)
-            torch.stack(list(parts.values())).sum().backward()
+            torch.stack([loss.float() for loss in parts.values()]).sum().backward()
             for module, loss in parts.items():
                 losses[module] = losses.get(module, 0.0) + loss.item()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, losses
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    sums[name] = sums.get(name, 0) + parameter.grad.float()
+                    parameter.grad = None
+    return sums, losses
 
 
 class _Perturbed(MultimodalModel):
@@ -346,6 +381,8 @@ def run_rank(plan: Plan, rank: int, replicas: dist.ProcessGroup | None, control:
     clock.start()
     record = run_step(program, stages, device=CPU, clock=clock)
     held_bytes = sum(stage.memory_bytes() for stage in stages.values())
+    # plans count fp32 copies of 16-bit weights with AdamW alone; gradient descent has them too
+    held_bytes -= sum(one._master_bytes for stage in stages.values() for one in stage.state.optimizers)
     layers = [graph.layer(layer) for index in stages for layer in plan.stages[index].layers]
     after = {
         name: w

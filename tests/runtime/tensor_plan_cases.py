@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from case_processes import chosen
-from gradient_cases import CPU, PROCESSES, cases, perturb, table_name, trained_weights
+from gradient_cases import CPU, PROCESSES, cases, in_precisions, perturb, table_name, trained_weights
 from meshed_plan_cases import meshed_cases, uneven_cases
 from padded_plan_cases import padded_cases
 from row_plan_cases import DEEP, ONE_STAGE, TALKER, attention_again, row_cases
@@ -37,10 +37,11 @@ from mmplan.runtime.stage import LayerStage
 from mmplan.runtime.tensor_parallel import SplitLayer, name_in_whole, slice_of
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.train import build_stages, load_stages, step_data, tie_stages
-from mmplan.scenario.scenario import Optimizer, Scenario
+from mmplan.scenario.scenario import Dtype, Optimizer, Scenario
 
 TP = 2
 MORE_PROCESSES = 5
+VISION_AND_AUDIO = ("vision", "projector", "audio", "audio_projector")
 STEP_LENGTH = 1e3  # so long that rounding of the weights hides nothing of their gradients
 HALVES = (
     ("vision.embed", "vision.0-1", *AUDIO),
@@ -104,6 +105,14 @@ MIXED = (
     "a key head on two ranks, backwards in two parts",
     "key heads that tp does not divide",
     "a key head on two ranks, rows",
+    "text in fp32, a projector dealt out",
+    "vision in fp32, images dealt out over rows of text",
+    "vision in fp32, dealt out, ranks share states",
+    "a talker in fp32",
+    "encoders on 2 replicas, language model on tp 2, text in fp32",
+    "encoders on 2 replicas, language model on tp 2, vision in fp32",
+    "encoders on tp 2, language model on 2 replicas, text in fp32",
+    "cross-attention, 2 replicas of encoders, vision in fp32",
 )
 
 
@@ -141,6 +150,7 @@ def tensor_cases() -> dict[str, Plan]:
         **_expert_cases(models["experts, latent attention and DeepStack"]),
         **padded_cases(models, plans["two stages on a rank, backwards in two parts"]),
         **meshed_cases(models),
+        **_unlike_precisions(models),
     }
     return chosen(every, MIXED)
 
@@ -233,6 +243,32 @@ def _ahead_cases(frozen: Scenario) -> dict[str, Plan]:
         "weights shared by replicas": replace(hand_plan(frozen, stages, dp=2), sharding="parameters"),
     }
     return {f"{name}, a step ahead": replace(plan, prefetch=("vision",)) for name, plan in plans.items()}
+
+
+def _unlike_precisions(models: dict[str, Scenario]) -> dict[str, Plan]:
+    """Encoders in fp32 beside text in bf16, and the reverse: sums, gathers and messages in the types of both."""
+    tiny, encoders = models["1f1b"], VISION_AND_AUDIO
+    wide: dict[str, Dtype] = {"vision": "fp32", "projector": "fp32"}
+    eyes, text = in_precisions(tiny, **wide), in_precisions(tiny, llm="fp32", audio="fp32")
+    crossed = in_precisions(models["cross-attention in two stages"], **wide)
+    meshes = meshed_cases({**models, "1f1b": eyes, "cross-attention in two stages": crossed})
+    reverse = meshed_cases({**models, "1f1b": text})
+    rows = replace(hand_plan(eyes, TWO_STAGES, microbatch_size=2), cp=2, spread=encoders)
+    plans = {
+        "vision in fp32": replace(hand_plan(eyes, TWO_STAGES), tp=TP),
+        "text in fp32, a projector dealt out": replace(hand_plan(text, TWO_STAGES), tp=TP, spread=("projector",)),
+        "vision in fp32, images dealt out over rows of text": rows,
+        "vision in fp32, dealt out, ranks share states": replace(
+            hand_plan(eyes, HALVES), tp=TP, spread=encoders, sharding="optimizer"
+        ),
+        "a talker in fp32": replace(
+            hand_plan(in_precisions(models["talker"], talker="fp32"), TALKER, microbatch_size=2), cp=2
+        ),
+    }
+    for name in ("encoders on 2 replicas, language model on tp 2", "encoders on tp 2, language model on 2 replicas"):
+        plans |= {f"{name}, text in fp32": reverse[name], f"{name}, vision in fp32": meshes[name]}
+    crossing = "cross-attention, 2 replicas of encoders"
+    return {**plans, f"{crossing}, vision in fp32": meshes[crossing]}
 
 
 def _expert_cases(experts: Scenario) -> dict[str, Plan]:

@@ -10,7 +10,7 @@ from mmplan.planner.plan import Plan
 from mmplan.runtime.launch import execute
 from mmplan.runtime.measurement import Measurement
 from mmplan.runtime.validate import validate
-from mmplan.scenario.scenario import Zone
+from mmplan.scenario.asked import Zone
 from mmplan.scenario.technique import Compression
 
 pytestmark = pytest.mark.distributed

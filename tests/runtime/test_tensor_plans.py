@@ -26,8 +26,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 @pytest.mark.parametrize("name", CASES)
 def test_every_gradient_is_its_part_of_that_of_one_process(name: str, results: Results) -> None:
     """To 1e-5 of each gradient's largest element, in fp32, on every rank. Gradients of the biases of keys are zero but
-    for rounding, so no scale is below a thousandth of the model's largest."""
+    for rounding, so no scale is below a thousandth of the model's largest. Where a module is in bf16 its sums over
+    ranks are rounded to 2^-9, layer upon layer, as far as gradients go."""
     expected, losses = whole_model(CASES[name])
+    exact = CASES[name].scenario.precisions == ("fp32",)
     least = max(gradient.abs().max() for gradient in expected.values()) / 1000
     seen = set()
     for rank in results[name]:
@@ -36,11 +38,11 @@ def test_every_gradient_is_its_part_of_that_of_one_process(name: str, results: R
             seen.add(name_in_whole(parameter))
             own = slice_of(gradient, found.shape, *rank.places[parameter])
             error = (found - own).abs().max() / gradient.abs().max().clamp_min(least)
-            assert error < 1e-5, f"{parameter}: relative error {error:.1e}"
+            assert error < (1e-5 if exact else 2**-4), f"{parameter}: relative error {error:.1e}"
     assert seen == expected.keys()
     for module, loss in losses.items():
         first = [rank for rank in results[name] if rank.index == 0]
-        assert sum(rank.losses.get(module, 0.0) for rank in first) == pytest.approx(loss, rel=1e-6)
+        assert sum(rank.losses.get(module, 0.0) for rank in first) == pytest.approx(loss, rel=1e-6 if exact else 1e-3)
 
 
 @pytest.mark.parametrize("name", CASES)

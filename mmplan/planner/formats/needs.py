@@ -12,6 +12,7 @@ from mmplan.planner.formats.stage_needs import stage_needs
 from mmplan.planner.formats.torchrun_head import processes_per_node
 from mmplan.planner.plan import Plan
 from mmplan.planner.stage_graph import build_stage_graph
+from mmplan.scenario.precisions import unlike_precisions
 from mmplan.scenario.scenario import ModelModule
 
 
@@ -142,6 +143,8 @@ def _rest(plan: Plan) -> Found:
         yield name, f"offload {scenario.technique.offload}"
     if scenario.technique.compression != "none":
         yield "compressed gradients", f"compression {scenario.technique.compression}"
+    if unlike := unlike_precisions(scenario):
+        yield "a precision per module", unlike
     if scenario.technique.fp8 != "none":
         yield "FP8", f"fp8 {scenario.technique.fp8}"
     if scenario.technique.sequence_parallel and plan.tp > 1:

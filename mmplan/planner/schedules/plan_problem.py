@@ -84,7 +84,7 @@ def _transfer_s(
     source, target, layout = border.source, border.target, plan.layout(cut.source)
     part = mean_loads(scenario, plan.microbatch_size * plan.dp // lcm(source.dp, target.dp))
     if source != target:
-        message = message_bytes(cut.edge, part, scenario.precision, *border.seen)
+        message = message_bytes(cut.edge, part, scenario.precision_of(cut.edge), *border.seen)
         layouts = layout, plan.layout(cut.target)
         there_s, back_s = (
             way_s(costs, message, border, layouts, near=near, gradient=gradient) for gradient in (False, True)

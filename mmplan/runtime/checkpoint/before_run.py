@@ -68,9 +68,10 @@ def checkpoint_bytes(plan: Plan) -> int:
     layers = build_graph(scenario).layers()
     counts = [layer_counts(layer, Shard(), tied_here=True) for layer in layers]
     trained = sum(count.trained for count in counts)
-    frozen = sum(count.total for count in counts) - trained
+    widths = [DTYPE_BYTES[scenario.precision_of(layer)] for layer in layers]
+    frozen = sum((count.total - count.trained) * width for count, width in zip(counts, widths, strict=True))
     per_trained = FP32_BYTES * (1 + _MOMENTS[scenario.optimizer.name])
-    return trained * per_trained + frozen * DTYPE_BYTES[scenario.precision]
+    return trained * per_trained + frozen
 
 
 def unsaid_bytes(plan: Plan) -> int:

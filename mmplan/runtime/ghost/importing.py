@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from mmplan.errors import InputError
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.ghost.counting import Counting
 from mmplan.runtime.ghost.job import Job, load_job, taken
 from mmplan.runtime.ghost.laying import cast_batch
@@ -13,7 +14,6 @@ from mmplan.runtime.ghost.recorded_model import model_from_recordings
 from mmplan.runtime.ghost.recording import Recorder
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless
-from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.scenario.document import counted
 from mmplan.scenario.formats.reading import Reading
 from mmplan.scenario.scenario import Dtype, Model

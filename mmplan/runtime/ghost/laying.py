@@ -10,6 +10,7 @@ from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import splits_rows
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.ghost.adapters import refuse_adapters
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.expert_trials import experts_of, find_expert_splits
@@ -32,7 +33,6 @@ from mmplan.runtime.ghost.stage import JointSums, StageSums
 from mmplan.runtime.ghost.traffic import Owners
 from mmplan.runtime.ghost.units import find_units, parameter_names
 from mmplan.runtime.ghost.weightless import build_weightless
-from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.places import Place
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.scenario import DTYPE_BYTES

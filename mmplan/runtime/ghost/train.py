@@ -20,6 +20,7 @@ from mmplan.planner.place import place
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.ghost.attention_again import recompute_attention
 from mmplan.runtime.ghost.expert_trials import require_equal_calls
 from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
@@ -40,7 +41,6 @@ from mmplan.runtime.ghost.weightless import initial_value, starts_at_zero
 from mmplan.runtime.groups import GroupOf
 from mmplan.runtime.held import Buffer
 from mmplan.runtime.loss_scaling import run_scales
-from mmplan.runtime.model import TORCH_DTYPES
 from mmplan.runtime.numerics.modality_parts import SHARED
 from mmplan.runtime.numerics.part_scales import PartScales
 from mmplan.runtime.places import Place, listed_places, place_of, program_of_shard

@@ -152,7 +152,7 @@ def _by_head(rows: Tensor, heads: int) -> Tensor:
 
 def variance_silence(plan: Plan) -> str:
     """Why the variance of gradients is not read, "" where it is."""
-    if plan.scenario.precision == "fp16":
+    if "fp16" in plan.scenario.precisions:
         return SCALED
     if plan.ep > 1 or plan.meshes or plan.spread:
         return "experts, images or modules on ranks of their own: what a microbatch adds is not seen on one rank"

@@ -53,7 +53,7 @@ class RunHealth:
             "robustness": "it would run the whole pipeline again with noise on the image embeddings",
             "shared_conflict": "each parameter of a run is used by one modality, or lies on one stage",
         }
-        if plan.scenario.precision == "fp16":
+        if "fp16" in plan.scenario.precisions:
             silent["gradient_attenuation"] = SCALED
         if variance_silence(plan):
             silent["gradient_variance"] = variance_silence(plan)
@@ -149,7 +149,7 @@ class RunHealth:
             yield from statistics.alignment_values(whole, self._dispersion)
 
     def _shares(self, ranks: Mapping[int, Seen]) -> Iterator[Value]:
-        if self._plan.scenario.precision == "fp16":
+        if "fp16" in self._plan.scenario.precisions:
             return
         places = {"branches": tuple(self._settings.branches)}
         places |= dict.fromkeys(self._settings.cross_attention, ("query", "key"))

@@ -1,6 +1,7 @@
 """The scenario's own model and data as a subject: weights as `execute` starts with, or of its checkpoints."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def scenario_subject(
         InputError: the model is not built by this release, or the checkpoint is of another one.
     """
     refuse_forms(scenario)
+    scenario = _in_fp32(scenario)
     graph = build_graph(scenario)
     require_memory(sum(parameters(layer) for layer in graph.layers()), device)
     model = MultimodalModel(graph.layers(), graph, precision="fp32", seed=scenario.seed, device=device)
@@ -143,3 +145,9 @@ def _load(model: MultimodalModel, graph: ComputationGraph, saved: Mapping[str, T
                 used.add(place.name)
     if left := sorted(saved.keys() - used):
         raise InputError(f"the checkpoint has '{left[0]}', which the scenario's model has not", file=folder)
+
+
+def _in_fp32(scenario: Scenario) -> Scenario:
+    """All its modules."""
+    modules = tuple(replace(module, precision=None) for module in scenario.model.modules)
+    return replace(scenario, precision="fp32", model=replace(scenario.model, modules=modules))
