@@ -12,11 +12,13 @@ from pydantic import Field, Tag
 from mmplan.scenario.schema_base import (
     NAME_OR_MAPPING,
     Count,
+    DtypeName,
     EncodeTogether,
     Layers,
     ModuleName,
     ModulesApart,
     Name,
+    PrecisionSpec,
     Spread,
     Strict,
     Width,
@@ -220,12 +222,6 @@ class LoraTraining(Strict):
 
 TrainingSpec = Annotated[
     Annotated[Literal["full", "frozen"], Tag("name")] | Annotated[LoraTraining, Tag("mapping")], NAME_OR_MAPPING
-]
-
-
-DtypeName = Literal["fp32", "bf16", "fp16"]
-PrecisionSpec = Annotated[
-    Annotated[DtypeName, Tag("name")] | Annotated[dict[ModuleName, DtypeName], Tag("mapping")], NAME_OR_MAPPING
 ]
 
 

@@ -37,6 +37,10 @@ class Strict(BaseModel):
 
 # "a name, or a mapping": which of the two follows from what stands in the file, so that messages speak of that one.
 NAME_OR_MAPPING = Discriminator(lambda value: "mapping" if isinstance(value, dict | BaseModel) else "name")
+DtypeName = Literal["fp32", "bf16", "fp16"]
+PrecisionSpec = Annotated[
+    Annotated[DtypeName, Tag("name")] | Annotated[dict[ModuleName, DtypeName], Tag("mapping")], NAME_OR_MAPPING
+]
 Spread = Annotated[
     Annotated[Literal["any"], Tag("name")]
     | Annotated[list[ModuleName], Tag("list")]

@@ -83,7 +83,8 @@ def compare(model: Model, samples: tuple[Sample, ...], precision: Dtype) -> set[
     batch = microbatch_of(scenario, samples)
     outputs: dict[str, Tensor] = {}
     for layer in graph.layers():
-        load, module = loads[layer.module], build_layer(layer).to(DTYPES[precision])
+        load, own = loads[layer.module], scenario.precision_of(layer)
+        module = build_layer(layer).to(DTYPES[own])
         inputs = {
             source.producer: outputs[source.producer].detach().clone().requires_grad_(source.value in layer.grad_values)
             for source in layer.sources
@@ -96,10 +97,10 @@ def compare(model: Model, samples: tuple[Sample, ...], precision: Dtype) -> set[
         assert layer.has_backward == observed.output.requires_grad, layer.id
         assert forward_flops(layer, load) == observed.forward_flops, layer.id
         assert dgrad_flops(layer, load) + wgrad_flops(layer, load) == observed.backward_flops, layer.id
-        expected = kept_bytes(layer, load, precision) - _norm_statistics_excess(layer, load, precision)
+        expected = kept_bytes(layer, load, own) - _norm_statistics_excess(layer, load, own)
         assert expected == observed.kept_bytes, layer.id
         assert all(p.grad is not None for p in trained), layer.id
     for edge in graph.edges():
         if edge.cuttable:
-            assert edge_bytes(edge, loads, precision) == outputs[edge.producer].nbytes, edge.name
+            assert edge_bytes(edge, loads, scenario.precision_of(edge)) == outputs[edge.producer].nbytes, edge.name
     return {layer.kind for layer in graph.layers()}

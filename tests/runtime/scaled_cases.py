@@ -62,7 +62,19 @@ def plans() -> dict[str, Plan]:
         "vision on its own ranks": meshed(tp=2, vision=2),
         "experts": replace(hand_plan(with_experts(), ONE_STAGE, dp=2), tp=2, ep=2, etp=2),
     }
-    return {name: _half(plan) for name, plan in found.items()}
+    halves = {name: _half(plan) for name, plan in found.items()}
+    return {
+        **halves,
+        "vision in fp32": _with_wide(halves["two stages"], "vision", "projector"),
+        "text in fp32, ZeRO-1": _with_wide(halves["ZeRO-1"], "llm"),
+    }
+
+
+def _with_wide(plan: Plan, *wide: str) -> Plan:
+    """These modules in fp32, the others in fp16."""
+    model = plan.scenario.model
+    modules = tuple(replace(m, precision="fp32" if m.name in wide else "fp16") for m in model.modules)
+    return replace(plan, scenario=replace(plan.scenario, model=replace(model, modules=modules)))
 
 
 def compressed(plan: Plan) -> Plan:

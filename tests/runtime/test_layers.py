@@ -1,6 +1,7 @@
 """Counts of every layer kind against what torch does with the same layer: parameters, FLOPs, kept bytes, edges."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,6 +66,17 @@ def test_counts_equal_torch_for_equal_lengths_and_16_bit(model: str, precision: 
     for mode in (MODES["all full"], MODES["frozen encoder, LoRA on all linears"]):
         compare(MODELS[model](*mode), EQUAL, precision)
         compare(MODELS[model](*mode), UNEQUAL, precision)
+
+
+@pytest.mark.parametrize("wide", ["text", "others"])
+@pytest.mark.parametrize("model", MODELS)
+def test_counts_equal_torch_where_modules_differ_in_precision(model: str, wide: str) -> None:
+    """What a layer reads of another precision it casts, and keeps as it has cast it."""
+    made = MODELS[model](FULL, FULL, FULL)
+    modules = tuple(
+        replace(m, precision="fp32" if (m.modality == "text") == (wide == "text") else "bf16") for m in made.modules
+    )
+    compare(replace(made, modules=modules), UNEQUAL, "bf16")
 
 
 def test_the_zoo_holds_every_layer_kind() -> None:
