@@ -214,9 +214,10 @@ def whole_job(family: str, plan: Plan) -> tuple[dict[str, Tensor], float]:
 def whole_model(family: str, plan: Plan) -> tuple[nn.Module, float]:
     """The model behind the first step, as its authors run it, and the loss."""
     job = job_of(family)
-    model = job.model()
+    model, seed = job.model(), plan.scenario.seed
+    bare = build_weightless(job.model, seed)
     for name, parameter in model.named_parameters():
-        parameter.data = initial_value(name, parameter, plan.scenario.seed, torch.float32)
+        parameter.data = initial_value(name, bare.get_parameter(name), seed, torch.float32)
     stream = iter(job.batches(plan.microbatch_size))
     first = [next(stream) for _ in range(plan.dp * plan.microbatches)]
     weights, total = [job.weight(batch) for batch in first], 0.0

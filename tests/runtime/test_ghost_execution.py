@@ -31,9 +31,9 @@ def value(name: str, like: Tensor) -> Tensor:
 def whole(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradients of the model as its authors run it."""
     build, batch = case
-    model = build()
+    model, bare = build(), build_weightless(build)
     for name, parameter in model.named_parameters():
-        parameter.data = value(name, parameter)
+        parameter.data = value(name, bare.get_parameter(name))
     loss = loss_of(model(**batch))
     loss.backward()
     return loss.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}

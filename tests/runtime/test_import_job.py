@@ -14,7 +14,7 @@ from mmplan.planner.search import optimize
 from mmplan.report.formats import fragment_text
 from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.recording import loss_of
-from mmplan.runtime.ghost.weightless import initial_value
+from mmplan.runtime.ghost.weightless import build_weightless, initial_value
 from mmplan.runtime.launch import execute
 from mmplan.runtime.requirements import why_not_executed
 from mmplan.scenario.load import load_scenario
@@ -25,9 +25,9 @@ JOB = Path(__file__).parent / "own_model_job.py"
 def whole_loss(count: int, samples: int, seed: int) -> float:
     """Of the first step in one process."""
     job = load_job(JOB)
-    model = job.model()
+    model, bare = job.model(), build_weightless(job.model, seed)
     for name, parameter in model.named_parameters():
-        parameter.data = initial_value(name, parameter, seed, torch.float32)
+        parameter.data = initial_value(name, bare.get_parameter(name), seed, torch.float32)
     with torch.no_grad():
         losses = [float(loss_of(model(**batch))) for batch in islice(job.batches(samples), count)]
     return sum(losses) / count

@@ -20,7 +20,7 @@ from mmplan.runtime.ghost.importing import record_job
 from mmplan.runtime.ghost.job import Job
 from mmplan.runtime.ghost.laying import lay
 from mmplan.runtime.ghost.pretrained import Pretrained
-from mmplan.runtime.ghost.weightless import build_weightless, starts_at_zero
+from mmplan.runtime.ghost.weightless import build_weightless, initial_value
 
 QUERIES = "model.language_model.layers.0.self_attn.q_proj"
 
@@ -37,8 +37,12 @@ def test_frozen_weights_inside_adapters_are_read_and_adapters_begin_as_the_model
         if not adapter:
             saved = real.get_parameter(name.replace(".base.", "."))
             assert torch.equal(pretrained.value(name, parameter), saved)
-    zeros = {name for name, parameter in model.named_parameters() if starts_at_zero(parameter)}
-    assert f"{QUERIES}.high.weight" in zeros and f"{QUERIES}.low.weight" not in zeros
+    first = {
+        kind: initial_value(name, model.get_parameter(name), 0, torch.float32)
+        for kind in ("high", "low")
+        for name in [f"{QUERIES}.{kind}.weight"]
+    }
+    assert not first["high"].any() and first["low"].all()
 
 
 def test_a_trained_parameter_that_no_file_has_is_refused_where_nothing_beside_it_is_frozen(tmp_path: Path) -> None:

@@ -142,8 +142,8 @@ def test_gradients_under_scales_of_their_own_are_those_of_one_process(name: str,
 @pytest.mark.usefixtures("results")
 @pytest.mark.parametrize("sharding", ["none", "parameters", "tensor parallel"])
 def test_so_are_those_of_a_job_of_ones_own(sharding: str, folder: Path) -> None:
-    model = build_weightless(lambda: llava()[0]())
     seed = KINDS["one process"].scenario.seed
+    model = build_weightless(lambda: llava()[0](), seed)
     before = {n: initial_value(n, p, seed, torch.float16).float() for n, p in model.named_parameters()}
     one, other = (updates(before, folder / kind / "step-00000001") for kind in ("job, alike", f"job, {sharding}"))
     assert worst_error(other, one) < 3e-3

@@ -56,12 +56,12 @@ class Laid:
 
 def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -> tuple[Laid, tuple[Recording, ...]]:
     """The model without weights, its units recorded and laid onto the plan's layers; and those recordings."""
-    model = build_weightless(job.model)
+    model = build_weightless(job.model, plan.scenario.seed)
     dtype = TORCH_DTYPES[plan.scenario.precision]
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     # Ranks that share blocks record on a model of their own, whose blocks are whole.
-    recorded = model if plan.width * plan.ep == 1 else build_weightless(job.model)
+    recorded = model if plan.width * plan.ep == 1 else build_weightless(job.model, plan.scenario.seed)
     for parameter in recorded.parameters():
         parameter.data = parameter.data.to(dtype)
     recorder = Recorder(recorded, find_units(recorded))

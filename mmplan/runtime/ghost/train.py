@@ -37,7 +37,7 @@ from mmplan.runtime.ghost.stage import Example, GhostStage
 from mmplan.runtime.ghost.traffic import payload, payload_bytes, recorded_graph
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import find_units
-from mmplan.runtime.ghost.weightless import initial_value, starts_at_zero
+from mmplan.runtime.ghost.weightless import initial_value, lost_values
 from mmplan.runtime.groups import GroupOf
 from mmplan.runtime.held import Buffer
 from mmplan.runtime.loss_scaling import run_scales
@@ -49,9 +49,11 @@ from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.ties import join
 from mmplan.runtime.train import Prepared
 from mmplan.runtime.weight_store import WeightStore, postpone_linears
+from mmplan.scenario.document import counted
 
 # Looked at before a run: every module of the model has to be used in some of them.
 FIRST_BATCHES = 32
+LOST_SHOWN = 5  # names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +96,8 @@ def prepare_job(
     for text in own_buffers(plan, laid):
         note(text)
     pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
+    if samples == 0:
+        _tell_lost([name for name in lost_values(laid.model) if pretrained is None or pretrained.lacks(name)], note)
     scales = run_scales(plan, [SHARED])
     parts = parts_of(plan, laid.held, laid.owners, recordings)
     stages = _stages(plan, graph, laid, at, device, groups, pretrained, parts, scales, resumed=samples > 0)
@@ -123,6 +127,16 @@ def prepare_job(
         return program, stages
 
     return Prepared(step=prepare, stages=tuple(stages.values()), model=laid.model, scales=scales)
+
+
+def _tell_lost(names: Sequence[str], note: Callable[[str], None]) -> None:
+    """Parameters that do not begin as the model's code has them."""
+    if names:
+        shown = ", ".join(names[:LOST_SHOWN]) + (f" and {len(names) - LOST_SHOWN} more" if names[LOST_SHOWN:] else "")
+        note(
+            f"{counted(len(names), 'parameter')} of the model begin with mmplan's own random values, not the model's, "
+            f"whose code computes them from tensors too large to keep: {shown}; `--weights` gives them others"
+        )
 
 
 def _behind(stream: Iterator[Batch], job: Job, plan: Plan, samples: int) -> Iterator[Batch]:
@@ -226,12 +240,9 @@ def _filled(
             return torch.empty(like.shape, dtype=dtype)
         return initial_value(name, like, scenario.seed, dtype)
 
-    zeros = {name for name, parameter in laid.model.named_parameters() if starts_at_zero(parameter)}
-
     def own_value(name: str, like: Tensor) -> Tensor:
         if pretrained is None or pretrained.lacks(name):  # where there are weights, adapters begin as the model does
-            zero = pretrained is not None and name in zeros
-            value = torch.zeros(like.shape, dtype=dtype) if zero else first_value(name, like)
+            value = first_value(name, like)
         else:
             value = pretrained.value(name, like)
         cut, experts = laid.held.cuts.get(name), laid.held.experts
