@@ -171,7 +171,7 @@ class _Replay:
 
     def _made(self, view: _View) -> Tensor:
         """A storage behind some of its steps, as bytes."""
-        flat = torch.zeros(view.log.alive.nbytes(), dtype=torch.uint8)  # what the code leaves as it finds it
+        flat = torch.zeros(view.log.alive.nbytes(), dtype=torch.uint8, device=CPU)  # what code leaves as it finds it
         for step in view.log.steps[: view.steps]:
             if _leaves_empty(step.run):
                 continue
