@@ -211,13 +211,19 @@ def whole_job(family: str, plan: Plan) -> tuple[dict[str, Tensor], float]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, total
 
 
+def telling_value(name: str, like: Tensor, seed: int, dtype: torch.dtype) -> Tensor:
+    """The first value, but for zeros, such as of gates: behind them there would be no gradients to compare."""
+    value = initial_value(name, like, seed, dtype)
+    return value if value.any() else torch.full_like(value, 0.02)
+
+
 def whole_model(family: str, plan: Plan) -> tuple[nn.Module, float]:
     """The model behind the first step, as its authors run it, and the loss."""
     job = job_of(family)
     model, seed = job.model(), plan.scenario.seed
     bare = build_weightless(job.model, seed)
     for name, parameter in model.named_parameters():
-        parameter.data = initial_value(name, bare.get_parameter(name), seed, torch.float32)
+        parameter.data = telling_value(name, bare.get_parameter(name), seed, torch.float32)
     stream = iter(job.batches(plan.microbatch_size))
     first = [next(stream) for _ in range(plan.dp * plan.microbatches)]
     weights, total = [job.weight(batch) for batch in first], 0.0
@@ -259,7 +265,10 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
         more=group_maker(rank, "gloo", timeout),
     )
     notes: list[str] = []
-    with patch("mmplan.runtime.ghost.train.FIRST_BATCHES", 6):
+    with (
+        patch("mmplan.runtime.ghost.train.FIRST_BATCHES", 6),
+        patch("mmplan.runtime.ghost.train.initial_value", telling_value),
+    ):
         prepared = prepare_job(plan, job_of(family), rank, CPU, groups, notes.append)
     program, stages = prepared.step(0)
     held = [(stage.places[one.parameter], one) for stage in prepared.stages for one in stage.state.held()]

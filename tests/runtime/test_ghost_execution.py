@@ -25,7 +25,8 @@ CASES = {**FAMILIES, "joined": joined}
 
 
 def value(name: str, like: Tensor) -> Tensor:
-    return initial_value(name, like, 0, torch.float32)
+    found = initial_value(name, like, 0, torch.float32)
+    return found if found.any() else torch.full_like(found, 0.02)  # zeros, as of gates, leave no gradients to compare
 
 
 def whole(case: Case) -> tuple[Tensor, dict[str, Tensor]]:
