@@ -190,7 +190,9 @@ def optimize_tables(
         lines = [f"[bold]given[/bold]: {format_seconds(result.plan.certificate.objective_s)} per step, not searched"]
     parts: list[Table | str] = [stage_table(result.plan), summary_table([summary]), *lines, interval_text(interval)]
     if explain:
-        parts += [runner_up_table(result), *compression_price(result.plan), *_unsearched(result.plan.scenario)]
+        parts += [runner_up_table(result), *compression_price(result.plan)]
+    if result.status != "given":
+        parts += _unsearched(result.plan.scenario)
     return [*parts, f"plan: {plan_file}"]
 
 
@@ -223,23 +225,28 @@ def _chunk_lines(plan: Plan) -> list[str]:
 
 def _unsearched(scenario: Scenario) -> list[str]:
     """Axes of the search that have to be asked for: their proofs may take long or stay open, or they change numbers."""
-    rules = scenario.constraints
-    chunks = (
-        "" if rules.vp or "interleaved" in rules.schedule else "several chunks per rank (constraints.vp: [1, 2, 4])"
-    )
+    rules, technique = scenario.constraints, scenario.technique
     encoders = any(module.kind != "language_model" for module in scenario.model.modules)
-    meshes = "encoders on ranks of their own (constraints.modules: any)" if encoders and rules.modules == () else ""
-    able = all(pool.device.fp8_flops_per_s is not None for pool in scenario.cluster.pools)
-    plain = able and scenario.technique.fp8 == "none" and rules.fp8 == ("none",)
-    fp8 = "products in FP8 (constraints.fp8: [none, block])" if plain else ""
-    splits = rules.sequence_parallel or scenario.technique.sequence_parallel or max(tp_degrees(scenario)) == 1
-    rows = (
-        ""
-        if splits or rules.tp == (1,)
-        else "rows of language models split over tp (constraints.sequence_parallel: any)"
+    frozen = any(
+        module.kind != "language_model" and module.training.mode == "frozen" for module in scenario.model.modules
     )
-    told = [axis for axis in (chunks, meshes, fp8, rows) if axis]
-    return [escape(f"not searched unless asked: {'; '.join(told)}")] if told else []
+    fp8 = all(pool.device.fp8_flops_per_s is not None for pool in scenario.cluster.pools) and technique.fp8 == "none"
+    splits = rules.sequence_parallel or technique.sequence_parallel or max(tp_degrees(scenario)) == 1
+    left_out = {
+        "several chunks per rank (vp: [1, 2, 4])": not rules.vp and "interleaved" not in rules.schedule,
+        "encoders on ranks of their own (modules: any)": bool(encoders) and rules.modules == (),
+        "encoders for several microbatches at once (encode_together: any)": bool(encoders)
+        and rules.encode_together == (),
+        "frozen encoders a step ahead (prefetch: any)": frozen and rules.prefetch == (),
+        "rows of images over ranks (spread: {vision: patches})": bool(encoders) and rules.patches == (),
+        "rows of language models over tp (sequence_parallel: any)": not splits and rules.tp != (1,),
+        "host memory (offload: [none, optimizer])": rules.offload == ("none",) and technique.offload == "none",
+        "products in FP8 (fp8: [none, block])": fp8 and rules.fp8 == ("none",),
+        "smaller gradients (compression: [none, topk])": rules.compression == ("none",)
+        and technique.compression == "none",
+    }
+    told = [axis for axis, missing in left_out.items() if missing]
+    return [escape(f"not searched unless constraints ask: {'; '.join(told)}")] if told else []
 
 
 def runner_up_table(result: OptimizeResult) -> Table:
