@@ -135,7 +135,7 @@ def test_chunks_on_one_rank_add_without_a_message() -> None:
 def test_what_a_stage_holds_of_the_table_counts_once_for_each_stage() -> None:
     graph, layout = build_graph(job()), Layout(dp=3, sharding="optimizer")
     embed, head = graph.layer("llm.embed"), graph.layer("llm.head")
-    table = Trained(dense=table_elements(job()), messages=1)
+    table = Trained(dense=table_elements(job()), messages=1, wide=(0, 0, 0))  # none in fp32
     assert trained_together([head], layout) == trained_together([embed], layout) == table
     assert trained_together([embed, head], layout) == table
     assert tied_share(head, layout) == -(-table.dense // 3)
