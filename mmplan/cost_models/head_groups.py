@@ -9,19 +9,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HeadGroups:
-    """Numbers of query and of key heads; keys divide queries."""
+    """Numbers of query and of key heads; where keys do not divide queries, heads are split as if each stood alone."""
 
     queries: int
     keys: int
 
     def copies(self, tp: int) -> int:
         """Neighbouring ranks that hold the same key head."""
+        if self.queries % self.keys:
+            return 1
         ranks = max(1, tp // self.keys)
         return -(-self._per_key // -(-self._per_key // ranks))
 
     def on_rank(self, heads: int, tp: int) -> int:
         """How many of so many heads, all queries or all keys, there is room for on each rank."""
         copies = self.copies(tp)
+        if self.queries % self.keys:
+            return -(-heads // tp)
         if copies == 1:
             return -(-self.keys // tp) * (heads // self.keys)
         return 1 if heads == self.keys else -(-self._per_key // copies)

@@ -120,7 +120,8 @@ def test_a_stage_keeps_what_its_level_of_recomputation_says(level: RecomputeLeve
     stage.forward(0, {a.tensor: torch.zeros(a.bytes, dtype=torch.uint8) for a in receives if a.microbatch == 0})
     load = data.loads[0][0]
     planned = sum(planned_kept_bytes(layer, load[layer.module], plan.scenario, plan.layout(1)) for layer in layers)
-    tables = rope_table(batches[0].lengths["llm"], 32, torch.float32, CPU) if level != "full" else ()
+    kept = any(layer.kind in BLOCKS and plan.layout(1).recomputed(layer) != "full" for layer in layers)
+    tables = rope_table(batches[0].lengths["llm"], 32, torch.float32, CPU) if kept else ()
     beside = sum(table.untyped_storage().nbytes() for table in tables) + 4
     assert stage.memory_bytes() - before == planned + beside
 
