@@ -15,8 +15,9 @@ from mmplan.scenario.precisions import with_precisions
 from mmplan.scenario.profile import load_profile, paced
 from mmplan.scenario.recipes import recipes_from_spec, spread_modules
 from mmplan.scenario.scenario import Constraints, Model, ModelModule, Optimizer, Scenario, Training
-from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ModelSpec, ScenarioSpec, TechniqueSpec
+from mmplan.scenario.schema import ConstraintsSpec, LoraTraining, ModelSpec, ScenarioSpec
 from mmplan.scenario.schema_recorded import recorded_model
+from mmplan.scenario.schema_technique import TechniqueSpec
 from mmplan.scenario.sizes import data_from_spec
 from mmplan.scenario.stacks import technique_of
 from mmplan.scenario.technique import Fp8, Technique
