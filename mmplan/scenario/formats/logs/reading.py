@@ -93,33 +93,12 @@ def _read_log(paths: Sequence[Path]) -> Reading:
     setup = _settings(chosen, path, warnings)
     steps = typical_steps(chosen) or _steps_of_rates(chosen, setup)
     read: list[str] = []
-    record: dict[str, Any] = {"source": path.name}
     if len(runs) > 1:
         kept = runs.index(chosen) + 1
         warnings.append(
             f"{len(runs)} runs stand in the file: run {kept} with {len(chosen.iterations)} iterations is read"
         )
-    if steps is not None:
-        record["step"] = _step_values(steps, chosen)
-        read.append(_step_sentence(steps))
-        warnings += _step_warnings(steps, chosen)
-        warnings += [f"times of steps are of {chosen.timed_by}"] if chosen.timed_by else []
-        whole_s = chosen.summary.step_s
-        if whole_s is not None and len(steps.seconds) > 1:
-            read.append(
-                f"the whole training took {format_seconds(whole_s)} a step, evaluations and checkpoints included"
-            )
-        record |= throughput_of(chosen, steps, setup, warnings)
-        losses = [loss for iteration in chosen.iterations if (loss := iteration.fields.get("lm loss")) is not None]
-        losses = losses or chosen.losses
-        if losses:
-            record["loss"] = {"first": losses[0], "last": losses[-1]}
-    elif chosen.summary.samples_per_s:
-        record["printed_samples_per_s"] = chosen.summary.samples_per_s
-        read.append(f"{chosen.summary.samples_per_s:g} samples/s over the whole training")
-        warnings.append("no line says how many steps there were: the time of a step is not known")
-    elif chosen.iterations:
-        warnings.append("lines of steps say no time, and no clock or batch gives it")
+    record = {"source": path.name, **_speed(chosen, steps, setup, read, warnings)}
     memory = _memory_values(chosen)
     if memory:
         record["memory"] = memory
@@ -150,6 +129,30 @@ def _read_log(paths: Sequence[Path]) -> Reading:
         ignored=_ignored(chosen, steps),
         warnings=tuple(dict.fromkeys((*warnings, *setup.warnings))),
     )
+
+
+def _speed(run: Run, steps: Steps | None, setup: SetUp, read: list[str], warnings: list[str]) -> dict[str, Any]:
+    """What the lines of steps give, or the end of the training where no line of a step has a time."""
+    if steps is None and run.summary.samples_per_s:
+        read.append(f"{run.summary.samples_per_s:g} samples/s over the whole training")
+        warnings.append("no line says how many steps there were: the time of a step is not known")
+        return {"printed_samples_per_s": run.summary.samples_per_s}
+    if steps is None:
+        if run.iterations:
+            warnings.append("lines of steps say no time, and no clock or batch gives it")
+        return {}
+    read.append(_step_sentence(steps))
+    warnings += _step_warnings(steps, run)
+    warnings += [f"times of steps are of {run.timed_by}"] if run.timed_by else []
+    whole_s = run.summary.step_s
+    if whole_s is not None and len(steps.seconds) > 1:
+        read.append(f"the whole training took {format_seconds(whole_s)} a step, evaluations and checkpoints included")
+    values = {"step": _step_values(steps, run), **throughput_of(run, steps, setup, warnings)}
+    losses = [loss for iteration in run.iterations if (loss := iteration.fields.get("lm loss")) is not None]
+    losses = losses or run.losses
+    if losses:
+        values["loss"] = {"first": losses[0], "last": losses[-1]}
+    return values
 
 
 def _estimate_s(path: Path) -> float | None:
