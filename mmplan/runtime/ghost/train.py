@@ -134,8 +134,9 @@ def _tell_lost(names: Sequence[str], note: Callable[[str], None]) -> None:
     if names:
         shown = ", ".join(names[:LOST_SHOWN]) + (f" and {len(names) - LOST_SHOWN} more" if names[LOST_SHOWN:] else "")
         note(
-            f"{counted(len(names), 'parameter')} of the model begin with mmplan's own random values, not the model's, "
-            f"whose code computes them from tensors too large to keep: {shown}; `--weights` gives them others"
+            f"{counted(len(names), 'parameter')} of the model {'begins' if len(names) == 1 else 'begin'} with mmplan's "
+            "own random values, not the model's, whose code computes them from tensors too large to keep: "
+            f"{shown}; `--weights` gives them others"
         )
 
 
