@@ -118,6 +118,23 @@ class _Writer:
                 y = replace(y, width=x.width // 2)
                 self.ops += [Slice(x=x, y=a, start=0), Slice(x=x, y=b, start=x.width // 2)]
                 self.ops += [Activation(kind=step.function, x=b, y=opened), Multiply(a=a, b=opened, y=y)]
+            case Kept():
+                self.ops.append(Stored(name=name, x=x, y=y, size=step.size, trainable=trained))
+            case Look():
+                y = replace(y, width=step.width)
+                self.ops.append(Embedding(name=name, y=y, size=step.size, trainable=trained))
+            case Join() | Average() | Widen() | Fold() | Split() | Doubled():
+                return self._regrouped(step, x, y)
+            case Aside() | Beside() | Fork():
+                return self._branched(step, x, y)
+            case _:
+                return self._of_block(step, x, y)
+        return y
+
+    def _regrouped(self, step: Join | Average | Widen | Fold | Split | Doubled, x: Value, y: Value) -> Value:
+        """Steps that make rows or columns more or fewer."""
+        name = y.name
+        match step:
             case Join():
                 y = Value(name, _scaled(x.rows, 1, step.rows), x.width * step.rows)
                 self.ops.append(MergeRows(x=x, y=y, merge=step.rows))
@@ -134,6 +151,14 @@ class _Writer:
             case Split():
                 y = Value(name, _scaled(x.rows, step.parts, 1), x.width // step.parts)
                 self.ops.append(MergeRows(x=x, y=y, merge=1))  # a view, as joining is
+            case Doubled():
+                y = replace(y, rows=_scaled(x.rows, 2, 1))
+                self.ops.append(Interleave(parts=(x,), keys=(x.name,), y=y))
+        return y
+
+    def _branched(self, step: Aside | Beside | Fork, x: Value, y: Value) -> Value:
+        """Steps that run others on x."""
+        match step:
             case Aside():
                 self.run(step.steps, x)
                 return x
@@ -141,14 +166,18 @@ class _Writer:
                 made = self.run(step.steps, x)
                 y = replace(y, width=x.width + made.width)
                 self.ops.append(Interleave(parts=(x, made), keys=(x.name, made.name), y=y))
-            case Doubled():
-                y = replace(y, rows=_scaled(x.rows, 2, 1))
-                self.ops.append(Interleave(parts=(x,), keys=(x.name,), y=y))
-            case Kept():
-                self.ops.append(Stored(name=name, x=x, y=y, size=step.size, trainable=trained))
-            case Look():
-                y = replace(y, width=step.width)
-                self.ops.append(Embedding(name=name, y=y, size=step.size, trainable=trained))
+            case Fork():
+                left, right = self.run(step.left, x), self.run(step.right, x)
+                y = replace(left, name=y.name, sharded=False)
+                parts = right.width if right.width != left.width else 0
+                op = Multiply(a=left, b=right, y=y, groups=parts) if step.product else Add(a=left, b=right, y=y)
+                self.ops.append(op)
+        return y
+
+    def _of_block(self, step: Attend | Experts | Scan | Choose | Usual | Mlp, x: Value, y: Value) -> Value:
+        """Steps that only a block has."""
+        name = y.name
+        match step:
             case Attend():
                 return self._attend(step, x, f"{name}_")
             case Experts():
@@ -164,12 +193,6 @@ class _Writer:
             case Mlp():
                 shape = self.around.shape
                 self.ops += mlp_body(shape, self.training, x, y, step.ffn or shape.ffn, prefix=f"{name}_")
-            case Fork():
-                left, right = self.run(step.left, x), self.run(step.right, x)
-                y = replace(left, name=name, sharded=False)
-                parts = right.width if right.width != left.width else 0
-                op = Multiply(a=left, b=right, y=y, groups=parts) if step.product else Add(a=left, b=right, y=y)
-                self.ops.append(op)
         return y
 
     def _attend(self, step: Attend, x: Value, prefix: str) -> Value:
