@@ -16,26 +16,24 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import Layout
 from mmplan.planner.bounds import NEVER, lower_bounds
 from mmplan.planner.configuration import MOST_FORWARDS, Configuration
 from mmplan.planner.configurations import Configurations
-from mmplan.planner.first_bounds import SAFE, alike_bases, busiest, first_bounds, tabulated
+from mmplan.planner.first_bounds import SAFE, first_bounds
 from mmplan.planner.mesh_choices import Apart
 from mmplan.planner.mesh_options import MeshOptions, Options
 from mmplan.planner.mesh_problem import MeshedGroups
+from mmplan.planner.mesh_row_times import row_times
 from mmplan.planner.mesh_rows import first_ranks, taken, without
 from mmplan.planner.objective import Scale
 from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import build_problem, devices_per_node, quickest_levels
+from mmplan.planner.problem import build_problem, devices_per_node
 from mmplan.planner.quantise import NS_PER_S
 from mmplan.planner.stage_order import tail_start
 from mmplan.planner.stage_solver import solve_cut
 from mmplan.planner.stopping import never
 from mmplan.planner.upsets import IntArray, enumerate_upsets
 
-Floats = NDArray[np.float64]
 # Rows that meet their meshes at once: few at first, as the first ones often decide.
 FIRST_BLOCK, LARGEST_BLOCK = 64, 1024
 CELLS = 2_000_000  # rows x meshes looked at together
@@ -61,17 +59,6 @@ class _Row:
     step_ns: IntArray
     busiest_ns: int
     turn: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Times:
-    """Of the modules on rows, at the quickest level in the quickest pool: [base, size, stages - 1] `busiest_s`, [base,
-    size] `path_s`, and [base, size, edge] `down_s`, the heaviest path from where an edge from other modules ends."""
-
-    sizes: IntArray
-    busiest_s: Floats
-    path_s: Floats
-    down_s: Floats
 
 
 @dataclass(slots=True)
@@ -159,7 +146,7 @@ class MeshFrontier:
         rows, devices = self._rows, self._cluster.device_count
         fits = (self._ranks + len(self.apart) <= devices) & (rows.pp <= len(self._groups.groups))
         chosen = np.flatnonzero(fits)
-        times = self._times = self._timed(chosen)
+        times = self._times = row_times(self._own, self._groups, rows, chosen, self._starts)
         base, size = rows.base[chosen], np.searchsorted(times.sizes, rows.microbatch_size[chosen])
         step_s = (rows.microbatches[chosen] - 1) * times.busiest_s[base, size, rows.pp[chosen] - 1]
         step_s += times.path_s[base, size]
@@ -168,32 +155,6 @@ class MeshFrontier:
         order = np.argsort(values, kind="stable")
         order = order[values[order] < NEVER]
         self._order, self._values = chosen[order], values[order]
-
-    def _timed(self, chosen: IntArray) -> _Times:
-        rows, prices = self._rows, self._own
-        sizes = np.unique(rows.microbatch_size).astype(np.int64)
-        loads, costs = [prices.loads(int(size)) for size in sizes], prices.costs
-        levels, pools = quickest_levels(prices.scenario), range(len(self._cluster.pools))
-
-        def work_s(layer: Layer, layout: Layout, size: int) -> list[float]:
-            load = loads[size][layer.module]
-            ways = [replace(layout, recompute=level, pools=(pool,)) for level in levels for pool in pools]
-            return [min(costs.forward_s(layer, load, at) + costs.backward_s(layer, load, at) for at in ways)]
-
-        used = np.zeros((len(rows.bases), len(sizes)), dtype=np.bool_)
-        used[rows.base[chosen], np.searchsorted(sizes, rows.microbatch_size[chosen])] = True
-        member = prices.members(self._groups).astype(np.float64)
-        of_bases = alike_bases(prices.kinds, rows.bases)
-        group_s = tabulated(prices.kinds, prices.alike_at(*levels), of_bases, used, 1, work_s)[:, :, 0] @ member.T
-        down_s = group_s.copy()
-        for producer, consumer in sorted(self._groups.pairs, reverse=True):
-            down_s[..., producer] = np.maximum(down_s[..., producer], group_s[..., producer] + down_s[..., consumer])
-        return _Times(
-            sizes=sizes,
-            busiest_s=busiest(group_s, member, int(rows.pp[chosen].max(initial=1))),
-            path_s=down_s.max(axis=2),
-            down_s=down_s[..., list(self._starts)],
-        )
 
     def _advance(self, cutoff: int) -> None:
         """Until the least one is a sharp configuration, or not below the cutoff."""

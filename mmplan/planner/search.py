@@ -5,7 +5,7 @@ Then, among the cuts found whose closed form is within the gap, the plan is the 
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError
@@ -18,16 +18,16 @@ from mmplan.planner.diagnose import explain_infeasible
 from mmplan.planner.explain import list_runner_ups
 from mmplan.planner.frontier import Frontier
 from mmplan.planner.in_chunks import Work, in_chunks, worth_chunks
-from mmplan.planner.mesh_frontier import MeshFrontier
 from mmplan.planner.mesh_search import mesh_frontiers, solve_meshed, why_no_meshes
-from mmplan.planner.objective import STEP_TIME, Objective, Scale, require_prices
+from mmplan.planner.objective import STEP_TIME, Objective, require_prices
 from mmplan.planner.plan import Plan
 from mmplan.planner.pool_order import best_order, in_pool_orders, with_techniques
 from mmplan.planner.quantise import ROUNDING_GAP, floor_ns, lowered_ns, raised_ns, seconds
-from mmplan.planner.result import Considered, OptimizeResult, Progress
+from mmplan.planner.result import OptimizeResult, Progress
 from mmplan.planner.rivals import Candidate, candidate, first_in_simulation, list_rivals
 from mmplan.planner.schedules.reschedule import scheduled
-from mmplan.planner.space import Answer, Space, build_space, confirm_by_cpsat, solve_configuration
+from mmplan.planner.search_state import Search
+from mmplan.planner.space import Space, build_space, confirm_by_cpsat, solve_configuration
 from mmplan.planner.stopping import TIME_LIMIT_S, Deadline, never
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_seconds
@@ -44,45 +44,6 @@ CONFIRM_GAP = 0.001
 CONFIRM_DETERMINISTIC_S = 1.5
 # Stages x groups up to which that is tried: above, CP-SAT needs seconds to read the model.
 MOST_CONFIRMED = 1_200
-
-
-@dataclass(slots=True)
-class _Search:
-    """What the loop has learned, in values of the objective; `last` is the configuration solved last."""
-
-    frontier: Frontier | None  # of the plans whose modules share one mesh, None where the constraints want others
-    scale: Scale
-    meshes: tuple[MeshFrontier, ...]  # of the others
-    incumbent: Candidate | None = None
-    solved: int = 0
-    last: Configuration | None = None
-    within_gap: int = 0  # solved although the gap was proven already
-    unproved: int = NEVER  # least bound of what was solved
-    exhausted: bool = False  # some configuration without a cut was not solved to the end
-    answers: dict[int, Answer] = field(default_factory=dict)
-    meshed: dict[Configuration, Candidate] = field(default_factory=dict)  # of modules on meshes of their own
-    unfit: int = 0  # of those, without any cut
-
-    def target(self, tolerance: float) -> int:
-        """The value that a better plan must be below; NEVER without an incumbent."""
-        best = self.incumbent
-        if best is None:
-            return NEVER
-        return self.scale.value_of(best.configuration, lowered_ns(best.step_ns, tolerance))
-
-    def least_value(self) -> int:
-        """No plan that was not looked at has a lower value."""
-        shared = NEVER if self.frontier is None else self.frontier.least_value()
-        return min(shared, *(frontier.known_value() for frontier in self.meshes), NEVER)
-
-    def floor_value(self) -> int:
-        """No plan has a lower value."""
-        return min(self.unproved, self.least_value())
-
-    def bound_s(self, of: Candidate) -> float:
-        """No plan is better than one of this configuration with such a step."""
-        step_ns = self.scale.step_below_of(of.configuration, self.floor_value())
-        return min(seconds(step_ns), of.time.objective_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,12 +110,12 @@ def optimize(
 
 def _explored(
     scenario: Scenario, choice: _Choice, on_improvement: Callable[[Progress], None] | None, deadline: Deadline
-) -> tuple[Space, _Search]:
+) -> tuple[Space, Search]:
     """With the pools in the order of the scenario, as far as the gap and the deadline ask."""
     tell = _teller(on_improvement, deadline)
     space = build_space(scenario, tell, choice.objective)
     modules_ahead(scenario, space.prices.graph)  # says what cannot be before the search
-    search = _Search(
+    search = Search(
         frontier=None if scenario.constraints.modules else Frontier(space.bounds, space.scale),
         meshes=mesh_frontiers(space, deadline),
         scale=space.scale,
@@ -193,7 +154,7 @@ def _teller(on_improvement: Callable[[Progress], None] | None, deadline: Deadlin
     return tell
 
 
-def _worth_more(search: _Search, frontier: Frontier, gap: float) -> bool:
+def _worth_more(search: Search, frontier: Frontier, gap: float) -> bool:
     """Whether the next configuration could still beat the incumbent by more than the gap, or, for a few, at all."""
     least = frontier.least_value()
     if least < search.target(gap):
@@ -202,7 +163,7 @@ def _worth_more(search: _Search, frontier: Frontier, gap: float) -> bool:
     return search.within_gap <= MOST_WITHIN_GAP and least < search.target(0.0)
 
 
-def _solve_next(space: Space, search: _Search, frontier: Frontier, gap: float, seed: int, deadline: Deadline) -> None:
+def _solve_next(space: Space, search: Search, frontier: Frontier, gap: float, seed: int, deadline: Deadline) -> None:
     """Solve one configuration and keep its cut if it is the best so far."""
     index = frontier.pop()
     tolerance = 0.0 if space.exact else gap  # CP-SAT alone is quick to prove the gap, slow to prove the optimum
@@ -228,7 +189,7 @@ def _solve_next(space: Space, search: _Search, frontier: Frontier, gap: float, s
     search.exhausted |= answer.exhausted
 
 
-def _solve_next_meshed(space: Space, search: _Search, gap: float, deadline: Deadline) -> bool:
+def _solve_next_meshed(space: Space, search: Search, gap: float, deadline: Deadline) -> bool:
     """The same with modules on meshes of their own; False when none is worth it."""
     target = search.target(gap)
     frontier = min(search.meshes, key=lambda one: one.least_value(target), default=None)
@@ -253,7 +214,7 @@ def _solve_next_meshed(space: Space, search: _Search, gap: float, deadline: Dead
     return True
 
 
-def _progress(space: Space, search: _Search, deadline: Deadline) -> Progress:
+def _progress(space: Space, search: Search, deadline: Deadline) -> Progress:
     best = search.incumbent
     best_s = best.time.objective_s if best is not None else None
     bound_s = search.bound_s(best) if best is not None else 0.0
@@ -262,20 +223,20 @@ def _progress(space: Space, search: _Search, deadline: Deadline) -> Progress:
         bound_s=bound_s,
         gap=(best_s - bound_s) / best_s if best_s else None,
         wall_s=deadline.spent_s,
-        enumerated=_met(space, search),
+        enumerated=search.met(space),
         solved=search.solved,
         doing=str(search.last),
     )
 
 
 def _refuse(
-    space: Space, search: _Search, objective: Objective, tell: Callable[[str], None], deadline: Deadline
+    space: Space, search: Search, objective: Objective, tell: Callable[[str], None], deadline: Deadline
 ) -> None:
     """No plan: proved, or not found in time."""
     name = space.prices.scenario.name
     if search.exhausted or search.least_value() != NEVER:
         raise NoPlanFoundError(
-            f"no plan of {name} found: {search.solved} of {_met(space, search):,} configurations tried when the "
+            f"no plan of {name} found: {search.solved} of {search.met(space):,} configurations tried when the "
             f"search ended (limit {deadline.limit_s:g} s); give it more time or fewer degrees to try"
         )
     if search.frontier is None:
@@ -291,20 +252,20 @@ def _refuse(
     raise explain_infeasible(space, deadline)
 
 
-def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) -> OptimizeResult:
-    """Choice among the leaders, second proof, runner-ups, check and certificate."""
-    first, gap = search.incumbent, choice.gap
-    assert first is not None
-    bound_s = search.bound_s(first)
-    proved = first.time.objective_s - bound_s <= (gap + ROUNDING_GAP) * first.time.objective_s
+def _leader(
+    space: Space, search: Search, first: Candidate, choice: _Choice, deadline: Deadline, *, proved: bool
+) -> tuple[Candidate, dict[Configuration, Candidate | None], tuple[str, ...]]:
+    """The candidate that is fastest in simulation, those that it was held against, and what proves it. Ctrl-C keeps
+    what is there."""
+    gap, best = choice.gap, first
     rivals: dict[Configuration, Candidate | None] = {}
-    best, proofs = first, ("dynamic program",) if proved and space.exact else ()
+    proofs = ("dynamic program",) if proved and space.exact else ()
     try:
         if search.frontier is not None:
             rivals = list_rivals(space, first.configuration, search.answers, deadline)
         rivals |= {one: found for one, found in search.meshed.items() if one != first.configuration}
         if proved:
-            most_ns = max(first.step_ns, raised_ns(floor_ns(bound_s), gap))
+            most_ns = max(first.step_ns, raised_ns(floor_ns(search.bound_s(first)), gap))
             within = search.scale.value_of(first.configuration, most_ns)
             cuts = [rival for rival in rivals.values() if rival is not None]
             quick_s = min(choice.schedule_search_s, QUICK_SEARCH_S)
@@ -326,6 +287,15 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
             proofs = (*proofs, "CP-SAT")
     except KeyboardInterrupt:
         logger.info("interrupted while comparing runner-ups; the plan stands")
+    return best, rivals, proofs
+
+
+def _result(space: Space, search: Search, choice: _Choice, deadline: Deadline) -> OptimizeResult:
+    """Choice among the leaders, second proof, runner-ups, check and certificate."""
+    first = search.incumbent
+    assert first is not None
+    proved = first.time.objective_s - search.bound_s(first) <= (choice.gap + ROUNDING_GAP) * first.time.objective_s
+    best, rivals, proofs = _leader(space, search, first, choice, deadline, proved=proved)
     others = {**rivals, first.configuration: first}
     others.pop(best.configuration)
     bound_s = search.bound_s(best)
@@ -351,7 +321,7 @@ def _result(space: Space, search: _Search, choice: _Choice, deadline: Deadline) 
         gap=plan.certificate.gap,
         status=plan.certificate.status,
         wall_s=plan.certificate.wall_s,
-        considered=_considered(space, search),
+        considered=search.considered(space),
         runner_ups=list_runner_ups(best, others, search.scale),
         proofs=() if plan.prefetch else proofs,
         objective=choice.objective.name,
@@ -374,24 +344,6 @@ def _scheduled(plan: Plan, space: Space, floor_s: float, choice: _Choice, deadli
         return best
     work = Work(search_s=search_s, seed=choice.seed, stop=deadline.stop)
     return in_chunks(plan, best, graph, costs, floor_s=floor_s, work=work)
-
-
-def _considered(space: Space, search: _Search) -> Considered:
-    excluded = int((space.bounds_ns == NEVER).sum()) if search.frontier is not None else 0
-    excluded += sum(frontier.tally.out_of_memory for frontier in search.meshes)
-    return Considered(
-        enumerated=_met(space, search),
-        out_of_memory=excluded,
-        bounded_away=_met(space, search) - excluded - search.solved,
-        solved=search.solved,
-        infeasible=search.unfit + sum(answer.unfit for answer in search.answers.values()),
-    )
-
-
-def _met(space: Space, search: _Search) -> int:
-    """Configurations whose modules share one mesh, and those with meshes of their own that were looked at."""
-    shared = len(space.configurations) if search.frontier is not None else 0
-    return shared + sum(frontier.tally.met for frontier in search.meshes)
 
 
 def _refuse_unsound(plan: Plan) -> None:
