@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from mmplan.errors import InputError
-from mmplan.scenario.precisions import unlike_precisions
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.stacks import technique_of
 
@@ -50,8 +49,6 @@ def require_executable(scenario: Scenario, *, own_model: bool = False) -> None:
     Raises:
         InputError: names the first choice that differs from the runtime's.
     """
-    if own_model and (unlike := unlike_precisions(scenario)):
-        raise InputError(f"precision: a model of your own runs in one for all modules, the plan has {unlike}")
     technique, own = scenario.technique, technique_of("mmplan")
     for name in (field.name for field in fields(own)):
         wanted, done = getattr(technique, name), getattr(own, name)

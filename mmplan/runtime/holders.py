@@ -11,7 +11,7 @@ from mmplan.cost_models.layer import Layer
 from mmplan.runtime.compression.sums import Messages
 from mmplan.runtime.held import Place
 from mmplan.runtime.shards import each_once, owners_of
-from mmplan.runtime.state import JointState, StageState, stage_state
+from mmplan.runtime.state import JointState, StageState, by_type, stage_state
 from mmplan.runtime.tensor_parallel import SplitLayer, places_of
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.ties import Tie, copy_place
@@ -50,7 +50,7 @@ class Holders:
             of_experts = None if self.ranks.experts is None else self.ranks.experts.replicas
             groups += [(dealt, self.ranks.stage), (experts, of_experts)]
         if sharding == "optimizer":  # weights lie one behind the other in one buffer
-            groups = [(own, holders) for every, holders in groups for own in _by_type(every)]
+            groups = [(own, holders) for every, holders in groups for own in by_type(every)]
         states = {
             stage_state(own, optimizer, sharding, holders, None if index else messages): each_once(own)
             for index, (own, holders) in enumerate(groups)
@@ -112,11 +112,3 @@ class Holders:
             name: module.expert_parameters() if isinstance(module, SplitLayer) else []
             for name, module in self.modules.items()
         }
-
-
-def _by_type(layers: Mapping[str, Sequence[Parameter]]) -> list[dict[str, list[Parameter]]]:
-    """Parameters by layer, those of each dtype apart."""
-    dtypes = dict.fromkeys(parameter.dtype for own in layers.values() for parameter in own)
-    return [{name: [p for p in own if p.dtype == dtype] for name, own in layers.items()} for dtype in dtypes] or [
-        {name: [] for name in layers}
-    ]

@@ -143,7 +143,9 @@ class _LinearOfRows(torch.autograd.Function):
         (own, weight), gradient = ctx.saved_tensors, gradients[0]
         of_x = gradient @ weight if ctx.needs_input_grad[0] else None
         postponed = ctx.linear.forward
-        if isinstance(postponed, Postponed) and postponed.store.takes(ctx.linear, own, gradient, ctx.rows.again):
+        if isinstance(postponed, Postponed) and postponed.store.takes(
+            ctx.linear, own, gradient, bias=ctx.needs_input_grad[2], whole=ctx.rows.again
+        ):
             return of_x, None, None, None, None, None
         of_weight = gradient.t() @ ctx.rows.again(own)
         of_bias = gradient.sum(0) if ctx.needs_input_grad[2] else None

@@ -90,6 +90,14 @@ def stage_state(
     return LayerShards(layers, optimizer, replicas, weights=sharding == "parameters")
 
 
+def by_type(layers: Mapping[str, Sequence[Parameter]]) -> list[dict[str, list[Parameter]]]:
+    """Parameters by layer, those of each dtype apart."""
+    dtypes = dict.fromkeys(parameter.dtype for own in layers.values() for parameter in own)
+    return [{name: [p for p in own if p.dtype == dtype] for name, own in layers.items()} for dtype in dtypes] or [
+        {name: [] for name in layers}
+    ]
+
+
 class JointState:
     """Parameters that lie on unlike numbers of ranks: those of experts beside all others. See `StageState`."""
 

@@ -5,7 +5,7 @@ output gradient in the store; `compute` makes the weight gradients of one microb
 (norms, embeddings, convolutions, experts) gets its gradient in the first part: these take little time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ class WeightStore:
     """What weight gradients still have to be made of, by microbatch."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, list[tuple[nn.Linear, Tensor, Tensor, Whole | None]]] = {}
+        self._waiting: dict[int, list[tuple[nn.Linear, Tensor, Tensor, Whole | None, bool]]] = {}
         self.summed: dict[nn.Linear, Callable[[Tensor], None]] = {}  # of which ranks have parts of the weight gradients
         self._microbatch: int | None = None
 
@@ -35,21 +35,22 @@ class WeightStore:
         finally:
             self._microbatch = None
 
-    def takes(self, linear: nn.Linear, x: Tensor, gradient: Tensor, whole: Whole | None = None) -> bool:
-        """Keep what the layer's weight gradient needs; False outside of `postponing`. `whole`: makes all rows of x."""
+    def takes(self, linear: nn.Linear, x: Tensor, gradient: Tensor, *, bias: bool, whole: Whole | None = None) -> bool:
+        """Keep what the layer's weight gradient needs; False outside of `postponing`. `bias`: its bias has a gradient,
+        too; `whole`: makes all rows of x."""
         if self._microbatch is None:
             return False
-        self._waiting[self._microbatch].append((linear, x, gradient, whole))
+        self._waiting[self._microbatch].append((linear, x, gradient, whole, bias))
         return True
 
     def compute(self, microbatch: int, accumulate: Accumulate) -> None:
         """The weight gradients of a microbatch whose first part is done."""
-        for linear, x, gradient, whole in self._waiting.pop(microbatch):
+        for linear, x, gradient, whole, bias in self._waiting.pop(microbatch):
             add = self._with_sum(linear, accumulate)
             if linear.weight.requires_grad:
                 rows = _flat(x if whole is None else whole(x))
                 add(linear.weight, _flat(gradient).t() @ rows)
-            if linear.bias is not None and linear.bias.requires_grad:
+            if bias:
                 add(linear.bias, _flat(gradient).sum(0))
 
     def _with_sum(self, linear: nn.Linear, accumulate: Accumulate) -> Accumulate:
@@ -64,13 +65,15 @@ class WeightStore:
 
     def storages(self) -> dict[int, int]:
         """Address and bytes of what is kept, each storage once."""
-        tensors = [t for waiting in self._waiting.values() for _, x, gradient, _ in waiting for t in (x, gradient)]
+        tensors = [t for waiting in self._waiting.values() for _, x, gradient, *_ in waiting for t in (x, gradient)]
         return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
 
 
-def postpone_linears(module: nn.Module, store: WeightStore) -> None:
-    """Let the trained linear layers inside `module` ask `store` in their backward."""
-    for linear in [part for part in module.modules() if isinstance(part, nn.Linear)]:
+def postpone_linears(module: nn.Module, store: WeightStore, apart: Set[str] = frozenset()) -> None:
+    """Let the trained linear layers inside `module` ask `store` in their backward, but for those inside of `apart`."""
+    left_out = tuple(f"{name}." for name in apart)
+    inside = [part for name, part in module.named_modules() if not f"{name}.".startswith(left_out)]
+    for linear in [part for part in inside if isinstance(part, nn.Linear)]:
         if linear.weight.requires_grad or (linear.bias is not None and linear.bias.requires_grad):
             linear.forward = Postponed(linear, store)  # type: ignore[assignment,method-assign]
 
@@ -82,7 +85,14 @@ class Postponed:
         self.linear, self.store = linear, store
 
     def __call__(self, x: Tensor) -> Tensor:
-        result: Tensor = _TwoPartLinear.apply(x, self.linear.weight, self.linear.bias, self.linear, self.store)  # type: ignore[no-untyped-call]
+        return self._times(x, self.linear.bias)
+
+    def product(self, x: Tensor) -> Tensor:
+        """Without the bias, whose gradient others make."""
+        return self._times(x, None)
+
+    def _times(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        result: Tensor = _TwoPartLinear.apply(x, self.linear.weight, bias, self.linear, self.store)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -102,7 +112,7 @@ class _TwoPartLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         of_x = gradient @ weight if needs_x else None
-        if ctx.store.takes(ctx.linear, x, gradient):
+        if ctx.store.takes(ctx.linear, x, gradient, bias=needs_bias):
             return of_x, None, None, None, None
         of_weight = _flat(gradient).t() @ _flat(x) if needs_weight else None
         of_bias = _flat(gradient).sum(0) if needs_bias else None

@@ -68,8 +68,6 @@ def _require_units(said: Mapping[str, Dtype], cluster: Cluster, document: Docume
 
 def _require_plain(spec: ScenarioSpec, model: Model, document: Document) -> None:
     """What is priced and run for one precision only."""
-    if model.recorded is not None:
-        raise document.error(("precision",), "a recorded model runs in one type: write one word")
     wanted = (
         ("fp8", [spec.technique.fp8], spec.constraints.fp8, {"none"}),
         ("offload", [spec.technique.offload], spec.constraints.offload, {"none", "activations"}),

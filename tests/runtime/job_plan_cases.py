@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from adapted_models import RANK, TARGETS, adapted
 from expert_families import EXPERT_FAMILIES
 from ghost_models import FAMILIES, saved_config
+from gradient_cases import in_precisions
 from llava_job import batches as llava_batches
 from tiny_plans import hand_plan, tiny_scenario
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
@@ -39,9 +41,11 @@ from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
 from mmplan.runtime.groups import group_maker, replica_group, tensor_ranks
 from mmplan.runtime.places import place_of
+from mmplan.runtime.state import StageState
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.formats.hf_config import read_hf_config
-from mmplan.scenario.scenario import Optimizer, Scenario, Training
+from mmplan.scenario.scenario import Dtype, Optimizer, Scenario, Training
+from mmplan.scenario.schedule_names import ScheduleName
 from mmplan.scenario.technique import ContextParallel
 
 MODELS = FAMILIES | EXPERT_FAMILIES | {"adapted": adapted}
@@ -111,8 +115,12 @@ def cut(scenario: Scenario, *ends: str, dp: int = 1, **changes: Any) -> Plan:
 
 def chunks(plan: Plan) -> Plan:
     """Two stages on each rank."""
+    return scheduled(plan, "interleaved")
+
+
+def scheduled(plan: Plan, family: ScheduleName) -> Plan:
     costs = AnalyticCostModel(plan.scenario)
-    return refuse_unusable(with_family(plan, "interleaved", build_graph(plan.scenario), costs))
+    return refuse_unusable(with_family(plan, family, build_graph(plan.scenario), costs))
 
 
 def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
@@ -137,6 +145,15 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         "LLaVA in two stages, tensor parallel, attention recomputed": (
             "llava",
             cut(llava, "llm.0", tp=2, recompute="selective"),
+        ),
+        "LLaVA in two stages, tensor parallel, split backwards": (
+            "llava",
+            scheduled(cut(llava, "llm.0", tp=2), "zb-h1"),
+        ),
+        "LLaVA in two stages, rows, split backwards": ("llava", scheduled(cut(llava, "llm.0", cp=2), "zb-h1")),
+        "images in turn, tensor parallel, split backwards": (
+            "llava",
+            scheduled(cut(llava, "llm.0", tp=2, **in_turn), "zb-h1"),
         ),
         "LLaVA, four tensor-parallel ranks": ("llava", cut(llava, tp=4)),
         "frozen tower, tensor parallel, ZeRO-3": ("llava", cut(frozen, tp=2, **zero_3)),
@@ -185,6 +202,15 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         STATISTICS: ("normed", cut(normed, "blocks.0", dp=2, recompute="full")),
         "Whisper as recorded, tied over stages, ZeRO-3": ("whisper", cut(speech, "decoder.1", **zero_3)),
         "Qwen2-Audio as recorded, in two stages": ("qwen2_audio", cut(sound, "language_model.1", dp=2)),
+        "a tower in bf16, in two stages, ZeRO-1": (
+            "llava",
+            cut(typed(llava, vision="bf16"), "llm.0", dp=2, sharding="optimizer"),
+        ),
+        "a tower in bf16, cut inside, ZeRO-3, recomputed": (
+            "llava",
+            cut(typed(llava, vision="bf16"), "vision.0", recompute="full", **zero_3),
+        ),
+        "an encoder as recorded in bf16": ("own", cut(typed(own, eye="bf16"), "blocks.0", dp=2)),
         "adapters in two stages": ("adapted", cut(low, "llm.0", dp=2)),
         "adapters, ZeRO-3": ("adapted", cut(low, dp=4, sharding="parameters")),
         "adapters, tensor parallel, ZeRO-2": ("adapted", cut(low, dp=2, tp=2, sharding="gradients")),
@@ -197,6 +223,12 @@ def going(scenario: Scenario, way: ContextParallel) -> Scenario:
     return replace(scenario, technique=replace(scenario.technique, context_parallel=way))
 
 
+def typed(scenario: Scenario, **precisions: Dtype) -> Scenario:
+    """These modules in types of their own, the others in fp32."""
+    names = (module.name for module in scenario.model.modules)
+    return in_precisions(scenario, **{name: precisions.get(name, "fp32") for name in names})
+
+
 def with_training(scenario: Scenario, module: str, mode: Any, **more: Any) -> Scenario:
     modules = tuple(
         replace(part, training=Training(mode=mode, **more)) if part.name == module else part
@@ -207,8 +239,8 @@ def with_training(scenario: Scenario, module: str, mode: Any, **more: Any) -> Sc
 
 def whole_job(family: str, plan: Plan) -> tuple[dict[str, Tensor], float]:
     """Gradients and loss of the first step in one process."""
-    model, total = whole_model(family, plan)
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, total
+    _, gradients, total = whole_model(family, plan)
+    return gradients, total
 
 
 def telling_value(name: str, like: Tensor, seed: int, dtype: torch.dtype) -> Tensor:
@@ -217,13 +249,17 @@ def telling_value(name: str, like: Tensor, seed: int, dtype: torch.dtype) -> Ten
     return value if value.any() else torch.full_like(value, 0.02)
 
 
-def whole_model(family: str, plan: Plan) -> tuple[nn.Module, float]:
-    """The model behind the first step, as its authors run it, and the loss."""
+def whole_model(family: str, plan: Plan) -> tuple[nn.Module, dict[str, Tensor], float]:
+    """The model behind the first step, as its authors run it, the sums of its gradients, and the loss."""
     job = job_of(family)
     model, seed = job.model(), plan.scenario.seed
     bare = build_weightless(job.model, seed)
     for name, parameter in model.named_parameters():
         parameter.data = telling_value(name, bare.get_parameter(name), seed, torch.float32)
+    for module in plan.scenario.model.modules:
+        if plan.scenario.precision_of(module) == "bf16":
+            in_bf16(model.get_submodule({"vision": "model.vision_tower", "eye": "eye"}[module.name]))
+    gradients: dict[str, Tensor] = {}
     stream = iter(job.batches(plan.microbatch_size))
     first = [next(stream) for _ in range(plan.dp * plan.microbatches)]
     weights, total = [job.weight(batch) for batch in first], 0.0
@@ -231,7 +267,27 @@ def whole_model(family: str, plan: Plan) -> tuple[nn.Module, float]:
         loss = loss_of(model(**batch)) * (weight / sum(weights))
         loss.backward()
         total += float(loss.detach())
-    return model, total
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                gradients[name] = gradients.get(name, 0.0) + parameter.grad.float()
+                parameter.grad = None
+    return model, gradients, total
+
+
+def in_bf16(module: nn.Module) -> None:
+    """Its weights, and what it computes of what it is given in fp32."""
+    module.to(torch.bfloat16)
+    forward = module.forward
+
+    def cast(value: Any, dtype: torch.dtype) -> Any:
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if floats else value
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(lambda value: cast(value, torch.bfloat16), (args, kwargs))
+        return tree_map(lambda value: cast(value, torch.float32), forward(*args, **kwargs))
+
+    module.forward = called
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,6 +310,20 @@ class JobRankResult:
     moved_bytes: dict[str, int]  # sent, shared, exchanged in layers, with what was foreseen beside them
     planned_bytes: dict[str, int]
     ties: int  # sums over stages
+    postponed: int  # gradients of weights that autograd did not make
+
+
+@dataclass
+class Postponed:
+    """Counts them."""
+
+    gradients: int = 0
+
+    def take(self, parameter: Tensor, gradient: Tensor) -> None:
+        self.gradients += 1
+
+    def before_update(self, state: StageState) -> None:
+        """Nothing is asked of it."""
 
 
 def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup) -> JobRankResult:
@@ -273,6 +343,9 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
     program, stages = prepared.step(0)
     held = [(stage.places[one.parameter], one) for stage in prepared.stages for one in stage.state.held()]
     before = [one.tensors["weight"].clone() for _, one in held]
+    postponed = Postponed()
+    for stage in prepared.stages:
+        stage.watch = postponed
     clock = WallClock(control, one_host=True)
     clock.start()
     exchanged = 0 if groups.tensor is None else -groups.tensor.total_bytes
@@ -307,6 +380,7 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
             "exchanged": sum(stage.foreseen_bytes() or 0 for stage in stages.values()),
         },
         ties=sum(action.kind == "TIE" for action in shared),
+        postponed=postponed.gradients,
     )
 
 

@@ -60,7 +60,7 @@ class Piecewise:
     def copy(self, model: nn.Module, stage: int) -> GhostModel:
         pieces = self.pieces[stage]
         trained = frozenset(name for piece in pieces for name in parameter_names(model, piece))
-        options = {"trained": trained, "weights": value, "device": CPU, "dtype": torch.float32}
+        options = {"trained": trained, "weights": value, "device": CPU}
         return GhostModel(model, find_units(model), pieces=pieces, **options)
 
     def reads(self, stage: int) -> set[Source]:

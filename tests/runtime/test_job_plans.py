@@ -29,9 +29,12 @@ MIXED = (
     "own model as recorded, in four stages",
     "Qwen2-Audio as recorded, in two stages",
     "adapters, ZeRO-3",
+    "a tower in bf16, cut inside, ZeRO-3, recomputed",
     "LLaVA in two stages, ZeRO-3, recomputed",
     "Gemma 3, tied over stages, ZeRO-3",
     "Gemma 3, tied over stages, tensor parallel",
+    "LLaVA in two stages, rows, split backwards",
+    "images in turn, tensor parallel, split backwards",
     "frozen tower, rows on four ranks",
     "frozen language model in two stages, rows",
     "Gemma 3 in two stages, rows gathered",
@@ -53,6 +56,9 @@ EVERY = (
     "Gemma 3, tied over chunks",
     "two shared sets over chunks",
     "LLaVA in two stages, tensor parallel, attention recomputed",
+    "LLaVA in two stages, tensor parallel, split backwards",
+    "LLaVA in two stages, rows, split backwards",
+    "images in turn, tensor parallel, split backwards",
     "LLaVA, four tensor-parallel ranks",
     "frozen tower, tensor parallel, ZeRO-3",
     "Gemma 3, tied over stages, tensor parallel",
@@ -82,6 +88,9 @@ EVERY = (
     STATISTICS,
     "Whisper as recorded, tied over stages, ZeRO-3",
     "Qwen2-Audio as recorded, in two stages",
+    "a tower in bf16, in two stages, ZeRO-1",
+    "a tower in bf16, cut inside, ZeRO-3, recomputed",
+    "an encoder as recorded in bf16",
     "adapters in two stages",
     "adapters, ZeRO-3",
     "adapters, tensor parallel, ZeRO-2",
@@ -131,6 +140,12 @@ def test_each_set_of_stages_that_share_something_has_a_sum_of_its_own(results: d
     assert [rank.ties for rank in results["two shared sets over chunks"]] == [1, 1, 2, 2]
     assert [rank.ties for rank in results["Gemma 3, tied over four stages"]] == [0, 1, 0, 1]
     assert not any(rank.ties for rank in results["Gemma 3, tied, ZeRO-3"])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "split backwards" in name])
+def test_weight_gradients_of_shared_layers_wait_for_their_turn(name: str, results: dict[str, list[Any]]) -> None:
+    """Of 4 microbatches, in each stage: of the language model's second block and the head, or of the first and more."""
+    assert all(rank.postponed >= 4 * 8 for rank in results[name])
 
 
 @pytest.mark.parametrize("name", NAMES)

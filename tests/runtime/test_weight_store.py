@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from mmplan.runtime.weight_store import WeightStore, postpone_linears
+from mmplan.runtime.weight_store import Postponed, WeightStore, postpone_linears
 
 
 def network() -> nn.Sequential:
@@ -44,6 +44,21 @@ def test_outside_of_a_split_backward_nothing_is_postponed() -> None:
         model(x).square().sum().backward()
     for gradient, expected in zip(gradients(parts), gradients(whole), strict=True):
         torch.testing.assert_close(gradient, expected)
+
+
+def test_a_bias_that_is_added_behind_is_not_postponed() -> None:
+    """As behind a sum over ranks; layers inside of modules that are left out do as before."""
+    model, store = nn.ModuleList([nn.Linear(3, 5), nn.Sequential(nn.Linear(5, 2))]), WeightStore()
+    postpone_linears(model, store, apart={"1"})
+    first = model[0].forward
+    assert isinstance(first, Postponed)
+    with store.postponing(0):
+        model[1](first.product(torch.randn(7, 3)) + model[0].bias).sum().backward()
+    made: list[Tensor] = []
+    store.compute(0, lambda parameter, gradient: made.append(parameter))
+    assert len(made) == 1
+    assert made[0] is model[0].weight
+    assert all(p.grad is not None for p in (model[0].bias, *model[1].parameters()))
 
 
 def test_frozen_linears_are_left_alone() -> None:

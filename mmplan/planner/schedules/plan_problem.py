@@ -105,6 +105,17 @@ def is_whole(plan: Plan, stage: int) -> bool:
     return shared or plan.stages[stage].recompute != "none"
 
 
+def why_whole(plan: Plan, stage: int) -> str:
+    """Of a stage whose backwards are not split, which choice of the plan that is, and the constraint without it."""
+    level = plan.stages[stage].recompute
+    if level != "none":
+        return f"it has recompute={level}, and whole backwards: set `constraints.recompute: [none]` and optimize again"
+    return (
+        f"replicas have sharding={plan.sharding}, and whole backwards: set `constraints.sharding: [none, optimizer]` "
+        "and optimize again"
+    )
+
+
 def whole_backwards(plan: Plan, schedule: Schedule) -> Schedule:
     """The schedule with B where a stage has whole backwards."""
 

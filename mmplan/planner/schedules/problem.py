@@ -135,6 +135,8 @@ class ScheduleProblem:
 
 @dataclass(frozen=True, slots=True)
 class NotApplicable:
-    """Why a family has no schedule for a problem, in one sentence."""
+    """Why a family has no schedule for a problem, in one sentence. `weightless`: for want of this stage's weight
+    gradients."""
 
     reason: str
+    weightless: int | None = None

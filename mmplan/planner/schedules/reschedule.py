@@ -12,7 +12,7 @@ from mmplan.planner.schedule import Schedule
 from mmplan.planner.schedules.chunks import GIVEN, chunked_plan
 from mmplan.planner.schedules.evaluate import evaluate, memory_peaks
 from mmplan.planner.schedules.families import FAMILIES
-from mmplan.planner.schedules.plan_problem import plan_problem, whole_backwards
+from mmplan.planner.schedules.plan_problem import is_whole, plan_problem, whole_backwards, why_whole
 from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem
 from mmplan.planner.schedules.search.best import best_schedule
 from mmplan.planner.schedules.text import schedule_text
@@ -57,7 +57,9 @@ def with_family(plan: Plan, name: ScheduleName, graph: ComputationGraph, costs: 
     problem = plan_problem(plan, graph, costs)
     schedule = FAMILIES[name](problem)
     if isinstance(schedule, NotApplicable):
-        return Choice(name=name, plan=None, fits=False, reason=schedule.reason)
+        stage = schedule.weightless
+        why = "" if stage is None or not is_whole(plan, stage) else f": {why_whole(plan, stage)}"
+        return Choice(name=name, plan=None, fits=False, reason=schedule.reason + why)
     return _choice(plan, name, problem, whole_backwards(plan, schedule))
 
 

@@ -26,7 +26,7 @@ def plain_chain(problem: ScheduleProblem) -> NotApplicable | None:
     if not problem.is_chain():
         return NotApplicable("the stages are no chain")
     frozen = [index for index, stage in enumerate(problem.stages) if not stage.has_weight]
-    return NotApplicable(f"stage {frozen[0]} has no weight gradients to move") if frozen else None
+    return NotApplicable(f"stage {frozen[0]} has no weight gradients to move", frozen[0]) if frozen else None
 
 
 def _handcrafted(problem: ScheduleProblem, first: list[int], most: int) -> Schedule | NotApplicable:

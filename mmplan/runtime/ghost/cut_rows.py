@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 # By name. The first two sets look at a tensor's form, or compute each number of itself and plain numbers alone.
 _LOOKS = {"__get__", "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "data_ptr", "__len__"}
-_ALIKE = {"float", "half", "bfloat16", "double", "to", "contiguous", "clone", "tanh"}
+_ALIKE = {"float", "half", "bfloat16", "double", "to", "contiguous", "clone", "tanh", "clamp"}
 _ALIKE |= {"mul", "div", "true_divide", "__mul__", "__rmul__", "__truediv__"}
 
 

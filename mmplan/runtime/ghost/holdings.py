@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import Parameter
@@ -21,7 +22,7 @@ from mmplan.runtime.ghost.traffic import Owners
 from mmplan.runtime.ghost.units import parameter_names
 from mmplan.runtime.held import Cut, Place, whole_place
 from mmplan.runtime.shards import each_once, owners_of
-from mmplan.runtime.state import JointState, StageState, stage_state
+from mmplan.runtime.state import JointState, StageState, by_type, stage_state
 from mmplan.runtime.ties import Tie, copy_place, tied_sharding, ties_of
 from mmplan.scenario.scenario import DTYPE_BYTES
 from mmplan.scenario.technique import Sharding
@@ -187,19 +188,28 @@ def _read_elsewhere(
 
 def state_of(held: Holdings, plan: Plan, stage: int, replicas: dist.ProcessGroup | None) -> StageState:
     """Of a stage: of the parameters that it holds alone, and of those that it is the first on its rank to share."""
-    alone, optimizer = held.alone(stage), plan.scenario.optimizer
-    rest = stage_state(alone, optimizer, plan.sharding, replicas, held.messages)
-    parts = {rest: each_once(alone)}
+    optimizer, parts = plan.scenario.optimizer, dict[StageState, Sequence[Parameter]]()
+
+    def add(
+        layers: Mapping[str, list[Parameter]],
+        sharding: Sharding,
+        ranks: dist.ProcessGroup | None,
+        messages: Messages | None = None,
+    ) -> None:
+        # Under ZeRO-1 weights lie one behind the other in one buffer.
+        for own in by_type(layers) if sharding == "optimizer" else [layers]:
+            parts[stage_state(own, optimizer, sharding, ranks, messages)] = each_once(own)
+
+    add(held.alone(stage), plan.sharding, replicas, held.messages)
     if held.experts is not None and any((experts := held.of_experts(stage)).values()):
-        own = stage_state(experts, optimizer, plan.sharding, held.experts.ranks.replicas)
-        parts[own] = each_once(experts)
+        add(experts, plan.sharding, held.experts.ranks.replicas)
     if held.dealt is not None and any((dealt := held.of_dealt(stage)).values()):
-        parts[stage_state(dealt, optimizer, plan.sharding, held.dealt.ranks)] = each_once(dealt)
+        add(dealt, plan.sharding, held.dealt.ranks)
     for tie in held.ties:
-        if copies := copies_of(held, plan, stage, tie):
+        if copies_of(held, plan, stage, tie):
             layers, sharding = held.of_tie(plan, stage, tie)
-            parts[stage_state(layers, optimizer, sharding, replicas)] = tuple(copies)
-    return rest if len(parts) == 1 else JointState(parts)
+            add(layers, sharding, replicas)
+    return next(iter(parts)) if len(parts) == 1 else JointState(parts)
 
 
 def copies_of(held: Holdings, plan: Plan, stage: int, tie: Tie) -> list[Parameter]:
@@ -242,22 +252,27 @@ def tie_sums(held: Holdings, plan: Plan) -> tuple[TiedSum, ...]:
 
 def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
     """What ranks hand to collectives by stage: gradients, and with ZeRO weights, in equal shares."""
-    gradient, weight = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype], DTYPE_BYTES[plan.scenario.precision]
+    gradient = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype]
     to_train = {id(held.model.get_parameter(name)) for name in held.trained}
     replicas = plan.dp * plan.cp
 
     def together(parameters: Sequence[Parameter], ranks: int, *, whole: bool) -> SharedBytes:
-        count = sum(p.numel() for p in parameters if id(p) in to_train)
+        counts = Counter[torch.dtype]()
+        for parameter in parameters:
+            counts[parameter.dtype] += parameter.numel() if id(parameter) in to_train else 0
         if ranks == 1 or whole:
-            return SharedBytes(reduce=0 if ranks == 1 else gradient * count)
-        count = math.ceil(count / ranks) * ranks
-        return SharedBytes(reduce=gradient * count, update=weight * count)
+            return SharedBytes(reduce=0 if ranks == 1 else gradient * counts.total())
+        padded = {dtype: math.ceil(count / ranks) * ranks for dtype, count in counts.items()}
+        return SharedBytes(
+            reduce=gradient * sum(padded.values()),
+            update=sum(dtype.itemsize * count for dtype, count in padded.items()),
+        )
 
     def on_ranks(stage: int, layers: Mapping[str, Sequence[Parameter]], ranks: int) -> SharedBytes:
         if not held.slots or ranks == 1:
             return together(each_once(layers), ranks, whole=plan.sharding == "none")
-        slots, widths = held.slots[stage], {"weight_bytes": weight, "gradient_bytes": gradient}
-        return slot_bytes(slots, layers, to_train, plan.sharding, replicas=ranks, **widths)
+        slots = held.slots[stage]
+        return slot_bytes(slots, layers, to_train, plan.sharding, replicas=ranks, gradient_bytes=gradient)
 
     found = []
     for stage in range(len(plan.stages)):

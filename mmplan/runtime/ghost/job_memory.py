@@ -2,9 +2,11 @@
 tensor-parallel ranks, with logits of the whole vocabulary, and what stages share while replicas share out state.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+import torch
 from torch.nn import Parameter
 
 from mmplan.cost_models.graph import ComputationGraph
@@ -14,6 +16,7 @@ from mmplan.cost_models.memory_states import ParameterCounts, Replicas, state_pa
 from mmplan.cost_models.planned_memory import planned_kept_bytes, planned_state_bytes
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
+from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.ghost.holdings import Holdings
 from mmplan.runtime.shards import each_once
 from mmplan.scenario.technique import Sharding
@@ -76,12 +79,17 @@ def logits_beyond(plan: Plan, graph: ComputationGraph, stage: int) -> int:
 def _state_bytes(plan: Plan, held: Holdings, parameters: Sequence[Parameter], holders: int, sharding: Sharding) -> int:
     """Of parameters that so many ranks have alike."""
     names = {id(parameter): name for name, parameter in held.model.named_parameters()}
-    trained = frozen = 0
+    trained, frozen = Counter[torch.dtype](), Counter[torch.dtype]()
     for parameter in parameters:
         name = names[id(parameter)]
         cut = held.cuts.get(name) or (None if held.experts is None else held.experts.cuts.get(name))
-        count = parameter.numel() // (1 if cut is None else cut.degree)
-        trained, frozen = trained + count * (name in held.trained), frozen + count * (name not in held.trained)
+        counts = trained if name in held.trained else frozen
+        counts[parameter.dtype] += parameter.numel() // (1 if cut is None else cut.degree)
     scenario, technique = plan.scenario, replace(plan.scenario.technique, sharding=sharding)
-    counts, replicas = ParameterCounts(dense=trained, dense_frozen=frozen), Replicas(dense=holders, expert=holders)
-    return sum(part.bytes for part in state_parts(counts, replicas, scenario.precision, scenario.optimizer, technique))
+    replicas = Replicas(dense=holders, expert=holders)
+    total = 0
+    for precision in scenario.precisions:
+        dtype = TORCH_DTYPES[precision]
+        counted = ParameterCounts(dense=trained[dtype], dense_frozen=frozen[dtype])
+        total += sum(part.bytes for part in state_parts(counted, replicas, precision, scenario.optimizer, technique))
+    return total

@@ -10,7 +10,7 @@ from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import splits_rows
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
-from mmplan.runtime.dtypes import TORCH_DTYPES
+from mmplan.runtime.failure import described
 from mmplan.runtime.ghost.adapters import refuse_adapters
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.expert_trials import experts_of, find_expert_splits
@@ -31,19 +31,22 @@ from mmplan.runtime.ghost.split_linears import Split, model_cuts
 from mmplan.runtime.ghost.splits import Found, find_splits
 from mmplan.runtime.ghost.stage import JointSums, StageSums
 from mmplan.runtime.ghost.traffic import Owners
+from mmplan.runtime.ghost.types_of_pieces import set_types, types_of
 from mmplan.runtime.ghost.units import find_units, parameter_names
 from mmplan.runtime.ghost.weightless import build_weightless
 from mmplan.runtime.places import Place
 from mmplan.runtime.tensor_sums import TensorRanks
-from mmplan.scenario.scenario import DTYPE_BYTES
+from mmplan.scenario.precisions import unlike_precisions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Laid:
     """A real model laid over a plan; of its units on this rank `splits`: what tp ranks share, `experts`: what ep ranks
-    do; `rows`: how they run on the rows of a cp rank; `images`: ranks that take images of modules in turn."""
+    do; `rows`: how they run on the rows of a cp rank; `images`: ranks that take images of modules in turn; `floats`:
+    the type of batches."""
 
     model: nn.Module
+    floats: torch.dtype
     recorder: Recorder
     owners: Owners
     held: Holdings
@@ -56,17 +59,19 @@ class Laid:
 
 def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -> tuple[Laid, tuple[Recording, ...]]:
     """The model without weights, its units recorded and laid onto the plan's layers; and those recordings."""
-    model = build_weightless(job.model, plan.scenario.seed)
-    dtype = TORCH_DTYPES[plan.scenario.precision]
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
+    model, types = build_weightless(job.model, plan.scenario.seed), types_of(plan.scenario)
     # Ranks that share blocks record on a model of their own, whose blocks are whole.
     recorded = model if plan.width * plan.ep == 1 else build_weightless(job.model, plan.scenario.seed)
-    for parameter in recorded.parameters():
-        parameter.data = parameter.data.to(dtype)
+    for parameter in (*model.parameters(), *recorded.parameters()):
+        parameter.data = parameter.data.to(types.between)
     recorder = Recorder(recorded, find_units(recorded))
-    recordings = tuple(recorder.record(cast_batch(batch, dtype)) for batch in first)
+    recordings = tuple(recorder.record(cast_batch(batch, types.between)) for batch in first)
     layer_of = align(graph, model, recordings)
+    if types.unlike:
+        for one in {id(one): one for one in (model, recorded)}.values():
+            set_types(one, find_units(one).keys(), graph, layer_of, types)
+        recorder = Recorder(recorded, find_units(recorded))
+        recordings = _recorded_again(plan, recorder, [cast_batch(batch, types.between) for batch in first])
     refuse_adapters(plan, graph, model, layer_of)
     losses = [layer.id for layer in graph.layers() if layer.kind in ("loss", "end")]
     owners = Owners(layer_of=layer_of, loss_layer=losses[-1], used=frozenset(used_pieces(recordings)) & layer_of.keys())
@@ -80,7 +85,19 @@ def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -
         trainable={piece for piece, layer in layers.items() if layer.trainable},
         returning={piece for piece, layer in layers.items() if layer.has_backward},
     )
-    return Laid(model=model, recorder=recorder, owners=owners, held=held, splits={}, experts={}), recordings
+    laid = Laid(model=model, floats=types.between, recorder=recorder, owners=owners, held=held, splits={}, experts={})
+    return laid, recordings
+
+
+def _recorded_again(plan: Plan, recorder: Recorder, batches: Sequence[Batch]) -> tuple[Recording, ...]:
+    """With modules of unlike types."""
+    try:
+        return tuple(map(recorder.record, batches))
+    except RuntimeError as error:
+        raise InputError(
+            f"precision: with {unlike_precisions(plan.scenario)} the model's own code fails ({described(error)}): give "
+            "these modules one precision"
+        ) from error
 
 
 def share(
@@ -176,10 +193,10 @@ def _deal_images(
     """
     assert ranks.width is not None
     dealt, units = dealt_pieces(plan, laid), find_units(laid.model).keys() & laid.owners.used
-    recorder, dtype = laid.recorder, TORCH_DTYPES[plan.scenario.precision]
+    recorder = laid.recorder
     images = ImageCalls(recorder, around(recorder.model, units, dealt & units), ranks.width, device)
     recorder.images = images
-    recordings = tuple(recorder.record(cast_batch(batch, dtype)) for batch in first)
+    recordings = tuple(recorder.record(cast_batch(batch, laid.floats)) for batch in first)
     names = {name for piece in dealt for name in parameter_names(laid.model, piece)}
     _refuse_used_elsewhere(laid, names, dealt, recordings)
     held = replace(laid.held, dealt=dealt_parameters(laid.model, names, ranks.stage))
@@ -221,12 +238,12 @@ def _cut_rows(
     Raises:
         InputError: a unit mixes rows.
     """
-    recorder, dtype = laid.recorder, TORCH_DTYPES[plan.scenario.precision]
+    recorder = laid.recorder
     layers = {
         name: graph.layer(laid.owners.layer_of[name]) for name in find_units(laid.model) if name in laid.owners.used
     }
     recorder.cut = frozenset(name for name, layer in layers.items() if splits_rows(layer))
-    recordings = tuple(recorder.record(cast_batch(batch, dtype)) for batch in first)
+    recordings = tuple(recorder.record(cast_batch(batch, laid.floats)) for batch in first)
     laid = replace(laid, rows=RowWays(recorder, ranks, device))
     assert laid.rows is not None
     for recording in recordings:
@@ -266,7 +283,6 @@ def sums_of(plan: Plan, laid: Laid, stage: int, own: frozenset[str], recomputed:
         ranks=laid.ranks,
         recomputed=recomputed,
         trained=laid.held.trained,
-        element_bytes=DTYPE_BYTES[plan.scenario.precision],
         ways=laid.rows,
     )
     sums: StageSums = of_splits

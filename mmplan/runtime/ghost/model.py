@@ -77,7 +77,7 @@ class GhostModel:
     """The model of one rank, given weights for `pieces`.
 
     Args:
-        model: without weights (`weightless.py`).
+        model: without weights (`weightless.py`), its parameters of the types that they are to have.
         units: as `units.py` finds them.
         weights: the value of a parameter by its name, on the host.
         away: names of parameters of these that other ranks have.
@@ -96,7 +96,6 @@ class GhostModel:
         trained: frozenset[str],
         weights: Callable[[str, Tensor], Tensor],
         device: torch.device,
-        dtype: torch.dtype,
         scaled: Crossing | None = None,
         away: Set[str] = frozenset(),
         dealt: Iterable[str] = (),
@@ -109,10 +108,10 @@ class GhostModel:
         made: dict[int, nn.Parameter] = {}
         for name, parameter in model.named_parameters():
             if id(parameter) in own:
-                value = weights(name, parameter).to(device, dtype)
+                value = weights(name, parameter).to(device, parameter.dtype)
                 made[id(parameter)] = nn.Parameter(value, requires_grad=id(parameter) in to_train)
             else:
-                made[id(parameter)] = nn.Parameter(nothing_like(parameter.to(dtype), device), requires_grad=False)
+                made[id(parameter)] = nn.Parameter(nothing_like(parameter, device), requires_grad=False)
         for name, parameter in list(model.named_parameters(remove_duplicate=False)):  # tied ones stay one
             set_parameter(model, name, made[id(parameter)])
         _move_buffers(model, device)

@@ -46,7 +46,7 @@ def parts_of(plan: Plan, held: Holdings, owners: Owners, recordings: Sequence[Re
             other = "between units" if key in glue and own != SHARED else ""
             if own != part:
                 other = f"in {own}, " + (f"as '{name}'" if name != first else f"by '{piece}'")
-            if other and plan.scenario.precision == "fp16":
+            if other and "fp16" in plan.scenario.precisions:
                 raise InputError(
                     f"'{first}' is used in {part} and {other}: under loss scales of modalities its gradient would "
                     "have two; train in bf16 (`precision: bf16`)"

@@ -6,12 +6,13 @@ the whole pass of the stage: parameters that glue reads, and units that are call
 """
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from torch import nn
 from torch.nn import Parameter
 
+from mmplan.errors import InputError
 from mmplan.planner.shared_bytes import SharedBytes
 from mmplan.runtime.ghost.recording import Recording
 from mmplan.runtime.ghost.units import parameter_names
@@ -69,9 +70,25 @@ def find_slots(
     always = _with_sharers(model, pieces, always)
     order = tuple(piece for piece in pieces if piece in computed and piece not in always)
     slots = {ALWAYS: tuple(piece for piece in pieces if piece in always)} if always else {}
+    _require_one_type(model, slots.get(ALWAYS, ()))
     slots |= {piece: (piece,) for piece in pieces if piece not in always}
     turns = (*((ALWAYS,) if always else ()), *order)
     return Slots(pieces=slots, turns=turns, returning=frozenset(slot for slot in turns if returning & set(slots[slot])))
+
+
+def _require_one_type(model: nn.Module, pieces: Sequence[str]) -> None:
+    """Of what lies in one buffer.
+
+    Raises:
+        InputError: it has several.
+    """
+    first = {model.get_parameter(name).dtype: piece for piece in pieces for name in parameter_names(model, piece)}
+    if len(first) > 1:
+        raise InputError(
+            f"precision: {' and '.join(first.values())} are read by glue or called twice, so that replicas share them "
+            f"out together, and have {' and '.join(str(dtype) for dtype in first)}: set `constraints.sharding: [none, "
+            "optimizer]` in the scenario and optimize again, or give their modules one precision"
+        )
 
 
 def _with_sharers(model: nn.Module, pieces: Sequence[str], chosen: Set[str]) -> set[str]:
@@ -92,7 +109,6 @@ def slot_bytes(
     sharding: Sharding,
     *,
     replicas: int,
-    weight_bytes: int,
     gradient_bytes: int,
 ) -> SharedBytes:
     """What replicas hand to collectives for the stage, as `LayerShards` does it.
@@ -100,7 +116,7 @@ def slot_bytes(
     Args:
         layers: slot -> parameters whose state they share.
         to_train: ids of parameters.
-        weight_bytes, gradient_bytes: of an element.
+        gradient_bytes: of an element.
     """
     owner: dict[Parameter, str] = {}
     for slot, parameters in layers.items():
@@ -111,6 +127,10 @@ def slot_bytes(
         count = sum(p.numel() for p, at in owner.items() if at == slot and (id(p) in to_train) == wanted)
         return math.ceil(count / replicas) * replicas
 
+    def weight_bytes(counts: Mapping[str, int], used: Iterable[str]) -> int:
+        sizes = {at: p.element_size() for p, at in owner.items()}  # what lies in one buffer is of one type
+        return sum(sizes.get(slot, 0) * counts[slot] for slot in used)
+
     def used(slot: str) -> list[str]:
         return list(dict.fromkeys(owner[parameter] for parameter in layers[slot]))
 
@@ -119,9 +139,9 @@ def slot_bytes(
     trained_of = {slot: together(slot, wanted=True) for slot in layers}
     scattered = gradient_bytes * sum(trained_of[slot] for slot in returning)
     if sharding == "gradients":
-        return SharedBytes(backward=scattered, update=weight_bytes * sum(trained_of.values()))
+        return SharedBytes(backward=scattered, update=weight_bytes(trained_of, trained_of))
     held = {slot: trained_of[slot] + together(slot, wanted=False) for slot in layers}
     return SharedBytes(
-        forward=weight_bytes * sum(held[slot] for slot in opened),
-        backward=weight_bytes * sum(held[slot] for slot in returning) + scattered,
+        forward=weight_bytes(held, opened),
+        backward=weight_bytes(held, returning) + scattered,
     )

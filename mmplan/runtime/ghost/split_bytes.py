@@ -22,8 +22,7 @@ class SplitSums:
     """Of one stage.
 
     splits, experts: of its units; ranks: that share them; recomputed: those that run once more for their backward;
-    trained: names of parameters of the whole model; element_bytes: of an activation and of a weight; ways: how units
-    run on some rows, None where they run whole.
+    trained: names of parameters of the whole model; ways: how units run on some rows, None where they run whole.
     """
 
     model: nn.Module
@@ -32,7 +31,6 @@ class SplitSums:
     ranks: TensorRanks | None
     recomputed: Set[str]
     trained: Set[str]
-    element_bytes: int
     ways: RowWays | None = None
 
     @property
@@ -52,7 +50,7 @@ class SplitSums:
                 continue
             given = with_gradient(call, returning, self.trained)
             elements = sum(self._backward_elements(call, split.pair, given) for split in self.splits.get(call.unit, ()))
-            total += self.element_bytes * elements + self._backward_bytes_of_experts(call, given)
+            total += self._element_bytes(call) * elements + self._backward_bytes_of_experts(call, given)
             if call.unit in self.recomputed and (call.unit, call.number) in returning:
                 total += self._forward_bytes(call)
         return total
@@ -64,9 +62,9 @@ class SplitSums:
         elements = sum(self._of_row(call, split.pair) for split in self.splits.get(call.unit, ()))
         split = self.experts.get(call.unit)
         if split is None or self.ranks is None:
-            return self.element_bytes * elements
-        return self.element_bytes * elements + expert_forward_bytes(
-            self._tokens(call, split), split, self.ranks, self.element_bytes
+            return self._element_bytes(call) * elements
+        return self._element_bytes(call) * elements + expert_forward_bytes(
+            self._tokens(call, split), split, self.ranks, self._element_bytes(call)
         )
 
     def _backward_bytes_of_experts(self, call: Call, given: Set[int]) -> int:
@@ -78,7 +76,7 @@ class SplitSums:
             weights=self._has_gradient(call, split.experts.weights_made_of, given),
             experts=any(f"{call.unit}.{name}" in self.trained for name in split.experts.parameters),
         )
-        return expert_backward_bytes(self._tokens(call, split), split, self.ranks, self.element_bytes, gradient)
+        return expert_backward_bytes(self._tokens(call, split), split, self.ranks, self._element_bytes(call), gradient)
 
     def _has_gradient(self, call: Call, made_of: Set[str | int], given: Set[int]) -> bool:
         return any(one in given or f"{call.unit}.{one}" in self.trained for one in made_of)
@@ -92,6 +90,10 @@ class SplitSums:
         of_inputs = sum(self._of_entry(call, entry) for entry in pair.entries if has_gradient(entry))
         between = [f"{call.unit}.{name}" for name in pair.between]
         return of_inputs + sum(self.model.get_parameter(name).numel() for name in between if name in self.trained)
+
+    def _element_bytes(self, call: Call) -> int:
+        """Of an activation and of a weight."""
+        return next(self.model.get_submodule(call.unit).parameters()).element_size()
 
     def _tokens(self, call: Call, split: ExpertSplit) -> int:
         """Of a call, on this rank."""

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from mmplan.runtime.ghost.linear_flow import Pair
 from mmplan.runtime.held import Cut
 from mmplan.runtime.tensor_sums import TensorRanks, sum_gradients, sum_parts
+from mmplan.runtime.weight_store import Postponed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +92,12 @@ def _behind(entrance: _Entrance, forward: Callable[..., Any]) -> Callable[[Tenso
 
 
 def _summed(row: nn.Module, ranks: TensorRanks) -> Callable[[Tensor], Tensor]:
+    """Its bias is added behind the sum, once; its weight's gradient may be postponed."""
+    postponed = row.forward.product if isinstance(row.forward, Postponed) else None
+
     def forward(x: Tensor) -> Tensor:
-        total = sum_parts(F.linear(x, row.get_parameter("weight")), ranks)
+        part = F.linear(x, row.get_parameter("weight")) if postponed is None else postponed(x)
+        total = sum_parts(part, ranks)
         bias = dict(row.named_parameters()).get("bias")
         return total if bias is None else total + bias
 

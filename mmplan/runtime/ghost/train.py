@@ -1,6 +1,6 @@
 """Training a user's own model under a plan: pieces to stages, each step's program from its own recordings."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -20,7 +20,6 @@ from mmplan.planner.place import place
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
 from mmplan.planner.stage_graph import StageGraph, build_stage_graph
-from mmplan.runtime.dtypes import TORCH_DTYPES
 from mmplan.runtime.ghost.attention_again import recompute_attention
 from mmplan.runtime.ghost.expert_trials import require_equal_calls
 from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
@@ -29,7 +28,7 @@ from mmplan.runtime.ghost.job_memory import require_memory
 from mmplan.runtime.ghost.laying import Laid, cast_batch, lay, own_buffers, own_calls, share, sums_of
 from mmplan.runtime.ghost.model import Crossing, GhostModel, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
-from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
+from mmplan.runtime.ghost.recording import Batch, Recording
 from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
 from mmplan.runtime.ghost.split_experts import set_up_experts
 from mmplan.runtime.ghost.split_linears import set_up
@@ -113,7 +112,7 @@ def prepare_job(
         notice(recording)
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
-        examples = _examples(plan, job, stream, at.replica, laid.recorder)
+        examples = _examples(plan, job, stream, at.replica, laid)
         for example in examples:
             notice(example.recording)
             if laid.rows is not None:
@@ -176,19 +175,18 @@ def _stages(
         value = None if pretrained is None else pretrained.buffer(name)
         if value is not None:
             tensor.copy_(value)
+    here = {index: frozenset(laid.held.pieces[index]) & laid.owners.used & units.keys() for index in indices}
+    stores = {index: WeightStore() for index in indices}
+    if any("I" in order for order in plan.orders):  # before what ranks share, which then is around it
+        for index in indices:
+            _postpone(laid, here[index], units, model, stores[index])
     if groups.tensor is not None:
         for name, splits in laid.splits.items():
             model.change(name, partial(set_up, splits=splits, ranks=groups.tensor))
         for name, split in laid.experts.items():
             model.change(name, partial(set_up_experts, split=split, ranks=groups.tensor))
     stages = {}
-    for index in indices:
-        own = frozenset(laid.held.pieces[index]) & laid.owners.used & units.keys()
-        store = WeightStore()
-        if any("I" in order for order in plan.orders) and groups.tensor is None:
-            for name in own:
-                if not laid.held.tied & {id(p) for p in units[name].parameters()}:  # another stage may have their state
-                    model.change(name, partial(postpone_linears, store=store))
+    for index, own in here.items():
         state = state_of(laid.held, plan, index, groups.replicas)
         layout = plan.layout(index)
         levels = {name: layout.recomputed(graph.layer(laid.owners.layer_of[name])) for name in own}
@@ -208,7 +206,7 @@ def _stages(
                 Buffer(name=name, tensor=tensor, writes=at.replica == at.shard == 0 and _owner(laid, name) == index)
                 for name, tensor in kept.items()
             ],
-            store=store,
+            store=stores[index],
             sums=sums_of(plan, laid, index, own, recomputed),
             rows=laid.rows,
             images=laid.images,
@@ -220,6 +218,14 @@ def _stages(
         )
     join(plan, laid.held.ties, stages, partial(copies_of, laid.held, plan), groups.more)
     return stages
+
+
+def _postpone(laid: Laid, own: Set[str], units: Mapping[str, nn.Module], model: GhostModel, store: WeightStore) -> None:
+    """Weight gradients of a stage's units, but for those of experts that ranks share out."""
+    for name in own:
+        apart = laid.experts[name].experts.members if name in laid.experts else ()
+        if not laid.held.tied & {id(p) for p in units[name].parameters()}:  # another stage may have their state
+            model.change(name, partial(postpone_linears, store=store, apart=frozenset(apart)))
 
 
 def _filled(
@@ -234,12 +240,12 @@ def _filled(
     resumed: bool,
 ) -> GhostModel:
     """This rank's pieces with their first values, or with room for those of a checkpoint."""
-    scenario, dtype = plan.scenario, TORCH_DTYPES[plan.scenario.precision]
+    seed = plan.scenario.seed
 
     def first_value(name: str, like: Tensor) -> Tensor:
         if resumed:
-            return torch.empty(like.shape, dtype=dtype)
-        return initial_value(name, like, scenario.seed, dtype)
+            return torch.empty(like.shape, dtype=like.dtype)
+        return initial_value(name, like, seed, like.dtype)
 
     def own_value(name: str, like: Tensor) -> Tensor:
         if pretrained is None or pretrained.lacks(name):  # where there are weights, adapters begin as the model does
@@ -261,7 +267,6 @@ def _filled(
         trained=laid.held.trained,
         weights=own_value,
         device=device,
-        dtype=dtype,
         scaled=scaled,
     )
 
@@ -274,7 +279,7 @@ def _owner(laid: Laid, buffer: str) -> int:
     return 0
 
 
-def _examples(plan: Plan, job: Job, stream: Iterator[Batch], replica: int, recorder: Recorder) -> list[Example]:
+def _examples(plan: Plan, job: Job, stream: Iterator[Batch], replica: int, laid: Laid) -> list[Example]:
     """One replica's microbatches of the next step; those of the others are counted only."""
     batches = list(islice(stream, plan.dp * plan.microbatches))
     if len(batches) < plan.dp * plan.microbatches:
@@ -286,11 +291,10 @@ def _examples(plan: Plan, job: Job, stream: Iterator[Batch], replica: int, recor
     weights = [job.weight(batch) for batch in batches]
     if not sum(weights) > 0:
         raise InputError("no batch of a step has a label that counts", file=job.file)
-    dtype = TORCH_DTYPES[plan.scenario.precision]
     own = slice(replica * plan.microbatches, (replica + 1) * plan.microbatches)
-    own_batches = [cast_batch(batch, dtype) for batch in batches[own]]
+    own_batches = [cast_batch(batch, laid.floats) for batch in batches[own]]
     return [
-        Example(batch=batch, recording=recorder.record(batch), share=weight / sum(weights))
+        Example(batch=batch, recording=laid.recorder.record(batch), share=weight / sum(weights))
         for batch, weight in zip(own_batches, weights[own], strict=True)
     ]
 

@@ -72,3 +72,11 @@ def test_microbatches_are_held_until_their_last_compute(plan: Plan) -> None:
     """F0 F1 of stage 0, F0 of stage 7 on top; I0 does not end what W0 still needs: 2 x 10 + 1 x 3 bytes."""
     made = replace(plan, orders=("0F0 0F1 7F0 7I0 7W0 0I0 0W0 0F2 0I1 0I2 0W1 0W2", *plan.orders[1:]))
     assert held_microbatches(made, 0, [10, 0, 0, 0, 0, 0, 0, 3]) == ({0: 2, 7: 1}, 23)
+
+
+def test_a_schedule_that_whole_backwards_exclude_names_the_constraint() -> None:
+    plan = naive_result(load_scenario(TINY)).plan
+    again = replace(plan, stages=tuple(replace(stage, recompute="full") for stage in plan.stages))
+    choice = with_family(again, "zb-h1", build_graph(plan.scenario), AnalyticCostModel(plan.scenario))
+    assert choice.plan is None
+    assert "set `constraints.recompute: [none]` and optimize again" in choice.reason

@@ -83,7 +83,7 @@ def test_families_of_chunks_say_why_they_do_not_apply() -> None:
     assert isinstance(FAMILIES["zb-v"](chain(2, 4, chunks=2)), NotApplicable)
     assert isinstance(FAMILIES["dualpipe-v"](chain(3, 4, chunks=2, v_shaped=True)), NotApplicable)
     frozen = dag([(0, 1), (1, 2)], 4, no_weight=[2])
-    assert FAMILIES["zb-h1"](frozen) == NotApplicable("stage 2 has no weight gradients to move")
+    assert FAMILIES["zb-h1"](frozen) == NotApplicable("stage 2 has no weight gradients to move", 2)
     assert FAMILIES["encoders-ahead"](chain(2, 4)) == NotApplicable("no stage holds an encoder alone")
 
 
