@@ -86,6 +86,12 @@ def shared_parts(replica: int, own: Mesh, partner: int, other: Mesh) -> int:
     return min((replica + 1) * a, (partner + 1) * b) - max(replica * a, partner * b)
 
 
+def parts_with(replica: int, own: Mesh, other: Mesh, parts: int) -> tuple[int, ...]:
+    """Of a replica's share in `parts` equal parts of a microbatch how many each of its partners has too."""
+    each = parts // lcm(own.dp, other.dp)
+    return tuple(each * shared_parts(replica, own, partner, other) for partner in partners(replica, own, other))
+
+
 def overlap_index(replica: int, own: int, partner: int, other: int) -> int:
     """Place, among all overlaps of `own` with `other` equal parts in their order, of that of two parts."""
     unit = gcd(own, other)

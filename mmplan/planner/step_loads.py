@@ -19,9 +19,14 @@ T = TypeVar("T")
 StepLoads = Sequence[Sequence[Loads]]  # [part or replica][microbatch]
 
 
+def part_size(plan: Plan) -> int:
+    """Samples of a part of a microbatch."""
+    return plan.microbatch_size * plan.dp // plan.parts
+
+
 def mean_step_loads(plan: Plan) -> tuple[tuple[Loads, ...], ...]:
     """Loads of a step in which all microbatches are mean: the parts of one unit (see `Plan.units`) stand for all."""
-    mean = mean_loads(plan.scenario, plan.microbatch_size * plan.dp // plan.parts)
+    mean = mean_loads(plan.scenario, part_size(plan))
     return ((mean,) * plan.microbatches,) * (plan.parts // plan.units)
 
 

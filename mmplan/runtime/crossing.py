@@ -77,6 +77,14 @@ class Crossing:
         count = own.shape[0]
         return self._joined(F.pad(own, (0, 0, self.index * count, (self.degree - 1 - self.index) * count)), rows)
 
+    def told_bytes(self, rows: Sequence[int], row_bytes: int) -> int:
+        """What this rank hands to the gather or broadcast of rows that its tensor-parallel group has got."""
+        return 0 if self.way == "copies" or self.tp == 1 else row_bytes * sum(self._sizes(rows))
+
+    def joined_bytes(self, rows: Sequence[int], row_bytes: int) -> int:
+        """What it hands to the gather over cp of rows to read, and to the sum of their gradient."""
+        return 0 if self.degree == 1 else row_bytes * self.degree * sum(self._sizes(rows))
+
     def _shared(self, own: Tensor, rows: Sequence[int], ranks: TensorRanks | None, *, backward: bool) -> Tensor:
         """What the ranks of the tensor-parallel group have got together."""
         if self.way == "copies" or self.tp == 1 or ranks is None or not sum(rows):

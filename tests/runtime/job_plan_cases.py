@@ -28,6 +28,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
+from mmplan.planner.step_loads import part_size
 from mmplan.runtime.checkpoint.pieces import pieces_of, to_write
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
@@ -40,7 +41,7 @@ from mmplan.runtime.ghost.train import JobGroups, prepare_job
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
 from mmplan.runtime.groups import group_maker, replica_group, tensor_ranks
-from mmplan.runtime.places import place_of
+from mmplan.runtime.places import idle_ranks, place_of
 from mmplan.runtime.state import StageState
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.formats.hf_config import read_hf_config
@@ -103,12 +104,12 @@ def recorded_scenario(family: str) -> Scenario:
     return replace(tiny_scenario(), model=model, global_batch=4, optimizer=PLAIN)
 
 
-def cut(scenario: Scenario, *ends: str, dp: int = 1, **changes: Any) -> Plan:
+def cut(scenario: Scenario, *ends: str, dp: int = 1, samples: int = 1, **changes: Any) -> Plan:
     """Stages that end with these layers, and the rest; `changes`: of the plan, `recompute` of its stages."""
     layers = [layer.id for layer in build_graph(scenario).layers()]
     places = [0, *(layers.index(end) + 1 for end in ends), len(layers)]
     stages = [layers[first:end] for first, end in pairwise(places)]
-    plan = hand_plan(scenario, stages, dp=dp)
+    plan = hand_plan(scenario, stages, dp=dp, microbatch_size=samples)
     recompute = changes.pop("recompute", "none")
     return replace(plan, stages=tuple(replace(stage, recompute=recompute) for stage in plan.stages), **changes)
 
@@ -260,8 +261,8 @@ def whole_model(family: str, plan: Plan) -> tuple[nn.Module, dict[str, Tensor], 
         if plan.scenario.precision_of(module) == "bf16":
             in_bf16(model.get_submodule({"vision": "model.vision_tower", "eye": "eye"}[module.name]))
     gradients: dict[str, Tensor] = {}
-    stream = iter(job.batches(plan.microbatch_size))
-    first = [next(stream) for _ in range(plan.dp * plan.microbatches)]
+    stream = iter(job.batches(part_size(plan)))
+    first = [next(stream) for _ in range(plan.parts * plan.microbatches)]
     weights, total = [job.weight(batch) for batch in first], 0.0
     for batch, weight in zip(first, weights, strict=True):
         loss = loss_of(model(**batch)) * (weight / sum(weights))
@@ -352,8 +353,9 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
     record = run_step(program, stages, device=CPU, clock=clock)
     exchanged += 0 if groups.tensor is None else groups.tensor.total_bytes
     written: Counter[str] = Counter()
-    for piece in to_write(pieces_of(prepared.stages), plan, place_of(plan, rank)):
-        written[piece.name] += piece.box.count
+    if rank not in idle_ranks(plan):
+        for piece in to_write(pieces_of(prepared.stages), plan, place_of(plan, rank)):
+            written[piece.name] += piece.box.count
     sends = [action for action in program.actions if action.kind == "SEND"]
     shared = [action for action in program.actions if action.kind not in ("SEND", "RECV")]
     return JobRankResult(

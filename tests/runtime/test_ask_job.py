@@ -16,6 +16,8 @@ pytest.importorskip("transformers")
 
 from job_expert_cases import expert_plans
 from job_plan_cases import CPU, cut, job_of, job_plans, recorded_scenario, scenario_of
+from meshed_job_cases import meshed_jobs
+from meshed_plan_cases import SIGHT, own
 from typer.testing import CliRunner
 
 from mmplan.cli import app
@@ -43,11 +45,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_plans_that_run_are_told_to_run(folder: Path) -> None:
-    plans = job_plans(folder) | expert_plans(folder)
+    plans = job_plans(folder) | expert_plans(folder) | meshed_jobs(folder)
     for name in (
         "cross-attention, rows, tensor parallel, ZeRO-3, recomputed",
         "Qwen2.5-VL, images in turn, rows, tensor parallel",
         "zeros, over tensor-parallel ranks and replicas",
+        "LLaVA, slices from tp 2",
     ):
         family, plan = plans[name]
         assert not [note for note in ask_job(plan, job_of(family)) if "stays whole" in note], name
@@ -120,6 +123,9 @@ def test_what_a_trial_refuses_is_told_with_the_constraint(folder: Path) -> None:
     spread = replace(plan, spread=("vision", "projector"), patches=("vision",))
     told, _ = why_not_run(spread, HERE / "llava_job.py", None)
     assert told is not None and "set `constraints.spread: [vision, projector]`" in told
+    apart = replace(cut(plan.scenario, "projector.0"), meshes=(replace(own(*SIGHT, first=1), cp=2),))
+    told, _ = why_not_run(apart, HERE / "llava_job.py", None)
+    assert told is not None and "set `constraints.modules: {vision: {cp: 1}}`" in told
 
 
 def test_check_ends_with_one_where_the_job_does_not_run(folder: Path) -> None:

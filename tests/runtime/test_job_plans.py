@@ -20,6 +20,7 @@ from job_plan_cases import (
     require_written_once,
     run_job_cases,
 )
+from meshed_job_cases import meshed_jobs
 
 from mmplan.planner.plan import Plan
 
@@ -43,6 +44,16 @@ MIXED = (
     "cut inside the tower, images in turn, ZeRO-3, recomputed",
     "frozen tower, images in turn on four ranks",
     "Qwen2-Audio, clips in turn, ZeRO-2",
+    "LLaVA, tower on ranks of its own, ZeRO-3",
+    "LLaVA, tower on tp 2, language model on 2 replicas",
+    "LLaVA, tower cut in two, language model on 2 replicas",
+    "LLaVA, 3 replicas of the tower, ZeRO-2",
+    "LLaVA, a frozen tower beside 3 replicas",
+    "LLaVA, a tower, a rank idle",
+    "LLaVA, slices to tp 2",
+    "LLaVA, slices from tp 2",
+    "LLaVA, tower on 2 replicas, language model on tp 2",
+    "cross-attention, slices from tp 2 to rows",
 )
 EVERY = (
     "LLaVA, ZeRO-3",
@@ -95,6 +106,19 @@ EVERY = (
     "adapters, ZeRO-3",
     "adapters, tensor parallel, ZeRO-2",
     "cross-attention, rows, ZeRO-3, recomputed",
+    "LLaVA, tower on ranks of its own, ZeRO-3",
+    "LLaVA, tower on 2 replicas, language model on tp 2",
+    "LLaVA, tower on tp 2, language model on 2 replicas",
+    "LLaVA, tower on 2 replicas, a chain of two stages, ZeRO-3, recomputed",
+    "LLaVA, tower cut in two, language model on 2 replicas",
+    "LLaVA, 3 replicas of the tower, ZeRO-2",
+    "LLaVA, a frozen tower beside 3 replicas",
+    "LLaVA, a tower, a rank idle",
+    "LLaVA, slices to tp 2",
+    "LLaVA, broadcasts to tp 2",
+    "LLaVA, slices from tp 2",
+    "LLaVA, tower on 2 replicas, rows",
+    "cross-attention, slices from tp 2 to rows",
 )
 NAMES = tuple(chosen(dict.fromkeys(EVERY), MIXED))
 
@@ -106,7 +130,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plans(folder: Path) -> dict[str, tuple[str, Plan]]:
-    return chosen(job_plans(folder), MIXED)
+    return chosen(job_plans(folder) | meshed_jobs(folder), MIXED)
 
 
 @pytest.fixture(scope="module")

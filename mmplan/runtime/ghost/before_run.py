@@ -5,17 +5,22 @@ Ranks that share layers are threads, and make the trials that a run makes (`layi
 
 import copy
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.graph import ComputationGraph
 from mmplan.errors import InputError
+from mmplan.planner.mesh import Mesh
 from mmplan.planner.plan import Plan
+from mmplan.planner.step_loads import part_size
 from mmplan.runtime.ghost.job import Job, load_job, taken
 from mmplan.runtime.ghost.job_memory import require_memory
 from mmplan.runtime.ghost.laying import Laid, lay, own_buffers, share
+from mmplan.runtime.ghost.recording import Batch, Recording
 from mmplan.runtime.ghost.train import FIRST_BATCHES
 from mmplan.runtime.groups import tensor_ranks_of
 from mmplan.runtime.places import place_of
@@ -45,22 +50,46 @@ def ask_job(plan: Plan, job: Job) -> tuple[str, ...]:
         InputError: what a run would refuse of the job before its first step.
     """
     process_count(plan, rehearse=False, own_model=True)
-    graph = build_graph(plan.scenario)
-    first = taken(job, iter(job.batches(plan.microbatch_size)), max(FIRST_BATCHES, plan.dp * plan.microbatches))
-    laid, recordings = lay(plan, job, graph, first)
-    fewest = replace(plan, dp=plan.ep * plan.etp // math.gcd(plan.ep * plan.etp, plan.width) if plan.ep > 1 else 1)
-    ranks, threads, notes = fewest.stage_ranks(0), Threads(), list[str]()
+    graph, notes = build_graph(plan.scenario), list[str]()
+    first = taken(job, iter(job.batches(part_size(plan))), max(FIRST_BATCHES, plan.parts * plan.microbatches))
+    laid = lay(plan, job, graph, first)
+    own: list[str] = []
+    for mesh in dict.fromkeys(map(plan.mesh, range(len(plan.stages)))):
+        stages = [stage for stage in range(len(plan.stages)) if plan.mesh(stage) == mesh]
+        shared = _ask(_with_fewest(plan, mesh), graph, laid, stages, first, notes.append)
+        require_memory(plan, graph, shared.held, stages, notes.append)
+        own += own_buffers(plan, shared, mesh)
+    return *notes, *own
+
+
+def _ask(
+    plan: Plan,
+    graph: ComputationGraph,
+    laid: tuple[Laid, tuple[Recording, ...]],
+    stages: Sequence[int],
+    first: Sequence[Batch],
+    note: Callable[[str], None],
+) -> Laid:
+    """What the ranks of some stages of one mesh share, as if they were one stage."""
+    ranks, threads, (whole, recordings) = plan.stage_ranks(stages[0]), Threads(), laid
 
     def ask(rank: int) -> Laid:
-        own = replace(laid, recorder=copy.copy(laid.recorder))  # which ranks tell what they share
-        shared = tensor_ranks_of(fewest, rank, threads.groups_of(rank))
-        at, stages = place_of(fewest, rank), range(len(plan.stages))
-        note = notes.append if rank == ranks[0] else _nobody
-        return share(fewest, graph, (own, recordings), at, stages, shared, CPU, first, note)[0]
+        own = replace(whole, recorder=copy.copy(whole.recorder))  # which ranks tell what they share
+        shared = tensor_ranks_of(plan, rank, threads.groups_of(rank))
+        told = note if rank == ranks[0] else _nobody
+        return share(plan, graph, (own, recordings), place_of(plan, rank), stages, shared, CPU, first, told)[0]
 
-    shared = threads.run(ranks, ask)[0]
-    require_memory(plan, graph, shared.held, range(len(plan.stages)), notes.append)
-    return *notes, *own_buffers(plan, shared)
+    return threads.run(ranks, ask)[0]
+
+
+def _with_fewest(plan: Plan, mesh: Mesh) -> Plan:
+    """The plan with as few replicas of a mesh as hold a set of experts."""
+    layout = plan.layout(next(stage for stage in range(len(plan.stages)) if plan.mesh(stage) == mesh))
+    sets = layout.ep * layout.etp
+    dp = sets // math.gcd(sets, mesh.width) if layout.ep > 1 else 1
+    if not mesh.modules:
+        return replace(plan, dp=dp)
+    return replace(plan, meshes=tuple(replace(one, dp=dp) if one == mesh else one for one in plan.meshes))
 
 
 def _nobody(text: str) -> None:

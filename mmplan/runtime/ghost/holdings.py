@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from mmplan.cost_models.graph import ComputationGraph
+from mmplan.errors import InputError
 from mmplan.planner.place import TiedSum
 from mmplan.planner.plan import Plan
 from mmplan.planner.shared_bytes import SharedBytes
@@ -38,16 +39,16 @@ class Dealt:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Holdings:
-    """pieces: of each stage; layers: of pieces, the plan's; trained: names of parameters; slots: of each stage, where
-    replicas share out its pieces one by one; ties: what several stages hold; messages: what replicas say of gradients
-    where they do not sum them whole; cuts: parameters of which tp ranks have parts; experts: those that lie on ranks of
-    their own; dealt: those of modules whose images ranks take in turn."""
+    """pieces: of each stage; layers: of pieces, the plan's; trained: names of parameters; slots: of each stage,
+    None but where replicas share out its pieces one by one; ties: what several stages hold; messages: what replicas
+    say of gradients where they do not sum them whole; cuts: parameters of which tp ranks have parts; experts: those
+    that lie on ranks of their own; dealt: those of modules whose images ranks take in turn."""
 
     model: nn.Module
     pieces: tuple[tuple[str, ...], ...]
     layers: Mapping[str, str]
     trained: frozenset[str]
-    slots: tuple[Slots, ...]
+    slots: tuple[Slots | None, ...]
     ties: tuple[Tie, ...]
     messages: Messages | None
     cuts: Mapping[str, Cut]
@@ -82,7 +83,7 @@ class Holdings:
         """Slot or nothing -> parameters of the tie whose state the stage keeps; and how replicas share it. By layer
         where they do so with all else, one stage of a rank has them, and one slot of each stage."""
         ids = {id(self.model.get_parameter(name)) for name in tie.names}
-        alone = bool(self.slots) and len(tie.leading(plan)) == len(tie.stages)
+        alone = all(self.slots[one] is not None for one in tie.stages) and len(tie.leading(plan)) == len(tie.stages)
         if alone and all(len(self._slots_with(ids, one)) == 1 for one in tie.stages):
             (slot,), copies = self._slots_with(ids, stage), copies_of(self, plan, stage, tie)
             return {one: copies if one == slot else [] for one in self._of(stage)}, plan.sharding
@@ -102,8 +103,8 @@ class Holdings:
         return frozenset(id(self.model.get_parameter(name)) for name in names)
 
     def _of(self, stage: int) -> dict[str, list[Parameter]]:
-        if self.slots:
-            found = self.slots[stage].parameters(self.model)
+        if (slots := self.slots[stage]) is not None:
+            found = slots.parameters(self.model)
         else:
             found = {}
             for piece in self.pieces[stage]:
@@ -141,8 +142,8 @@ def holdings(
         for piece in mine:
             for name in parameter_names(model, piece):
                 stages_of.setdefault(names[id(model.get_parameter(name))], []).append(stage)
-    holders = plan.dp * plan.cp * (plan.tp if plan.spread else 1)
-    by_layer = plan.sharding in ("gradients", "parameters") and holders > 1
+    layouts = [plan.layout(stage) for stage in range(len(plan.stages))]
+    by_layer = plan.sharding in ("gradients", "parameters")
     read = {piece for mine in pieces for piece in mine} - owners.layer_of.keys()
     trained = frozenset(
         names[id(parameter)]
@@ -150,6 +151,8 @@ def holdings(
         for name in parameter_names(model, piece)
         if (parameter := model.get_parameter(name)).requires_grad
     )
+    ties = ties_of(stages_of, trained)
+    _refuse_ties_between_meshes(plan, ties)
     return Holdings(
         model=model,
         pieces=pieces,
@@ -163,12 +166,26 @@ def holdings(
                 computed=owners.used | read,
                 returning=returning | (read if returning & set(mine) else set()),
             )
-            for mine in (pieces if by_layer else ())
+            if by_layer and layout.replicas * (layout.tp if layout.spread else 1) > 1
+            else None
+            for mine, layout in zip(pieces, layouts, strict=True)
         ),
-        ties=ties_of(stages_of, trained),
+        ties=ties,
         messages=messages_of(graph.layers(), plan.scenario.technique) if plan.sharding == "none" else None,
         cuts={},
     )
+
+
+def _refuse_ties_between_meshes(plan: Plan, ties: Sequence[Tie]) -> None:
+    """InputError where ranks of unlike meshes would have to sum gradients."""
+    for tie in ties:
+        if len({plan.mesh(stage) for stage in tie.stages}) > 1:
+            own = next(mesh for mesh in plan.meshes if mesh in {plan.mesh(stage) for stage in tie.stages})
+            raise InputError(
+                f"'{tie.names[0]}' is held by stages {' and '.join(map(str, tie.stages))}, and "
+                f"{' and '.join(own.modules)} have ranks of their own: take them out of `constraints.modules` and "
+                "optimize again"
+            )
 
 
 def _read_elsewhere(
@@ -244,7 +261,8 @@ def tie_sums(held: Holdings, plan: Plan) -> tuple[TiedSum, ...]:
     width, found = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype], []
     for tie in held.ties:
         count = sum(held.model.get_parameter(name).numel() for name in tie.names)
-        share = math.ceil(count / (1 if plan.sharding == "none" else plan.dp * plan.cp))
+        holders = 1 if plan.sharding == "none" else plan.layout(tie.stages[0]).replicas
+        share = math.ceil(count / holders)
         if tie.trained:
             found.append(TiedSum(stages=tie.stages, bytes=width * share if len(tie.leading(plan)) > 1 else 0))
     return tuple(found)
@@ -254,7 +272,6 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
     """What ranks hand to collectives by stage: gradients, and with ZeRO weights, in equal shares."""
     gradient = DTYPE_BYTES[plan.scenario.optimizer.gradient_dtype]
     to_train = {id(held.model.get_parameter(name)) for name in held.trained}
-    replicas = plan.dp * plan.cp
 
     def together(parameters: Sequence[Parameter], ranks: int, *, whole: bool) -> SharedBytes:
         counts = Counter[torch.dtype]()
@@ -269,14 +286,15 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
         )
 
     def on_ranks(stage: int, layers: Mapping[str, Sequence[Parameter]], ranks: int) -> SharedBytes:
-        if not held.slots or ranks == 1:
-            return together(each_once(layers), ranks, whole=plan.sharding == "none")
         slots = held.slots[stage]
+        if slots is None or ranks == 1:
+            return together(each_once(layers), ranks, whole=plan.sharding == "none")
         return slot_bytes(slots, layers, to_train, plan.sharding, replicas=ranks, gradient_bytes=gradient)
 
     found = []
     for stage in range(len(plan.stages)):
-        layers = held.alone(stage)
+        layers, layout = held.alone(stage), plan.layout(stage)
+        replicas = layout.replicas
         if held.messages is not None and replicas > 1:
             counts = Counter[str]()
             for parameter, layer in owners_of(layers).items():
@@ -287,12 +305,14 @@ def held_bytes(held: Holdings, plan: Plan) -> tuple[SharedBytes, ...]:
         if held.experts is not None:
             parts.append(on_ranks(stage, held.of_experts(stage), held.experts.replicas))
         if held.dealt is not None:
-            parts.append(on_ranks(stage, held.of_dealt(stage), replicas * plan.tp))
+            parts.append(on_ranks(stage, held.of_dealt(stage), replicas * layout.tp))
         for tie in held.ties:
             copies, sharding = held.of_tie(plan, stage, tie)
             if sharding == plan.sharding:
                 parts.append(on_ranks(stage, copies, replicas))
             else:
                 parts.append(together(each_once(copies), replicas, whole=False))
-        found.append(SharedBytes(*map(sum, zip(*parts, strict=True))))
+        one = SharedBytes(*map(sum, zip(*parts, strict=True)))
+        runs = plan.parts // layout.dp  # of a microbatch, part by part
+        found.append(one._replace(forward=runs * one.forward, backward=runs * one.backward))
     return tuple(found)

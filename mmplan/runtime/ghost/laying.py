@@ -1,6 +1,6 @@
 """A user's own model laid over a plan: its pieces on the plan's layers, and what ranks share of its units."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import splits_rows
 from mmplan.errors import InputError
-from mmplan.planner.plan import Plan
+from mmplan.planner.mesh import Mesh
+from mmplan.planner.plan import Plan, module_of
 from mmplan.runtime.failure import described
 from mmplan.runtime.ghost.adapters import refuse_adapters
 from mmplan.runtime.ghost.alignment import align, used_pieces
@@ -61,7 +62,8 @@ def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -
     """The model without weights, its units recorded and laid onto the plan's layers; and those recordings."""
     model, types = build_weightless(job.model, plan.scenario.seed), types_of(plan.scenario)
     # Ranks that share blocks record on a model of their own, whose blocks are whole.
-    recorded = model if plan.width * plan.ep == 1 else build_weightless(job.model, plan.scenario.seed)
+    alone = all(layout.tp * layout.cp * layout.ep == 1 for layout in map(plan.layout, range(len(plan.stages))))
+    recorded = model if alone else build_weightless(job.model, plan.scenario.seed)
     for parameter in (*model.parameters(), *recorded.parameters()):
         parameter.data = parameter.data.to(types.between)
     recorder = Recorder(recorded, find_units(recorded))
@@ -111,7 +113,8 @@ def share(
     first: Sequence[Batch],
     note: Callable[[str], None],
 ) -> tuple[Laid, tuple[Recording, ...]]:
-    """What ranks share of the units of some stages, and recordings of a rank's own. Collective over these ranks.
+    """What ranks share of the units of some stages of one mesh, and recordings of a rank's own. Collective over these
+    ranks.
 
     Args:
         laid: as `lay` has it.
@@ -121,7 +124,8 @@ def share(
         InputError: they cannot share them as the plan says.
     """
     mine, recordings = laid
-    if ranks is not None and plan.tp * plan.ep > 1:
+    layout = plan.layout(stages[0])
+    if ranks is not None and layout.tp * layout.ep > 1:
         mine = _share_out(plan, graph, mine, at, stages, ranks, device, note)
     if ranks is not None and ranks.spread:
         mine, recordings = _deal_images(plan, mine, ranks, device, first)
@@ -147,33 +151,33 @@ def _share_out(
         InputError: there are blocks among them, and none can be split; experts are not understood; or
             stages share what is split.
     """
-    here = {piece for stage in stages for piece in laid.held.pieces[stage]}
+    here, layout = {piece for stage in stages for piece in laid.held.pieces[stage]}, plan.layout(stages[0])
     units = [name for name in find_units(laid.model) if name in (here & laid.owners.used) - dealt_pieces(plan, laid)]
-    experts = experts_of(laid.recorder, {name: graph.layer(laid.owners.layer_of[name]) for name in units}, plan.ep)
+    experts = experts_of(laid.recorder, {name: graph.layer(laid.owners.layer_of[name]) for name in units}, layout.ep)
     found = Found(splits={}, whole=())
-    if plan.tp > 1:
+    if layout.tp > 1:
         apart = {name: one.members for name, one in experts.items()}
         found = find_splits(laid.recorder, units, ranks, device, apart)
     if found.whole and not found.splits:
         raise InputError(
-            f"the plan has tp={plan.tp}, and no block can be split over so many ranks: {found.whole[0]}: set "
+            f"the plan has tp={layout.tp}, and no block can be split over so many ranks: {found.whole[0]}: set "
             "`constraints.tp: [1]` in the scenario and optimize again"
         )
     for text in found.whole:
-        note(f"stays whole on each of the {plan.tp} tensor-parallel ranks: {text}")
+        note(f"stays whole on each of the {layout.tp} tensor-parallel ranks: {text}")
     shared = find_expert_splits(laid.recorder, experts, found.splits, ranks, at.replica, device)
     held = replace(
         laid.held,
-        cuts=model_cuts(found.splits, laid.model, plan.tp),
+        cuts=model_cuts(found.splits, laid.model, layout.tp),
         experts=None if ranks.experts is None else held_experts(shared, ranks.experts),
     )
     in_parts = held.cuts.keys() | (set() if held.experts is None else held.experts.here | held.experts.away)
     cut = [name for tie in held.ties for name in tie.names if name in in_parts]
     if cut:
         raise InputError(
-            f"'{cut[0]}' is shared by several stages and split over the ranks of each (tp={plan.tp}, ep={plan.ep}), "
-            "and this release does one of both: set `constraints.tp: [1]` and `constraints.ep: [1]` in the scenario "
-            "and optimize again"
+            f"'{cut[0]}' is shared by several stages and split over the ranks of each (tp={layout.tp}, "
+            f"ep={layout.ep}), and this release does one of both: set `constraints.tp: [1]` and `constraints.ep: [1]` "
+            "in the scenario and optimize again"
         )
     return replace(laid, held=held, splits=found.splits, experts=shared, ranks=ranks)
 
@@ -251,20 +255,28 @@ def _cut_rows(
     return laid, recordings
 
 
-def own_buffers(plan: Plan, laid: Laid) -> tuple[str, ...]:
-    """A sentence on buffers that forwards change where ranks compute of other samples, rows or images, if any are."""
+def own_buffers(plan: Plan, laid: Laid, mesh: Mesh) -> tuple[str, ...]:
+    """A sentence on buffers of a mesh's modules that forwards change where ranks compute of other samples, rows or
+    images, if any are."""
     dealt = dealt_pieces(plan, laid)
+    apart = {piece: one for one in plan.meshes for piece in pieces_on(laid, one)}
+
+    def around(buffer: str, units: Iterable[str]) -> str:
+        return next((unit for unit in units if buffer.startswith(f"{unit}.")), "")
 
     def unlike(buffer: str) -> bool:
-        def within(units: Set[str]) -> bool:
-            return any(buffer.startswith(f"{unit}.") for unit in units)
-
-        return plan.dp > 1 or within(laid.recorder.cut) or within(dealt)
+        return bool(mesh.dp > 1 or around(buffer, laid.recorder.cut) or around(buffer, dealt))
 
     changed = [name for name in saved_buffers(laid.model) if name in laid.recorder.changed and unlike(name)]
-    widths = {"dp": plan.dp, "cp": plan.cp, "tp": plan.tp if dealt else 1}
+    own = [name for name in changed if apart.get(around(name, apart), plan.base) == mesh]
+    widths = {"dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp if dealt else 1}
     told = " x ".join(f"{axis}={width}" for axis, width in widths.items() if width > 1)
-    return told_own_buffers(laid.model, changed, f"the ranks of {told}")
+    return told_own_buffers(laid.model, own, f"the ranks of {told}")
+
+
+def pieces_on(laid: Laid, mesh: Mesh) -> frozenset[str]:
+    """Of the modules of a mesh of their own."""
+    return frozenset(piece for piece, layer in laid.owners.layer_of.items() if module_of(layer) in mesh.modules)
 
 
 def own_calls(laid: Laid, stages: Sequence[int], recording: Recording) -> list[Call]:
@@ -292,7 +304,7 @@ def sums_of(plan: Plan, laid: Laid, stage: int, own: frozenset[str], recomputed:
             units=own,
             trained=laid.held.trained,
             computes_loss=laid.owners.loss_layer in plan.stages[stage].layers,
-            over_cp=plan.cp > 1,
+            over_cp=plan.layout(stage).cp > 1,
         )
         sums = JointSums(of_splits, of_images)
     if laid.rows is None:

@@ -11,7 +11,9 @@ def refuse_plan(plan: Plan) -> None:
             f"the plan has etp={plan.etp}, and experts of your own model lie whole on each of their ranks: set "
             "`constraints.etp: [1]` in the scenario and optimize again"
         )
-    shared = next((f"{name}={degree}" for name, degree in (("tp", plan.tp), ("ep", plan.ep)) if degree > 1), "")
+    degrees = [(name, getattr(mesh, name)) for mesh in plan.meshes for name in ("tp", "ep")]
+    degrees = [("tp", plan.tp), ("ep", plan.ep), *degrees]
+    shared = next((f"{name}={degree}" for name, degree in degrees if degree > 1), "")
     compression = plan.scenario.technique.compression
     if shared and compression != "none":
         raise InputError(
@@ -39,8 +41,10 @@ def refuse_plan(plan: Plan) -> None:
             f"the plan runs {' and '.join(plan.prefetch)} a step ahead, and a model of your own is executed step by "
             "step: take `constraints.prefetch` out and optimize again"
         )
-    if plan.meshes:
-        raise InputError(
-            f"the plan has {' and '.join(plan.meshes[0].modules)} on ranks of their own, and a model of your own is "
-            "executed with one mesh for all: take `constraints.modules` out of the scenario and optimize again"
-        )
+    for mesh in plan.meshes:
+        if mesh.cp > 1:
+            raise InputError(
+                f"the plan has {' and '.join(mesh.modules)} on cp={mesh.cp} ranks of their own, and of a model of your "
+                f"own these have whole batches: set `constraints.modules: {{{mesh.modules[0]}: {{cp: 1}}}}` in the "
+                "scenario and optimize again"
+            )

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.ghost.flow import Source
+from mmplan.runtime.ghost.handovers import Handover, Parts
 from mmplan.runtime.ghost.joined_images import ImageRanks, joins_of
 from mmplan.runtime.ghost.model import GhostModel, Pass
 from mmplan.runtime.ghost.recording import Batch, Recording
 from mmplan.runtime.ghost.row_trials import RowWays
-from mmplan.runtime.ghost.traffic import Owners, carried, payload
+from mmplan.runtime.ghost.traffic import Owners
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.held import Buffer, Place
 from mmplan.runtime.norms import wide
@@ -30,8 +30,8 @@ from mmplan.runtime.weighted_stage import WeightedStage
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Example:
-    """One microbatch: arguments of the model's forward, what is computed of them, and the share of its loss in the
-    step's."""
+    """One part of a microbatch: arguments of the model's forward, what is computed of them, and the share of its loss
+    in the step's."""
 
     batch: Batch
     recording: Recording
@@ -40,7 +40,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Done:
-    """A microbatch between its forward and its backward."""
+    """A part between its forward and its backward."""
 
     work: Pass
     leaves: Mapping[Source, Tensor]  # received, as they take their gradient
@@ -129,24 +129,39 @@ class GhostStage(WeightedStage):
         self._layers = frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
         self._model = model
-        self._incoming: tuple[CutTensor, ...] = ()
-        self._outgoing: tuple[tuple[CutTensor, frozenset[str]], ...] = ()
+        self._incoming: tuple[Handover, ...] = ()
+        self._outgoing: tuple[Handover, ...] = ()
         self._foreseen_bytes = 0
-        self._examples: Sequence[Example] = ()
-        self._in_flight: dict[int, _Done] = {}
+        self._examples: Sequence[Sequence[Example]] = ()
+        self._in_flight: dict[int, list[_Done]] = {}
         self._loss = 0.0
 
-    def load(self, examples: Sequence[Example], cuts: Sequence[CutTensor], stages: Sequence[Sequence[str]]) -> None:
-        """Take the data of the next step, and what passes between stages in it; its loss starts from nothing."""
+    def load(self, examples: Sequence[Sequence[Example]], handovers: Sequence[Handover]) -> None:
+        """Take the data of the next step, by microbatch and part, and what passes to and from this stage in it; its
+        loss starts from nothing."""
         self._examples, self._loss = examples, 0.0
         self.outputs.clear()
-        self._incoming = tuple(cut for cut in cuts if cut.target == self.stage)
-        self._outgoing = tuple((cut, frozenset(stages[cut.target])) for cut in cuts if cut.source == self.stage)
+        self._incoming = tuple(one for one in handovers if one.cut.target == self.stage)
+        self._outgoing = tuple(one for one in handovers if one.cut.source == self.stage)
 
     def forward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        example = self._examples[microbatch]
-        leaves = self._leaves(example.recording, received)
-        sent = {cut.activation: self._sent(example.recording, cut, readers) for cut, readers in self._outgoing}
+        examples = self._examples[microbatch]
+        recordings = [example.recording for example in examples]
+        expected = sum(map(self._sums.forward_bytes, recordings))
+        expected += sum(one.shared_bytes(recordings, gets=True, backward=False) for one in self._incoming)
+        with self._summing(expected):
+            leaves = self._leaves(recordings, received)
+            done = [self._run(microbatch, *part) for part in zip(examples, leaves, strict=True)]
+        self._in_flight[microbatch] = done
+        return {
+            one.cut.activation: one.handed(
+                recordings, [[part.work.outputs[s] for s in one.sources(part.work.recording)] for part in done]
+            )
+            for one in self._outgoing
+        }
+
+    def _run(self, microbatch: int, example: Example, leaves: Mapping[Source, Tensor]) -> _Done:
+        """The forward of one part."""
         computes_loss = self._owners.loss_layer in self._layers
         joins = joins_of(example.recording, self._own, computes_loss=computes_loss)
         work = Pass(
@@ -155,7 +170,7 @@ class GhostStage(WeightedStage):
             recomputed=self._recomputed,
             # A copy, because models may write into what is theirs.
             received={source: leaf.clone() if leaf.requires_grad else leaf for source, leaf in leaves.items()},
-            sent=frozenset(source for sources in sent.values() for source in sources),
+            sent=frozenset(source for one in self._outgoing for source in one.sources(example.recording)),
             computes_loss=computes_loss,
             turns=self._turns,
             exchanging=self._sums.exchanging,
@@ -166,33 +181,41 @@ class GhostStage(WeightedStage):
         kept: dict[int, int] = {}
         tensors = [value for value in example.batch.values() if isinstance(value, Tensor)]
         given = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-        with (
-            self._summing(self._sums.forward_bytes(example.recording)),
-            self._turns.forward(lambda: self.counting(kept, given)),
-        ):
+        with self._turns.forward(lambda: self.counting(kept, given)):
             self._model.run(work, example.batch, lambda unit, output: self.outputs.add(microbatch, unit, output))
         if work.loss is not None:
             work.loss = work.loss * (example.share / self._cp)  # context-parallel ranks compute it alike
             self._loss += float(work.loss.detach())
-        self._in_flight[microbatch] = _Done(work, leaves, kept)
-        return {name: _packed([work.outputs[source] for source in sources]) for name, sources in sent.items()}
+        return _Done(work, leaves, kept)
 
     def backward(self, microbatch: int, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         done = self._in_flight.pop(microbatch)
-        recording, work = self._examples[microbatch].recording, done.work
+        recordings = [part.work.recording for part in done]
+        expected = sum(map(self._sums.backward_bytes, recordings))
+        expected += sum(one.shared_bytes(recordings, gets=False, backward=True) for one in self._outgoing)
+        expected += sum(one.shared_bytes(recordings, gets=True, backward=True) for one in self._incoming)
+        with self._summing(expected):
+            returning = [one for one in self._outgoing if one.cut.carries_grad]
+            came = [one.came_back(recordings, received.get(one.cut.gradient), self._ranks) for one in returning]
+            for index, part in enumerate(done):
+                self._run_back(part.work, [of_parts[index] for of_parts in came])
+            return {
+                one.cut.gradient: one.returned(recordings, self._gradients(one, done), self._ranks)
+                for one in self._incoming
+                if one.cut.carries_grad
+            }
+
+    def _run_back(self, work: Pass, came: Sequence[Mapping[Source, Tensor]]) -> None:
+        """The backward of one part. Args: came: gradients of its outputs, by who has read them."""
         roots: list[Tensor] = [] if work.loss is None else [self._scaled(work.loss)]
         gradients: list[Tensor | None] = [None] * len(roots)
-        for cut, readers in self._outgoing:
-            if cut.gradient in received:
-                sources = self._sent(recording, cut, readers)
-                parts = _unpacked(received[cut.gradient], recording, sources, self._cp)
-                wanted = [source for source in sources if work.outputs[source].requires_grad]
-                roots += [work.outputs[source] for source in wanted]
-                gradients += [parts[source] for source in wanted]
-        with self._summing(self._sums.backward_bytes(recording)), self._turns.backward():
+        for parts in came:
+            wanted = [source for source in parts if work.outputs[source].requires_grad]
+            roots += [work.outputs[source] for source in wanted]
+            gradients += [parts[source] for source in wanted]
+        with self._turns.backward():
             if any(root.requires_grad for root in roots):
                 torch.autograd.backward(roots, gradients)
-        return {cut.gradient: self._returned(recording, cut, done.leaves) for cut in self._incoming if cut.carries_grad}
 
     def _scaled(self, loss: Tensor) -> Tensor:
         """Outside of all units the scale is that of what is shared."""
@@ -200,8 +223,8 @@ class GhostStage(WeightedStage):
 
     def reads(self, *, gradients: bool) -> tuple[str, ...]:
         if gradients:
-            return tuple(cut.gradient for cut, _ in self._outgoing if cut.carries_grad)
-        return tuple(cut.activation for cut in self._incoming)
+            return tuple(one.cut.gradient for one in self._outgoing if one.cut.carries_grad)
+        return tuple(one.cut.activation for one in self._incoming)
 
     def foreseen_bytes(self) -> int:
         return self._foreseen_bytes
@@ -214,7 +237,7 @@ class GhostStage(WeightedStage):
         return {self._owners.loss_layer.split(".")[0]: self._loss} if self._owners.loss_layer in self._layers else {}
 
     def kept_bytes(self) -> Iterable[int]:
-        return (sum(done.kept.values()) for done in self._in_flight.values())
+        return (sum(sum(part.kept.values()) for part in done) for done in self._in_flight.values())
 
     @contextmanager
     def _summing(self, expected_bytes: int) -> Iterator[None]:
@@ -228,41 +251,21 @@ class GhostStage(WeightedStage):
                 f"{summed_bytes} bytes were exchanged by ranks that share layers, {expected_bytes} were foreseen"
             )
 
-    def _sent(self, recording: Recording, cut: CutTensor, readers: frozenset[str]) -> tuple[Source, ...]:
-        return payload(recording, self._owners, cut.edge.producer, readers)
-
-    def _leaves(self, recording: Recording, received: Mapping[str, Tensor]) -> dict[Source, Tensor]:
-        """Received tensors; those whose gradient goes back require one, where what they are made of is trained."""
-        leaves: dict[Source, Tensor] = {}
-        returning = self._sums.returning(recording) if self._incoming else set()
-        for cut in self._incoming:
-            sources = self._sent(recording, cut, self._layers)
-            if sources:
-                parts = _unpacked(received[cut.activation], recording, sources, self._cp)
+    def _leaves(self, recordings: Parts, received: Mapping[str, Tensor]) -> list[dict[Source, Tensor]]:
+        """Received tensors of each part; those whose gradient goes back require one, where what they are made of is
+        trained."""
+        leaves: list[dict[Source, Tensor]] = [{} for _ in recordings]
+        returning = [self._sums.returning(recording) if self._incoming else set() for recording in recordings]
+        for one in self._incoming:
+            got = one.got(recordings, received.get(one.cut.activation), self._ranks)
+            for index, parts in enumerate(got):
                 for source, part in parts.items():
-                    returns = cut.carries_grad and (source.unit, source.call) in returning
-                    leaves[source] = part.requires_grad_(returns and part.is_floating_point())
+                    returns = one.cut.carries_grad and (source.unit, source.call) in returning[index]
+                    leaves[index][source] = part.requires_grad_(returns and part.is_floating_point())
         return leaves
 
-    def _returned(self, recording: Recording, cut: CutTensor, leaves: Mapping[Source, Tensor]) -> Tensor:
-        sources = self._sent(recording, cut, self._layers)
-        parts = [leaves[s].grad if leaves[s].grad is not None else torch.zeros_like(leaves[s]) for s in sources]
-        return _packed([part for part in parts if part is not None])
-
-
-def _packed(parts: Sequence[Tensor]) -> Tensor:
-    """One row of bytes; no copy where there is one part."""
-    flat = [part.detach().contiguous().view(-1).view(torch.uint8) for part in parts]
-    return flat[0] if len(flat) == 1 else torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
-
-
-def _unpacked(flat: Tensor, recording: Recording, sources: Sequence[Source], cp: int) -> dict[Source, Tensor]:
-    """The tensors in a row of bytes, in memory of their own."""
-    parts: dict[Source, Tensor] = {}
-    first = 0
-    for source in sources:
-        like = carried(recording, source, cp)
-        end = first + like.numel() * like.element_size()
-        parts[source] = flat[first:end].clone().view(like.dtype).view(like.shape)
-        first = end
-    return parts
+    @staticmethod
+    def _gradients(one: Handover, done: Sequence[_Done]) -> list[list[Tensor]]:
+        """Of what was received of each part; zeros where none came."""
+        leaves = [[part.leaves[source] for source in one.sources(part.work.recording)] for part in done]
+        return [[torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in part] for part in leaves]

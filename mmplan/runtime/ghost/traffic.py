@@ -79,10 +79,6 @@ def payload(recording: Recording, owners: Owners, producer: str, readers: frozen
     )
 
 
-def payload_bytes(recording: Recording, sources: Iterable[Source], cp: int) -> int:
-    return sum(carried(recording, source, cp).nbytes for source in sources)
-
-
 def carried(recording: Recording, source: Source, cp: int) -> Tensor:
     """What stages send each other of an output, without storage: of cp ranks each its rows, where they keep them."""
     like = recording.like(source)

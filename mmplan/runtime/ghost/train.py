@@ -17,11 +17,14 @@ from mmplan.errors import InputError
 from mmplan.planner.columns import rank_program
 from mmplan.planner.lower import plan_pipeline
 from mmplan.planner.place import place
+from mmplan.planner.place_meshed import place_meshed
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import RankProgram
-from mmplan.planner.stage_graph import StageGraph, build_stage_graph
+from mmplan.planner.stage_graph import build_stage_graph
+from mmplan.planner.step_loads import part_size
 from mmplan.runtime.ghost.attention_again import recompute_attention
 from mmplan.runtime.ghost.expert_trials import require_equal_calls
+from mmplan.runtime.ghost.handovers import Handover, Parts, handover
 from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
 from mmplan.runtime.ghost.job import Job, taken
 from mmplan.runtime.ghost.job_memory import require_memory
@@ -33,7 +36,7 @@ from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
 from mmplan.runtime.ghost.split_experts import set_up_experts
 from mmplan.runtime.ghost.split_linears import set_up
 from mmplan.runtime.ghost.stage import Example, GhostStage
-from mmplan.runtime.ghost.traffic import payload, payload_bytes, recorded_graph
+from mmplan.runtime.ghost.traffic import recorded_graph
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import initial_value, lost_values
@@ -42,7 +45,15 @@ from mmplan.runtime.held import Buffer
 from mmplan.runtime.loss_scaling import run_scales
 from mmplan.runtime.numerics.modality_parts import SHARED
 from mmplan.runtime.numerics.part_scales import PartScales
-from mmplan.runtime.places import Place, listed_places, place_of, program_of_shard
+from mmplan.runtime.places import (
+    Place,
+    idle_program,
+    idle_ranks,
+    listed_places,
+    mesh_of_row,
+    place_of,
+    program_of_shard,
+)
 from mmplan.runtime.stage import Stage
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.ties import join
@@ -85,15 +96,19 @@ def prepare_job(
     Raises:
         InputError: the model does not fit the plan's layers, or the plan asks of it what is not executed.
     """
-    graph, at = build_graph(plan.scenario), place_of(plan, rank)
-    own = plan.stages_of(at.row)
-    stream = iter(job.batches(plan.microbatch_size))
-    first = taken(job, stream, max(FIRST_BATCHES, plan.dp * plan.microbatches))
+    graph = build_graph(plan.scenario)
+    stream = iter(job.batches(part_size(plan)))
+    first = taken(job, stream, max(FIRST_BATCHES, plan.parts * plan.microbatches))
     whole = lay(plan, job, graph, first)
+    if rank in idle_ranks(plan):
+        return _idle(plan, whole[0], rank, groups)
+    at = place_of(plan, rank)
+    own = plan.stages_of(at.row)
     laid, recordings = share(plan, graph, whole, at, own, groups.tensor, device, first, note)
     require_memory(plan, graph, laid.held, own, note)
-    for text in own_buffers(plan, laid):
-        note(text)
+    for mesh in (plan.base, *plan.meshes):
+        for text in own_buffers(plan, laid, mesh):
+            note(text)
     pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
     if samples == 0:
         _tell_lost([name for name in lost_values(laid.model) if pretrained is None or pretrained.lacks(name)], note)
@@ -112,20 +127,34 @@ def prepare_job(
         notice(recording)
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
-        examples = _examples(plan, job, stream, at.replica, laid)
-        for example in examples:
-            notice(example.recording)
+        examples = _examples(plan, job, stream, at, laid)
+        parts = [[example.recording for example in microbatch] for microbatch in examples]
+        for recording in chain.from_iterable(parts):
+            notice(recording)
             if laid.rows is not None:
-                laid.rows.look(own_calls(laid, own, example.recording))
-        require_equal_calls([example.recording for example in examples], laid.experts, groups.tensor, device)
+                laid.rows.look(own_calls(laid, own, recording))
+        require_equal_calls(list(chain.from_iterable(parts)), laid.experts, groups.tensor, device)
         actual = recorded_graph(graph, list(seen.values()), laid.owners)
-        cut = build_stage_graph([stage.layers for stage in plan.stages], actual)
-        program = _program(plan, actual, cut, examples, laid, rank)
-        for stage in stages.values():
-            stage.load(examples, cut.cuts, [part.layers for part in plan.stages])
+        cuts = build_stage_graph([stage.layers for stage in plan.stages], actual).cuts
+        ends = {
+            (stage, index): handover(plan, laid.owners, cut, stage, at, device)
+            for index, cut in enumerate(cuts)
+            for stage in own
+            if stage in (cut.source, cut.target)
+        }
+        program = _program(plan, actual, {index: end for (_, index), end in ends.items()}, len(cuts), parts, laid, rank)
+        for index, stage in stages.items():
+            stage.load(examples, [end for (of, _), end in ends.items() if of == index])
         return program, stages
 
     return Prepared(step=prepare, stages=tuple(stages.values()), model=laid.model, scales=scales)
+
+
+def _idle(plan: Plan, laid: Laid, rank: int, groups: JobGroups) -> Prepared:
+    """Of a rank between meshes. Collective like `_stages`."""
+    join(plan, laid.held.ties, {}, partial(copies_of, laid.held, plan), groups.more)
+    scales = run_scales(plan, [SHARED])
+    return Prepared(step=lambda step: (idle_program(rank), {}), model=laid.model, scales=scales)
 
 
 def _tell_lost(names: Sequence[str], note: Callable[[str], None]) -> None:
@@ -142,11 +171,12 @@ def _tell_lost(names: Sequence[str], note: Callable[[str], None]) -> None:
 def _behind(stream: Iterator[Batch], job: Job, plan: Plan, samples: int) -> Iterator[Batch]:
     """What the data gives behind so many samples. Where the job cannot start there, batches before are drawn and left:
     what its own generators have drawn is so drawn again."""
-    batches, rest = divmod(samples, plan.microbatch_size)
+    size = part_size(plan)
+    batches, rest = divmod(samples, size)
     if rest:
-        raise InputError(f"{samples:,} samples are no whole batches of {plan.microbatch_size}", file=job.file)
+        raise InputError(f"{samples:,} samples are no whole batches of {size}", file=job.file)
     if batches and job.starts:
-        return iter(job.batches(plan.microbatch_size, start=batches))
+        return iter(job.batches(size, start=batches))
     skipped = sum(1 for _ in islice(stream, batches))
     if skipped < batches:
         raise InputError(f"`batches` ended after {skipped:,}, and {batches:,} were trained on before", file=job.file)
@@ -167,7 +197,7 @@ def _stages(
     resumed: bool,
 ) -> dict[int, GhostStage]:
     """Args: resumed: a checkpoint will give all weights."""
-    indices = plan.stages_of(at.row)
+    indices, tp = plan.stages_of(at.row), mesh_of_row(plan, at.row).tp
     units, scaled = find_units(laid.model), None if scales is None else crossing(scales, parts)
     model = _filled(plan, laid, at, device, pretrained, units, scaled, resumed=resumed)
     kept = saved_buffers(laid.model)
@@ -201,7 +231,7 @@ def _stages(
             owners=laid.owners,
             model=model,
             state=state,
-            places=places_of(laid.held, plan, index, at.shard % plan.tp),
+            places=places_of(laid.held, plan, index, at.shard % tp),
             buffers=[
                 Buffer(name=name, tensor=tensor, writes=at.replica == at.shard == 0 and _owner(laid, name) == index)
                 for name, tensor in kept.items()
@@ -211,7 +241,7 @@ def _stages(
             rows=laid.rows,
             images=laid.images,
             ranks=groups.tensor,
-            turns=Turns(state, laid.held.slots[index] if laid.held.slots else None),
+            turns=Turns(state, laid.held.slots[index]),
             count_kept=device.type == "cpu",
             parts={laid.model.get_parameter(name): part for name, part in parts.parameters.items()},
             scales=scales,
@@ -255,7 +285,7 @@ def _filled(
         cut, experts = laid.held.cuts.get(name), laid.held.experts
         if experts is not None and name in experts.here:
             return experts.own(name, value)
-        return value if cut is None else cut.own(value, at.shard % plan.tp)
+        return value if cut is None else cut.own(value, at.shard % mesh_of_row(plan, at.row).tp)
 
     return GhostModel(
         laid.model,
@@ -279,38 +309,45 @@ def _owner(laid: Laid, buffer: str) -> int:
     return 0
 
 
-def _examples(plan: Plan, job: Job, stream: Iterator[Batch], replica: int, laid: Laid) -> list[Example]:
-    """One replica's microbatches of the next step; those of the others are counted only."""
-    batches = list(islice(stream, plan.dp * plan.microbatches))
-    if len(batches) < plan.dp * plan.microbatches:
+def _examples(plan: Plan, job: Job, stream: Iterator[Batch], at: Place, laid: Laid) -> list[list[Example]]:
+    """One replica's part of the next step, by microbatch; batches of others are counted only."""
+    count, parts = plan.microbatches, "replicas" if plan.parts == plan.dp else "parts"
+    batches = list(islice(stream, plan.parts * count))
+    if len(batches) < plan.parts * count:
         raise InputError(
-            f"`batches` ended: a step takes {plan.dp} replicas x {plan.microbatches} microbatches = "
-            f"{plan.dp * plan.microbatches} batches, {len(batches)} were left",
+            f"`batches` ended: a step takes {plan.parts} {parts} x {count} microbatches = {plan.parts * count} "
+            f"batches, {len(batches)} were left",
             file=job.file,
         )
     weights = [job.weight(batch) for batch in batches]
     if not sum(weights) > 0:
         raise InputError("no batch of a step has a label that counts", file=job.file)
-    own = slice(replica * plan.microbatches, (replica + 1) * plan.microbatches)
-    own_batches = [cast_batch(batch, laid.floats) for batch in batches[own]]
-    return [
-        Example(batch=batch, recording=laid.recorder.record(batch), share=weight / sum(weights))
-        for batch, weight in zip(own_batches, weights[own], strict=True)
-    ]
+    each = plan.parts // mesh_of_row(plan, at.row).dp
+
+    def example(index: int) -> Example:
+        batch = cast_batch(batches[index], laid.floats)
+        return Example(batch=batch, recording=laid.recorder.record(batch), share=weights[index] / sum(weights))
+
+    own = range(at.replica * each, (at.replica + 1) * each)
+    return [[example(part * count + microbatch) for part in own] for microbatch in range(count)]
 
 
 def _program(
-    plan: Plan, graph: ComputationGraph, cut: StageGraph, examples: Sequence[Example], laid: Laid, rank: int
+    plan: Plan,
+    graph: ComputationGraph,
+    ends: Mapping[int, Handover],
+    cuts: int,
+    parts: Sequence[Parts],
+    laid: Laid,
+    rank: int,
 ) -> RankProgram:
-    """This rank's program. Sizes of other replicas do not enter it; they are set to this one's."""
-    readers = [frozenset(stage.layers) for stage in plan.stages]
-    sizes = [
-        [
-            payload_bytes(e.recording, payload(e.recording, laid.owners, c.edge.producer, readers[c.target]), plan.cp)
-            for c in cut.cuts
-        ]
-        for e in examples
-    ]
+    """This rank's program.
+
+    Args:
+        ends: of the tensors that the rank's stages hand over or get, by their place among all `cuts`. What others send
+            each other does not enter its program.
+        parts: of each microbatch.
+    """
     shared = held_bytes(laid.held, plan)
     pipeline = replace(
         plan_pipeline(plan, graph),
@@ -318,7 +355,10 @@ def _program(
         shared_bytes=() if plan.sharding == "none" else shared,
         ties=tie_sums(laid.held, plan),
     )
-    shape = (plan.dp, plan.microbatches, len(cut.cuts))
-    lowered = place(pipeline, np.broadcast_to(np.array(sizes, dtype=np.int64).reshape(shape[1:]), shape).copy())
+    sizes = np.zeros((sum(mesh.dp for mesh in (plan.base, *plan.meshes)), plan.microbatches, cuts), dtype=np.int64)
+    for index, end in ends.items():
+        messages = np.array([end.message_bytes(microbatch) for microbatch in parts], dtype=np.int64)
+        sizes[end.first : end.first + len(end.overlaps), :, index] = messages.T
+    lowered = place_meshed(pipeline, sizes, plan.units) if plan.meshes else place(pipeline, sizes)
     listed = rank_program(lowered.columns, listed_places(plan)[rank])
     return program_of_shard(plan, listed, place_of(plan, rank).shard)
