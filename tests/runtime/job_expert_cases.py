@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from job_plan_cases import PROCESSES, cut, four_processes, scenario_of, with_training
+from job_plan_cases import cut, scenario_of, with_training
+from job_plan_runs import PROCESSES, four_processes
 from torch import Tensor, nn
 
 from mmplan.errors import InputError

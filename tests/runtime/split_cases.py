@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from expert_models import SHAPES, glm, intern_vl, text_only
-from gradient_cases import perturb
+from gradient_runs import perturb
 from layer_zoo import (
     CLIP,
     FROZEN,

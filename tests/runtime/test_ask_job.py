@@ -15,7 +15,8 @@ from torch import nn
 pytest.importorskip("transformers")
 
 from job_expert_cases import expert_plans
-from job_plan_cases import CPU, cut, job_of, job_plans, recorded_scenario, scenario_of
+from job_plan_cases import cut, job_of, job_plans, recorded_scenario, scenario_of
+from job_plan_runs import CPU
 from meshed_job_cases import meshed_jobs
 from meshed_plan_cases import SIGHT, own
 from typer.testing import CliRunner

@@ -13,7 +13,8 @@ pytest.importorskip("transformers")
 
 from case_processes import run_on_ranks
 from job_expert_cases import expert_plans, run_expert_cases
-from job_plan_cases import PLANS, PROCESSES, cut, job_of, require_gradients, require_written_once, scenario_of
+from job_plan_cases import cut, job_of, scenario_of
+from job_plan_runs import PLANS, PROCESSES, require_gradients, require_written_once
 from safetensors.torch import load_file
 from tiny_plans import tiny_scenario
 from torch import Tensor, nn

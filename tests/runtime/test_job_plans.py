@@ -10,16 +10,8 @@ import torch
 pytest.importorskip("transformers")
 
 from case_processes import chosen, run_on_ranks
-from job_plan_cases import (
-    PLANS,
-    PROCESSES,
-    STATISTICS,
-    job_plans,
-    require_buffers,
-    require_gradients,
-    require_written_once,
-    run_job_cases,
-)
+from job_plan_cases import STATISTICS, job_plans
+from job_plan_runs import PLANS, PROCESSES, require_buffers, require_gradients, require_written_once, run_job_cases
 from meshed_job_cases import meshed_jobs
 
 from mmplan.planner.plan import Plan

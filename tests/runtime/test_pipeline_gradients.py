@@ -6,19 +6,8 @@ from functools import cache
 import pytest
 import torch
 from case_processes import run_on_ranks
-from gradient_cases import (
-    FAULTS,
-    LEFT_OUT,
-    NO_WEIGHTS,
-    PROCESSES,
-    STALE,
-    TABLE_ON_TWO,
-    WRONG_SCALE,
-    RankResult,
-    cases,
-    run_all_cases,
-    whole_model,
-)
+from gradient_cases import FAULTS, LEFT_OUT, NO_WEIGHTS, PROCESSES, STALE, TABLE_ON_TWO, WRONG_SCALE, cases
+from gradient_runs import RankResult, run_all_cases, whole_model
 
 from mmplan.planner.plan import Plan
 from mmplan.runtime.train import step_data

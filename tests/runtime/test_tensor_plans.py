@@ -2,9 +2,11 @@
 
 import pytest
 from case_processes import run_on_ranks
-from gradient_cases import PROCESSES, cases, whole_model
+from gradient_cases import PROCESSES, cases
+from gradient_runs import whole_model
 from meshed_plan_cases import uneven_cases
-from tensor_plan_cases import MORE_PROCESSES, TensorRankResult, run_tensor_cases, run_uneven_cases, tensor_cases
+from tensor_plan_cases import tensor_cases
+from tensor_plan_runs import MORE_PROCESSES, TensorRankResult, run_tensor_cases, run_uneven_cases
 
 from mmplan.runtime.places import widths
 from mmplan.runtime.tensor_parallel import name_in_whole, slice_of

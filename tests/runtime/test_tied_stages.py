@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gradient_cases import CPU, table_name
+from gradient_runs import CPU, table_name
 from tiny_plans import TWO_STAGES, hand_plan, tiny_scenario
 
 from mmplan.cost_models.build import build_graph
