@@ -7,7 +7,6 @@ and every process has its own CUDA device.
 
 import argparse
 import json
-import math
 import os
 import socket
 import sys
@@ -30,7 +29,6 @@ from mmplan.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
 from mmplan.runtime.devices import backend_of, run_device
 from mmplan.runtime.failure import described, trace_of
-from mmplan.runtime.finite import require_numbers
 from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.save_weights import save_weights
 from mmplan.runtime.ghost.train import JobGroups, prepare_job
@@ -44,21 +42,15 @@ from mmplan.runtime.network import connect
 from mmplan.runtime.places import idle_ranks, listed_ranks, one_process_each, place_of
 from mmplan.runtime.position import NO_STEP
 from mmplan.runtime.probe import probe_transfers
-from mmplan.runtime.record import (
-    RankRun,
-    StepEnd,
-    StepKeeper,
-    measurement_of,
-    step_end,
-    step_measurement,
-)
+from mmplan.runtime.record import RankRun, measurement_of
 from mmplan.runtime.requirements import process_count, refuse_forms
 from mmplan.runtime.run_options import RunOptions, load_options
 from mmplan.runtime.stage import Stage
+from mmplan.runtime.step_ends import StepEnds
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.torchrun import OnFailure
-from mmplan.runtime.trace import TracedStep, write_trace
-from mmplan.runtime.train import Prepared, RankStep, prepare_rehearsal, prepare_training, run_steps
+from mmplan.runtime.trace import write_trace
+from mmplan.runtime.train import Prepared, prepare_rehearsal, prepare_training, run_steps
 from mmplan.runtime.update_check import UpdateCheck
 from mmplan.runtime.wait_chain import EVERYBODY
 from mmplan.runtime.watch import Watch, Watched, start_watch
@@ -87,17 +79,7 @@ def run_worker(
             go on from its checkpoints.
         RunError: this rank or another one failed, or a loss is no number.
     """
-    expected = process_count(plan, rehearse=options.rehearse, own_model=options.job is not None)
-    if options.job is None and not options.rehearse:
-        refuse_forms(plan.scenario)
-    if "RANK" not in os.environ:
-        raise InputError(
-            f"this process was not started by torchrun: use --local {expected}, "
-            f"or torchrun --nproc-per-node {expected} -m mmplan execute"
-        )
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world != expected:
-        raise InputError(f"torchrun started {world} processes, the plan needs {expected}")
+    rank, world = _rank_and_world(plan, options)
     limit = limits(plan, options)
     watch = start_watch(
         Watched(
@@ -127,14 +109,7 @@ def run_worker(
         if start.finished and options.save_weights is None:
             _leave(watch)
             return None
-        if options.rehearse:
-            prepared = prepare_rehearsal(plan, rank, scale, groups.replicas, groups.more)
-        elif options.job is not None:
-            job = load_job(options.job, options.data)
-            own = JobGroups(replicas=groups.replicas, tensor=groups.tensor, more=groups.more)
-            prepared = prepare_job(plan, job, rank, device, own, note, options.weights, start.samples)
-        else:
-            prepared = prepare_training(plan, rank, device, groups.tensor, groups.replicas, groups.more)
+        prepared = _prepared(plan, options, rank, device, groups, scale, note, start.samples)
         resumed = start.load(plan, prepared.stages, prepared.scales)
         checkpoints = None
         if options.checkpoints.folder is not None and not start.finished:
@@ -146,7 +121,10 @@ def run_worker(
         run = None
         if not start.finished:
             shown = (on_step, note)
-            run = _run(plan, options, groups, prepared, device, scale, watch, shown, start.steps, checkpoints)
+            ends = _take_steps(plan, options, groups, prepared, device, watch, shown, start.steps, checkpoints)
+            watch.position.begin(NO_STEP)
+            watch.position.enter("end", EVERYBODY)
+            run = _measured(plan, options, groups, device, scale, ends)
         if options.save_weights is not None and prepared.model is not None:
             place = place_of(plan, rank)
             save_weights(options.save_weights, prepared.model, prepared.stages, groups.tensor, replica=place.replica)
@@ -154,6 +132,22 @@ def run_worker(
         return run and replace(run, resumed=resumed)
     except BaseException as error:
         raise watch.ended_by(error) from error
+
+
+def _rank_and_world(plan: Plan, options: RunOptions) -> tuple[int, int]:
+    """What torchrun made of this process, where that fits the plan."""
+    expected = process_count(plan, rehearse=options.rehearse, own_model=options.job is not None)
+    if options.job is None and not options.rehearse:
+        refuse_forms(plan.scenario)
+    if "RANK" not in os.environ:
+        raise InputError(
+            f"this process was not started by torchrun: use --local {expected}, "
+            f"or torchrun --nproc-per-node {expected} -m mmplan execute"
+        )
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world != expected:
+        raise InputError(f"torchrun started {world} processes, the plan needs {expected}")
+    return rank, world
 
 
 def _leave(watch: Watch) -> None:
@@ -202,25 +196,42 @@ def _join(plan: Plan, rank: int, device: torch.device, backend: str, timeout_s: 
     )
 
 
-def _run(
+def _prepared(
+    plan: Plan,
+    options: RunOptions,
+    rank: int,
+    device: torch.device,
+    groups: _Groups,
+    scale: float,
+    note: OnNote,
+    samples: int,
+) -> Prepared:
+    """This rank's part of what is run. `samples`: those of a job's data that were trained on before."""
+    if options.rehearse:
+        return prepare_rehearsal(plan, rank, scale, groups.replicas, groups.more)
+    if options.job is None:
+        return prepare_training(plan, rank, device, groups.tensor, groups.replicas, groups.more)
+    job = load_job(options.job, options.data)
+    own = JobGroups(replicas=groups.replicas, tensor=groups.tensor, more=groups.more)
+    return prepare_job(plan, job, rank, device, own, note, options.weights, samples)
+
+
+def _take_steps(
     plan: Plan,
     options: RunOptions,
     groups: _Groups,
     prepared: Prepared,
     device: torch.device,
-    scale: float,
     watch: Watch,
     shown: tuple[OnStep | None, OnNote],
     before: tuple[StepMeasurement, ...],
     checkpoints: RunCheckpoints | None,
-) -> Measurement | None:
-    """All steps behind those `before`, then the transfers alone, then what all ranks saw."""
-    on_step, note = shown
-    rank, world, control = dist.get_rank(), dist.get_world_size(), groups.control
+) -> StepEnds:
+    """All steps behind those `before`."""
+    rank, control = dist.get_rank(), groups.control
     one_host = len(set(groups.hosts)) == 1
     clock: Clock = CudaClock(control) if device.type == "cuda" else WallClock(control, one_host=one_host)
-
-    traced, modalities = list[TracedStep](), stage_modalities(plan)
+    modalities = stage_modalities(plan)
     connect(groups.pairs, rank, device, groups.network)
     taps, health = None, None
     if options.health is not None:
@@ -228,37 +239,21 @@ def _run(
         taps = None if rank in idle_ranks(plan) else rank_taps(plan, prepared, settings)
         if rank == 0:
             health = RunHealth(options.health, plan, modalities, settings, one_clock=one_host)
-    kept, steps_done = StepKeeper(), list(before)
     scaling = None if prepared.scales is None else LossScaling(prepared.scales, prepared.stages)
     skips = options.on_nan == "skip"
-    check = UpdateCheck(control if skips or scaling is not None else None, scaling, skips_losses=skips)
-    listed = range(world) if options.rehearse else listed_ranks(plan)
-
-    def take(step: int, done: RankStep) -> None:
-        seen = None if taps is None else taps.seen(done)
-        end = step_end(done, None if checkpoints is None else checkpoints.report(), seen)
-        ends: list[StepEnd] = [end] * world
-        dist.all_gather_object(ends, end, group=control)
-        totals = step_measurement(step, ends, listed)
-        finite = {module: loss for module, loss in totals.losses.items() if math.isfinite(loss)}
-        used = {} if scaling is None else scaling.used
-        steps_done.append(replace(totals, losses=finite, loss_scales=used))
-        unsound = [end.unsound for end in ends]
-        if health is not None:
-            health.take(step, totals.losses, unsound, [end.seen for end in ends])
-        left_out = require_numbers(steps_done, totals.losses, unsound, max_skips=options.max_skips)
-        if left_out:
-            note(left_out if scaling is None else left_out + scaling.told())
-        kept.add(step, done, totals.step_time_s)
-        if options.trace is not None:
-            traced.append(TracedStep(step=step, rank=done))
-        if rank == 0 and on_step is not None:
-            on_step(step, totals.step_time_s, totals.losses)
-        if checkpoints is not None:
-            watch.position.begin(step)  # waiting for a disk does not count as computing
-            watch.position.enter("save", EVERYBODY)
-            checkpoints.take([end.written for end in ends])
-            checkpoints.save_if_due(step + 1, steps_done)
+    ends = StepEnds(
+        options=options,
+        control=control,
+        listed=range(dist.get_world_size()) if options.rehearse else listed_ranks(plan),
+        steps=list(before),
+        position=watch.position,
+        on_step=shown[0],
+        note=shown[1],
+        taps=taps,
+        health=health,
+        scaling=scaling,
+        checkpoints=checkpoints,
+    )
 
     def prepare(step: int) -> tuple[RankProgram, Mapping[int, Stage]]:
         if taps is not None:
@@ -275,36 +270,42 @@ def _run(
         clock=clock,
         modalities=modalities,
         position=watch.position,
-        check=check,
-        on_step=take,
+        check=UpdateCheck(control if skips or scaling is not None else None, scaling, skips_losses=skips),
+        on_step=ends.take,
     )
     if health is not None:
         health.close()
-    watch.position.begin(NO_STEP)
-    watch.position.enter("end", EVERYBODY)
-    saved = () if checkpoints is None else checkpoints.finish()
-    assert kept.recorded is not None, "a run has at least one step"
-    probed_s = probe_transfers(kept.recorded.program, device, groups.network)
+    return ends
+
+
+def _measured(
+    plan: Plan, options: RunOptions, groups: _Groups, device: torch.device, scale: float, ends: StepEnds
+) -> Measurement | None:
+    """The last checkpoint, then the transfers alone, then what all ranks saw, on rank 0; collective."""
+    rank, world, control = dist.get_rank(), dist.get_world_size(), groups.control
+    saved = () if ends.checkpoints is None else ends.checkpoints.finish()
+    recorded = ends.kept.recorded
+    assert recorded is not None, "a run has at least one step"
     run = RankRun(
-        recorded=kept.recorded,
-        actions=kept.statistics(rank),
-        probed_s=probed_s,
+        recorded=recorded,
+        actions=ends.kept.statistics(rank),
+        probed_s=probe_transfers(recorded.program, device, groups.network),
         host=groups.hosts[rank],
         host_cores=_usable_cores(),
     )
     runs = _gathered(run, rank, world, control)
     if options.trace is not None:
-        traces = _gathered(traced, rank, world, control)
+        traces = _gathered(ends.traced, rank, world, control)
         if traces:
-            write_trace(traces, modalities, options.trace)
+            write_trace(traces, stage_modalities(plan), options.trace)
     if not runs:
         return None
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     measured = measurement_of(
         plan,
         runs,
-        steps_done,
-        kept.recorded_step,
+        ends.steps,
+        ends.kept.recorded_step,
         device=name,
         backend=backend_of(device, share=options.share_devices),
         rehearsed=options.rehearse,
