@@ -128,25 +128,42 @@ def execute(
         launcher=os.getpid() if local is not None else None,
     )
     if is_main_process():
-        check_checkpoints(plan, options)
-        started = one_process_each(plan) if rehearse else plan
-        processes = process_count(plan, rehearse=rehearse, own_model=job is not None)
-        check_injections(options.inject, started, steps, processes)
+        _check_run(plan, options)
         if failure_file is not None:
             failure_file.unlink(missing_ok=True)  # of a run before
-    if local is None:
-        # Imported here so that a launcher, which computes nothing, does not load torch.
-        from mmplan.runtime.worker import run_worker
+    if local is not None:
+        return _run_here(plan, options, local, failure_file, on_step, on_note)
+    # Imported here so that a launcher, which computes nothing, does not load torch.
+    from mmplan.runtime.worker import run_worker
 
-        return run_worker(plan, options, on_step, on_note, on_failure)
-    check_local_run(plan, local, rehearse=rehearse, own_model=job is not None)
-    if job is None and not rehearse:
+    return run_worker(plan, options, on_step, on_note, on_failure)
+
+
+def _check_run(plan: Plan, options: RunOptions) -> None:
+    """What can be said of checkpoints and injected faults before any process starts."""
+    check_checkpoints(plan, options)
+    started = one_process_each(plan) if options.rehearse else plan
+    processes = process_count(plan, rehearse=options.rehearse, own_model=options.job is not None)
+    check_injections(options.inject, started, options.steps, processes)
+
+
+def _run_here(
+    plan: Plan,
+    options: RunOptions,
+    count: int,
+    failure_file: Path | None,
+    on_step: OnStep | None,
+    on_note: OnNote | None,
+) -> Measurement | None:
+    """The run with processes of its own on this machine."""
+    check_local_run(plan, count, rehearse=options.rehearse, own_model=options.job is not None)
+    if options.job is None and not options.rehearse:
         refuse_forms(plan.scenario)
     with _unwound_by_signals(), tempfile.TemporaryDirectory(prefix="mmplan-run-") as folder:
         scratch = Path(folder)
         save_plan(plan, scratch / "plan.json")
         save_options(options, scratch / "options.json")
-        _run_processes(scratch, local, limits(plan, options), failure_file, on_step, on_note)
+        _run_processes(scratch, count, limits(plan, options), failure_file, on_step, on_note)
         measured = scratch / "run.json"
         return load_run(measured) if measured.exists() else None
 
