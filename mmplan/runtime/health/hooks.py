@@ -95,14 +95,12 @@ def attach(
     """
     if interval < 1 or warmup_steps < 0 or head_shards < 1:
         raise ValueError(f"interval {interval} and head_shards {head_shards} are at least 1, warmup_steps at least 0")
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    whole = getattr(inner, "_orig_mod", None)  # what torch.compile(model) wraps
-    inner = whole if isinstance(whole, nn.Module) else inner
-    found = guessed_modalities(inner) if modalities is None else dict(modalities)
+    inner, compiled = _unwrapped(model)
+    found = guessed_modalities(inner) if modalities is None else modalities
     if branches is None:
         branches = guessed_branches(inner, found) if modalities is None else found
     settings = Settings(
-        modalities=found,
+        modalities=dict(found),
         branches=dict(branches),
         embeddings=dict(embeddings or {}),
         cross_attention=tuple(cross_attention),
@@ -118,10 +116,18 @@ def attach(
         mitigation=mitigation,
         averaged=averaged,
         distributed=any(hasattr(p, "device_mesh") for p in inner.parameters()),
-        compiled=whole is not None or any(m._compiled_call_impl is not None for m in inner.modules()),
+        compiled=compiled,
         logits=logits,
     )
     return Health(inner, settings, averaging=_averaging(model, settings))
+
+
+def _unwrapped(model: nn.Module) -> tuple[nn.Module, bool]:
+    """The model inside DDP and torch.compile, and whether that compiles any of it."""
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    whole = getattr(inner, "_orig_mod", None)  # what torch.compile(model) wraps
+    inner = whole if isinstance(whole, nn.Module) else inner
+    return inner, whole is not None or any(m._compiled_call_impl is not None for m in inner.modules())
 
 
 def _averaging(model: nn.Module, settings: Settings) -> bool:
