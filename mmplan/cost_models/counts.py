@@ -54,7 +54,8 @@ def product_flops(op: Op, load: Load, shard: int | Shard = 1) -> float:
             rows = (op.x if op.transposed else op.y).local_rows(load, shard)
             return 2 * rows * op.inner * op.y.width
         case RecordedProduct():
-            return 2 * op.groups * op.rows.of(load) * op.inner * op.outer
+            rows, inner, outer, groups = op.sizes(load, as_shard(shard).tp)
+            return 2 * groups * rows * inner * outer
         case DeltaRule():
             rows = load.chunk_tokens * row_fraction(False, as_shard(shard))
             return rows * op.step.local_width(shard) * op.row_flops()
@@ -120,7 +121,9 @@ def op_parameters(op: Op, shard: int | Shard = 1) -> int:
             return op.kernel * op.x.local_width(shard)
         case DeltaRule():
             return op.gate.local_width(shard) + (2 if op.scan else 1) * op.step.local_width(shard)
-        case Stored() | HeldWeights():
+        case HeldWeights():
+            return op.on_rank(as_shard(shard).tp)
+        case Stored():
             return op.size
         case Embedding():
             return split(op.size, op.unit, as_shard(shard).tp) * op.y.width
@@ -137,6 +140,8 @@ def op_copied_parameters(op: Op, shard: int | Shard = 1) -> int:
     if isinstance(op, Linear) and op.y.local_width(shard) == op.y.width != 0 and op.x.local_width(shard) != op.x.width:
         return op.y.width if op.bias else 0
     whole = op_parameters(op)
+    if isinstance(op, HeldWeights) and (tp := as_shard(shard).tp) > 1:  # a rank has these, and its part of the others
+        return (tp * op_parameters(op, shard) - whole) // (tp - 1)
     if isinstance(op, Linear) and op.y.copies(shard) > 1:
         return op_parameters(op, shard)
     return whole if op_parameters(op, shard) == whole else 0
@@ -170,7 +175,7 @@ def saved_values(layer: Layer, op: Op) -> tuple[Value, ...]:
         case Attention():
             return (op.q, op.k, op.v, op.y) if grad and not op.kept_apart else ()
         case RecordedRest():
-            return (replace(op.moved, name="kept", width=op.keeps(layer.grad_values).numbers),)
+            return (op.kept_value(layer.grad_values),)
         case Activation():
             return (op.y if op.kind == "sigmoid" else op.x,) if grad else ()
         case Multiply():
@@ -197,7 +202,7 @@ def saved_fp32_elements(layer: Layer, op: Op, load: Load, shard: int | Shard = 1
         case Attention() if op.kept_apart:
             return 0.0
         case RecordedRest():
-            return op.moved.rows.of(load) * op.keeps(layer.grad_values).other_bytes / FP32_BYTES
+            return op.kept_bytes(layer.grad_values, load, as_shard(shard).tp) / FP32_BYTES
         case Attention():
             return op.q.local_rows(load, shard) * (op.q.local_width(shard) // op.head_dim)
         case Route():

@@ -41,8 +41,8 @@ def _of_blocks(whole: Transformer, shape: Transformer) -> dict[str, int]:
 
 def divides(module: ModelModule, tp: int) -> bool:
     """Whether tensor parallelism can and may split the module so."""
-    if module.recorded:  # a recording knows whole layers
-        return tp == 1
+    if module.recorded:  # its layers that no degree splits lie whole on each rank
+        return tp == 1 or (tp in module.recorded_tp and not module.whole)
     if module.form is not None and module.kind != "language_model":  # convolutions and odd widths stay whole
         return tp == 1
     return (tp == 1 or not module.whole) and all(width % tp == 0 for width in sharded_widths(module).values())

@@ -10,6 +10,7 @@ from mmplan.cost_models.layout import splits_rows
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.op_time import has_dgrad
 from mmplan.cost_models.ops import Attention, Embedding, Linear
+from mmplan.cost_models.recorded_ops import RecordedRest
 from mmplan.cost_models.sequence_values import summed_weights
 from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.time_rules import DGRAD, FORWARD, PART, Rules, Seconds
@@ -70,6 +71,8 @@ _ADD_CP = {"ring": _add_cp_ring, "gather": _add_cp_gather, "all-to-all": _add_cp
 def reduced_forward_elements(layer: Layer, load: Load, shard: Shard) -> tuple[float, ...]:
     """Elements of each all-reduce of a layer's forward: outputs of row-parallel linears and of the split table, and the
     sum over experts that are split the same way (with expert parallelism `add_ep` has it)."""
+    if isinstance(layer.ops[-1], RecordedRest):
+        return layer.ops[-1].forward_sums(load, shard.tp)
     whole_experts = shard.ep > 1 or shard.expert_tp == 1
     reduced = [
         op.y
@@ -84,6 +87,8 @@ def reduced_forward_elements(layer: Layer, load: Load, shard: Shard) -> tuple[fl
 def reduced_backward_elements(layer: Layer, load: Load, shard: Shard) -> tuple[float, ...]:
     """Elements of each all-reduce of a layer's backward: one per distinct input of column-parallel linears, and of
     experts that are split the same way."""
+    if isinstance(layer.ops[-1], RecordedRest):
+        return layer.ops[-1].backward_sums(layer.grad_values, load, shard.tp)
     whole_experts = shard.ep > 1 or shard.expert_tp == 1
     columns = [
         op.x

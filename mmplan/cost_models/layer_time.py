@@ -76,7 +76,7 @@ def op_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard, routed: boo
             case DeltaRule():
                 add_delta(seconds, rules, layer, op, load, shard)
             case RecordedProduct():
-                add_recorded(seconds, rules, layer, op, load)
+                add_recorded(seconds, rules, layer, op, load, shard)
             case Stored() | HeldWeights() | Entered():
                 launches -= 1
             case RecordedRest():

@@ -38,6 +38,7 @@ from mmplan.cost_models.ops import (
     op_inputs,
 )
 from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
+from mmplan.cost_models.recorded_ops import RecordedRest
 from mmplan.cost_models.sequence_values import summed_weights, values_in_rows
 from mmplan.cost_models.shard import Shard, as_shard
 from mmplan.cost_models.values import CONTEXT, Value, rows_of_context_rank, rows_of_sequence_rank, split
@@ -131,6 +132,8 @@ def recomputed_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: in
     shard = as_shard(degrees)
     if not layer.has_backward:
         return 0
+    if isinstance(layer.ops[-1], RecordedRest):  # a job runs blocks that are shared to their end again
+        return forward_sum_bytes(layer, load, precision, shard)
     local = local_layer(layer, shard)
     keeping = [index for index, op in enumerate(local.ops) if _keeps(op, local.grad_values)]
     return _sum_bytes(layer, local.ops[: max(keeping, default=0)], load, precision, shard)
@@ -161,7 +164,9 @@ def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int 
     elements += sum(summed for summed, _ in summed_copies(layer, load, shard))
     statistics, wide = 0.0, norms_over_heads(layer, shard)
     for op in local.ops:
-        if isinstance(op, SumGradients) and not op.rows:
+        if isinstance(op, RecordedRest):
+            elements += sum(op.backward_sums(layer.grad_values, load, shard.tp))
+        elif isinstance(op, SumGradients) and not op.rows:
             elements += _rows(layer, op.x, load, shard) * op.x.width
         elif isinstance(op, OwnRows) and op.x.name in local.grad_values:
             elements += _joined_elements(layer, op.x, load, shard)
@@ -203,7 +208,9 @@ def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype, sh
     total += _joined_states(layer, load, shard) * DTYPE_BYTES[precision]
     total += sum(gathered_elements(value, load, shard) for value in _states_read(layer, shard)) * DTYPE_BYTES[precision]
     for op in ops:
-        if isinstance(op, ToExperts | FromExperts):
+        if isinstance(op, RecordedRest):
+            total += sum(op.forward_sums(load, shard.tp)) * DTYPE_BYTES[precision]
+        elif isinstance(op, ToExperts | FromExperts):
             total += _routed_elements(layer, op, load, shard) * DTYPE_BYTES[precision]
         elif isinstance(op, JoinRows):
             total += _joined_elements(layer, op.y, load, shard) * DTYPE_BYTES[precision]

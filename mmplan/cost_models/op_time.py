@@ -80,17 +80,17 @@ def add_product(seconds: Seconds, rules: Rules, layer: Layer, op: Product, load:
         _add_casts(seconds, rules, op, rows * groups * inner, rows * groups * outer, with_dgrad, trained)
 
 
-def add_recorded(seconds: Seconds, rules: Rules, layer: Layer, op: RecordedProduct, load: Load) -> None:
+def add_recorded(seconds: Seconds, rules: Rules, layer: Layer, op: RecordedProduct, load: Load, shard: Shard) -> None:
     """A product of a recorded layer; each operand that has a gradient costs another, and so does a trained weight."""
     part, size = PART["gemm"], float(rules.element_bytes)
-    rate = rules.rate_flops_per_s * alignment(rules.device, op.inner * size, op.outer * size)
-    rows, inner, outer = op.rows.of(load), op.inner, op.outer
-    seconds[FORWARD, part] += gemm_s(rows, outer, inner, rules.device, rate, size, op.groups)
+    rows, inner, outer, groups = op.sizes(load, shard.tp)
+    rate = rules.rate_flops_per_s * alignment(rules.device, inner * size, outer * size)
+    seconds[FORWARD, part] += gemm_s(rows, outer, inner, rules.device, rate, size, groups)
     if has_dgrad(layer, op):
-        seconds[DGRAD, part] += op.operands * gemm_s(rows, inner, outer, rules.device, rate, size, op.groups)
+        seconds[DGRAD, part] += op.operands * gemm_s(rows, inner, outer, rules.device, rate, size, groups)
     if op.trainable:
-        seconds[WGRAD, part] += gemm_s(inner, outer, rows, rules.device, rate, size, op.groups)
-        moved = rules.stack.accumulation_bytes * op.groups * inner * outer * rules.gradient_bytes / 4
+        seconds[WGRAD, part] += gemm_s(inner, outer, rows, rules.device, rate, size, groups)
+        moved = rules.stack.accumulation_bytes * groups * inner * outer * rules.gradient_bytes / 4
         seconds[WGRAD, PART["pointwise"]] += moved / rules.pointwise_bytes_per_s
 
 

@@ -19,21 +19,29 @@ def recorded_ops(layer: RecordedLayer, recorded: Recorded, training: Training) -
     entered = Value("entered", WEIGHTS, 0)
     ops: list[Op] = []
     if frozen := kind.parameters - kind.trained:
-        ops.append(HeldWeights(name="frozen", y=Value("frozen", WEIGHTS, 0), size=frozen, trainable=False))
+        own = tuple((one.tp, one.parameters - one.trained) for one in kind.on_ranks)
+        ops.append(
+            HeldWeights(name="frozen", y=Value("frozen", WEIGHTS, 0), size=frozen, trainable=False, on_ranks=own)
+        )
     if kind.trained or any(product.weight == "trained" for product in kind.products):  # those of another layer, too
-        ops.append(HeldWeights(name="trained", y=weights, size=kind.trained, trainable=trained))
+        own = tuple((one.tp, one.trained) for one in kind.on_ranks)
+        ops.append(HeldWeights(name="trained", y=weights, size=kind.trained, trainable=trained, on_ranks=own))
     ops.append(Entered(inputs=(*reads, weights), y=entered))
     for index, product in enumerate(kind.products):
         ops.append(_product(product, f"p{index}", reads, weights, per, trained=trained))
     for index, attention in enumerate(kind.attentions):
         heads, head_dim = attention.heads, attention.head_dim
-        q = Value("entered", Rows("tokens", times=attention.rows, per=per), heads * head_dim)
+        rows_of_head = Rows("tokens", times=attention.rows, per=per)
+        q, y = (
+            Value(name, rows_of_head, heads * dim, on_ranks=tuple((tp, own * dim) for tp, own in attention.on_ranks))
+            for name, dim in (("entered", head_dim), (f"a{index}", attention.value_dim))
+        )
         ops.append(
             Attention(
                 q=q,
                 k=q,
                 v=q,
-                y=Value(f"a{index}", q.rows, heads * attention.value_dim),
+                y=y,
                 heads=heads,
                 kv_heads=heads,
                 head_dim=head_dim,
@@ -47,11 +55,12 @@ def recorded_ops(layer: RecordedLayer, recorded: Recorded, training: Training) -
         inputs=reads,
         weights=weights,
         y=Value("y", rows, kind.output),
-        moved=Value("moved", rows, kind.moved),
+        moved=Value("moved", rows, kind.moved, on_ranks=tuple((one.tp, one.moved) for one in kind.on_ranks)),
         kernels=kind.kernels,
         kept=kind.kept,
         kept_frozen=kind.kept_frozen,
         kept_first=kind.kept_first,
+        on_ranks=kind.on_ranks,
     )
     return (*ops, rest)
 
@@ -70,4 +79,5 @@ def _product(
         groups=product.groups,
         operands=product.operands,
         trainable=trained and product.weight == "trained",
+        on_ranks=product.on_ranks,
     )

@@ -34,7 +34,8 @@ class Value:
 
     unit: columns that stay together when the width is split (a head). Where the units do not divide by the degree,
     every rank holds as many as the fullest. `heads`: the units are heads of attention, which lie as it says. `routed`:
-    the rows are those that tokens send to experts, and width is split over `etp` instead of `tp`.
+    the rows are those that tokens send to experts, and width is split over `etp` instead of `tp`. `on_ranks`: of a
+    recorded layer, (tp, columns that each of so many ranks has).
     """
 
     name: str
@@ -44,6 +45,7 @@ class Value:
     unit: int = 1
     routed: bool = False
     heads: HeadGroups | None = None
+    on_ranks: tuple[tuple[int, int], ...] = ()
 
     def local_rows(self, load: Load, shard: int | Shard = 1) -> float:
         """Rows on one rank."""
@@ -52,7 +54,7 @@ class Value:
     def local_width(self, shard: int | Shard = 1) -> int:
         """Columns on one rank."""
         if not self.sharded:
-            return self.width
+            return dict(self.on_ranks).get(as_shard(shard).tp, self.width) if self.on_ranks else self.width
         shard = as_shard(shard)
         if self.heads is not None:
             return self.heads.on_rank(self.width // self.unit, shard.tp) * self.unit

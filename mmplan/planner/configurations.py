@@ -278,7 +278,7 @@ def _spreads(scenario: Scenario, tp: int, cp: int) -> list[tuple[tuple[str, ...]
     others = [module for module in scenario.model.modules if module.kind != "language_model"]
     must = tuple(module.name for module in others if not divides(module, tp))
     every = tuple(module.name for module in others)
-    if tp * cp == 1:
+    if tp * cp == 1 or scenario.model.recorded is not None:
         return [((), ())]
     wanted, cut = scenario.constraints.spread, wanted_patches(scenario)
     if wanted is None:

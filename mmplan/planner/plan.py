@@ -295,11 +295,12 @@ def scenario_hash(scenario: Scenario) -> str:
     unsaid: dict[str, object] = {"modules": True} if scenario.constraints.modules == () else {}
     unsaid |= {"modules": {index: _unpinned(pin) for index, pin in enumerate(pins)}} if pins else {}
     recorded: dict[str, object] = {} if scenario.model.recorded is not None else {"recorded": True}
+    unsplit = {} if scenario.model.recorded is not None else recorded | {"recorded_tp": True}
     alike = {"precision": True} if all(module.precision is None for module in scenario.model.modules) else {}
     modules = {
-        index: {"form": True, "audio": {"stride": True}, "vocabulary": {"elsewhere": True}} | recorded | alike
+        index: {"form": True, "audio": {"stride": True}, "vocabulary": {"elsewhere": True}} | unsplit | alike
         if module.form is None and (module.audio is None or module.audio.stride == 2)
-        else recorded | alike
+        else unsplit | alike
         for index, module in enumerate(scenario.model.modules)
     }
     unsaid |= {"patches": True} if scenario.constraints.patches == () else {}

@@ -26,6 +26,9 @@ def undivided_by_tp(scenario: Scenario, tp: int) -> str:
             return division(f"a node's {size} devices", size, "tp", tp)
     languages = [module for module in scenario.model.modules if module.kind == "language_model"]
     for module in languages or scenario.model.modules:
+        if module.recorded and tp not in (1, *module.recorded_tp) and not module.whole:
+            known = ", ".join(map(str, module.recorded_tp)) or "none"
+            return f"the recording of {scenario.model.name} has no layers that {tp} ranks share; its degrees: {known}"
         if module.whole and tp > 1:
             return (
                 f"tp {tp} would split {module.name}, and {_shielding(scenario, module)} forbids tensor_sharding there"

@@ -11,6 +11,17 @@ Reads = Literal["none", "inputs", "weights", "both"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProductOnRank:
+    """A product as each of `tp` ranks that share its layer computes it."""
+
+    tp: int
+    rows: int
+    inner: int
+    outer: int
+    groups: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Product:
     """`groups` matrix products [rows, inner] x [inner, outer].
 
@@ -18,6 +29,7 @@ class Product:
         operands: tensors among the two that have a gradient and are no weight.
         weight: whether one of the two is a parameter, and whether the model trains it.
         reads: what the gradients that flow on reach: inputs of the layer, its trained weights, or both.
+        on_ranks: where ranks that share the layer compute less.
     """
 
     rows: int
@@ -27,11 +39,13 @@ class Product:
     operands: int = 1
     weight: Weight = "none"
     reads: Reads = "both"
+    on_ranks: tuple[ProductOnRank, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FusedAttention:
-    """Calls of torch's `scaled_dot_product_attention`; rows and pairs are those of one head."""
+    """Calls of torch's `scaled_dot_product_attention`; rows and pairs are those of one head. `on_ranks`: heads that
+    each of so many ranks has which share the layer, (tp, heads)."""
 
     rows: int
     pairs: int
@@ -39,6 +53,7 @@ class FusedAttention:
     head_dim: int
     value_dim: int
     causal: bool = False
+    on_ranks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +65,35 @@ class Kept:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BackwardSum:
+    """A sum over ranks of so many numbers, where what it reads has a gradient: inputs of the layer, its weights."""
+
+    numbers: int
+    reads: Reads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindOnRank:
+    """What each of `tp` ranks has of a layer that they share, by those of its linear layers that a trial found they can
+    split; the rest is as in `RecordedKind`.
+
+    Attributes:
+        forward_sums: numbers of each sum over the ranks in a forward.
+        backward_sums: those of a backward.
+    """
+
+    tp: int
+    parameters: int = 0
+    trained: int = 0
+    moved: int = 0
+    kept: Kept = Kept()
+    kept_frozen: Kept = Kept()
+    kept_first: Kept = Kept()
+    forward_sums: tuple[int, ...] = ()
+    backward_sums: tuple[BackwardSum, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedKind:
     """Layers of one kind do the same.
 
@@ -58,6 +102,7 @@ class RecordedKind:
         moved, kernels: numbers that operators other than products and attention read and write, and how many run.
         output: numbers that it hands on.
         kept: where inputs and weights have gradients; `kept_frozen`: where inputs alone, `kept_first`: weights alone.
+        on_ranks: by the degrees of tensor parallelism that split some of it; at others each rank does all of it.
     """
 
     parameters: int = 0
@@ -70,6 +115,7 @@ class RecordedKind:
     kept: Kept = Kept()
     kept_frozen: Kept = Kept()
     kept_first: Kept = Kept()
+    on_ranks: tuple[KindOnRank, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,3 +152,8 @@ class Recorded:
 
     def kind(self, name: str) -> RecordedKind:
         return dict(self.kinds)[name]
+
+    @property
+    def tp_degrees(self) -> tuple[int, ...]:
+        """Of tensor parallelism, that split some layer."""
+        return tuple(sorted({on_rank.tp for _, kind in self.kinds for on_rank in kind.on_ranks}))

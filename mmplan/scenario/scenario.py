@@ -233,6 +233,7 @@ class ModelModule:
     time_factor: float = 1.0  # seconds of its layers, as a run measured them, over those of the cost model
     form: Form | None = None  # layers that are not as `transformer` and `projector` say
     recorded: tuple[str, ...] = ()  # ids of its layers in the recording of the model (kind `recorded`)
+    recorded_tp: tuple[int, ...] = ()  # degrees of tensor parallelism that split some layer of that model
 
     def __post_init__(self) -> None:
         if [self.projector is not None, self.transformer is not None, self.recorded != ()].count(True) != 1:

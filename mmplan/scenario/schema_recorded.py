@@ -7,9 +7,12 @@ from pydantic import Field
 
 from mmplan.scenario.document import Document, KeyPath, did_you_mean, listed, shown
 from mmplan.scenario.recorded import (
+    BackwardSum,
     FusedAttention,
     Kept,
+    KindOnRank,
     Product,
+    ProductOnRank,
     Reads,
     Recorded,
     RecordedKind,
@@ -25,6 +28,18 @@ Size = Annotated[int, Field(ge=1, le=2**62)]
 LayerName = Annotated[str, Field(min_length=3, max_length=100, pattern=r"^[A-Za-z][A-Za-z0-9_-]*\.[A-Za-z0-9]+$")]
 
 
+Degree = Annotated[int, Field(ge=2, le=1024)]
+
+
+class ProductOnRankSpec(Strict):
+    """What each rank computes of matrix products; sizes that are not said are as of the whole."""
+
+    rows: Number | None = Field(default=None, description="rows, of all recorded samples together")
+    inner: Size | None = Field(default=None, description="numbers that are summed")
+    outer: Size | None = Field(default=None, description="columns of the result")
+    groups: Size | None = Field(default=None, description="how many such products there are")
+
+
 class ProductSpec(Strict):
     """Matrix products [rows, inner] x [inner, outer]."""
 
@@ -37,6 +52,9 @@ class ProductSpec(Strict):
     )
     weight: Weight = Field(default="none", description="whether one of the two is a parameter, and is trained")
     reads: Reads = Field(default="both", description="what its gradients reach: inputs of the layer, its weights")
+    on_ranks: dict[Degree, ProductOnRankSpec] = Field(
+        default={}, max_length=100, description="on each of so many tensor-parallel ranks"
+    )
 
 
 class FusedAttentionSpec(Strict):
@@ -48,6 +66,9 @@ class FusedAttentionSpec(Strict):
     head_dim: Count = Field(description="width of a head's queries and keys")
     value_dim: Count = Field(description="width of a head's values")
     causal: bool = Field(default=False, description="each row attends to the rows before it")
+    on_ranks: dict[Degree, Count] = Field(
+        default={}, max_length=100, description="heads on each of so many tensor-parallel ranks"
+    )
 
 
 class KeptSpec(Strict):
@@ -55,6 +76,30 @@ class KeptSpec(Strict):
 
     numbers: Number = Field(default=0, description="numbers in the type of the model")
     other_bytes: Number = Field(default=0, description="bytes of other types")
+
+
+class BackwardSumSpec(Strict):
+    """A sum over tensor-parallel ranks in a backward."""
+
+    numbers: Number = Field(description="numbers, of all recorded samples together")
+    reads: Reads = Field(default="both", description="of which gradients: inputs of the layer, its weights")
+
+
+class KindOnRankSpec(Strict):
+    """What each of some tensor-parallel ranks has of layers of one kind; what is not split it has whole."""
+
+    parameters: Number = Field(default=0, description="parameters on a rank")
+    trained: Number = Field(default=0, description="parameters on a rank that the model trains")
+    moved: Number = Field(default=0, description="numbers that operators beside products and attention read and write")
+    kept: KeptSpec = Field(default=KeptSpec(), description="kept where inputs and weights have gradients")
+    kept_frozen: KeptSpec = Field(default=KeptSpec(), description="kept where inputs alone have gradients")
+    kept_first: KeptSpec = Field(default=KeptSpec(), description="kept where weights alone have gradients")
+    forward_sums: list[Number] = Field(
+        default=[], max_length=10_000, description="numbers of each sum over the ranks in a forward"
+    )
+    backward_sums: list[BackwardSumSpec] = Field(
+        default=[], max_length=10_000, description="sums over the ranks in a backward"
+    )
 
 
 class RecordedKindSpec(Strict):
@@ -70,6 +115,9 @@ class RecordedKindSpec(Strict):
     kept: KeptSpec = Field(default=KeptSpec(), description="kept where inputs and weights have gradients")
     kept_frozen: KeptSpec = Field(default=KeptSpec(), description="kept where inputs alone have gradients")
     kept_first: KeptSpec = Field(default=KeptSpec(), description="kept where weights alone have gradients")
+    on_ranks: dict[Degree, KindOnRankSpec] = Field(
+        default={}, max_length=100, description="on each of so many tensor-parallel ranks, where these split some of it"
+    )
 
 
 class RecordedLayerSpec(Strict):
@@ -105,6 +153,8 @@ def recorded_model(name: str, spec: RecordedSpec, document: Document) -> Model:
     """
     at: KeyPath = ("model", "recorded")
     kinds = {key: _kind(kind) for key, kind in spec.kinds.items()}
+    for key, kind in spec.kinds.items():
+        _require_degrees(kind, (*at, "kinds", key), document)
     layers: dict[str, RecordedLayer] = {}
     for index, one in enumerate(spec.layers):
         layer = RecordedLayer(
@@ -141,6 +191,7 @@ def modules_of(recorded: Recorded, modalities: Mapping[str, Modality]) -> tuple[
             kind="recorded",
             modality=modality,
             recorded=tuple(layer.id for layer in recorded.layers if layer.module == name),
+            recorded_tp=recorded.tp_degrees,
         )
         for name, modality in modalities.items()
     )
@@ -167,23 +218,67 @@ def recorded_values(model: Model) -> dict[str, Any]:
     return spec.model_dump(exclude_defaults=True)
 
 
+def _require_degrees(spec: RecordedKindSpec, at: KeyPath, document: Document) -> None:
+    """Raise where a product is split over ranks of which the layer says nothing else."""
+    said = [(("products", index), {*product.on_ranks}) for index, product in enumerate(spec.products)]
+    said += [(("attentions", index), {*one.on_ranks}) for index, one in enumerate(spec.attentions)]
+    for (name, index), degrees in said:
+        if unknown := degrees - spec.on_ranks.keys():
+            told = f"{min(unknown)} ranks are none of those of `on_ranks` of its kind"
+            raise document.error((*at, name, index, "on_ranks"), told)
+
+
 def _kind(spec: RecordedKindSpec) -> RecordedKind:
     return RecordedKind(
         parameters=spec.parameters,
         trained=spec.trained,
-        products=tuple(Product(**product.model_dump()) for product in spec.products),
-        attentions=tuple(FusedAttention(**attention.model_dump()) for attention in spec.attentions),
+        products=tuple(_product(product) for product in spec.products),
+        attentions=tuple(
+            FusedAttention(**one.model_dump() | {"on_ranks": tuple(one.on_ranks.items())}) for one in spec.attentions
+        ),
         moved=spec.moved,
         kernels=spec.kernels,
         output=spec.output,
         kept=Kept(**spec.kept.model_dump()),
         kept_frozen=Kept(**spec.kept_frozen.model_dump()),
         kept_first=Kept(**spec.kept_first.model_dump()),
+        on_ranks=tuple(_on_rank(tp, one) for tp, one in spec.on_ranks.items()),
+    )
+
+
+def _product(spec: ProductSpec) -> Product:
+    whole = {name: getattr(spec, name) for name in ("rows", "inner", "outer", "groups")}
+    parts = tuple(
+        ProductOnRank(tp=tp, **whole | one.model_dump(exclude_none=True)) for tp, one in spec.on_ranks.items()
+    )
+    return Product(**spec.model_dump() | {"on_ranks": parts})
+
+
+def _on_rank(tp: int, spec: KindOnRankSpec) -> KindOnRank:
+    return KindOnRank(
+        tp=tp,
+        parameters=spec.parameters,
+        trained=spec.trained,
+        moved=spec.moved,
+        kept=Kept(**spec.kept.model_dump()),
+        kept_frozen=Kept(**spec.kept_frozen.model_dump()),
+        kept_first=Kept(**spec.kept_first.model_dump()),
+        forward_sums=tuple(spec.forward_sums),
+        backward_sums=tuple(BackwardSum(**one.model_dump()) for one in spec.backward_sums),
     )
 
 
 def _kind_spec(kind: RecordedKind) -> RecordedKindSpec:
-    return RecordedKindSpec.model_validate(_plain(kind))
+    values = _plain(kind)
+    values["on_ranks"] = {part.pop("tp"): part for part in values["on_ranks"]}
+    for attention in values["attentions"]:
+        attention["on_ranks"] = dict(attention["on_ranks"])
+    for product in values["products"]:
+        product["on_ranks"] = {
+            part.pop("tp"): {name: size for name, size in part.items() if size != product[name]}
+            for part in product["on_ranks"]
+        }
+    return RecordedKindSpec.model_validate(values)
 
 
 def _plain(value: Any) -> Any:

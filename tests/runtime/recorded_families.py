@@ -8,12 +8,21 @@ from ghost_models import Case
 from tiny_plans import tiny_scenario
 
 from mmplan.cost_models.build import build_graph, model_layers
-from mmplan.cost_models.counts import dgrad_flops, forward_flops, kept_bytes, parameters, wgrad_flops
+from mmplan.cost_models.counts import (
+    dgrad_flops,
+    forward_flops,
+    is_tied,
+    kept_bytes,
+    op_parameters,
+    wgrad_flops,
+)
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.load import Loads
 from mmplan.cost_models.loads import summed_loads
+from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes
 from mmplan.runtime.ghost.alignment import align
 from mmplan.runtime.ghost.counting import Counting
+from mmplan.runtime.ghost.importing import blocks_on_ranks
 from mmplan.runtime.ghost.recorded_model import model_from_recordings
 from mmplan.runtime.ghost.recording import Recorder
 from mmplan.runtime.ghost.units import find_units
@@ -38,12 +47,13 @@ SAMPLES: Mapping[str, Sequence[Sample]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbers:
-    """Of one layer."""
+    """Of one layer on a rank; `summed_bytes`: that it hands to sums over tensor-parallel ranks in both passes."""
 
     parameters: int = 0
     forward_flops: float = 0.0
     backward_flops: float = 0.0
     kept_bytes: int = 0
+    summed_bytes: int = 0
 
     def __add__(self, other: "Numbers") -> "Numbers":
         return Numbers(
@@ -51,33 +61,49 @@ class Numbers:
             forward_flops=self.forward_flops + other.forward_flops,
             backward_flops=self.backward_flops + other.backward_flops,
             kept_bytes=self.kept_bytes + other.kept_bytes,
+            summed_bytes=self.summed_bytes + other.summed_bytes,
         )
 
 
-def compared(case: Case, samples: Sequence[Sample], config: Path) -> dict[str, tuple[Numbers, Numbers]]:
+Compared = dict[str, tuple[Numbers, Numbers]]
+
+
+def compared(case: Case, samples: Sequence[Sample], config: Path) -> Compared:
     """Layer of the config -> as derived from it, and as recorded. All is trained."""
+    return compared_on_ranks(case, samples, config, ())[1]
+
+
+def compared_on_ranks(
+    case: Case, samples: Sequence[Sample], config: Path, degrees: Sequence[int]
+) -> dict[int, Compared]:
+    """The same on each of so many tensor-parallel ranks; 1 is always among them."""
     build, batch = case
     planned = read_hf_config(config)
     model = build_weightless(build)
     dtype = next(model.parameters()).dtype
-    recording = Recorder(model, find_units(model), Counting(model, dtype)).record(batch)
-    recorded = model_from_recordings("recorded", model, [recording], len(samples), {})
+    shared = blocks_on_ranks(model, [batch], degrees)
+    recording = Recorder(model, find_units(model), Counting(model, dtype, shared)).record(batch)
+    recorded = model_from_recordings("recorded", model, [recording], len(samples), {}, shared)
     graph = build_graph(replace(tiny_scenario(), model=planned))
     layer_of = align(graph, model, [recording])
     loss = next(layer.id for layer in reversed(graph.layers()) if layer.kind == "loss")
-    found = dict.fromkeys((layer.id for layer in graph.layers()), Numbers())
-    for layer in model_layers(recorded):
-        at = layer_of[layer.pieces[-1]] if layer.pieces else loss
-        found[at] += _numbers(layer, summed_loads(recorded, samples))
-    loads = summed_loads(planned, samples)
-    return {layer.id: (_numbers(layer, loads), found[layer.id]) for layer in graph.layers()}
+    loads, of_recorded = summed_loads(planned, samples), summed_loads(recorded, samples)
+    on_ranks = {}
+    for tp in (1, *degrees):
+        found = dict.fromkeys((layer.id for layer in graph.layers()), Numbers())
+        for layer in model_layers(recorded):
+            at = layer_of[layer.pieces[-1]] if layer.pieces else loss
+            found[at] += _numbers(layer, of_recorded, tp)
+        on_ranks[tp] = {layer.id: (_numbers(layer, loads, tp), found[layer.id]) for layer in graph.layers()}
+    return on_ranks
 
 
-def _numbers(layer: Layer, loads: Loads) -> Numbers:
+def _numbers(layer: Layer, loads: Loads, tp: int) -> Numbers:
     load = loads[layer.module]
     return Numbers(
-        parameters=parameters(layer),
-        forward_flops=forward_flops(layer, load),
-        backward_flops=dgrad_flops(layer, load) + wgrad_flops(layer, load),
-        kept_bytes=kept_bytes(layer, load, "fp32"),
+        parameters=sum(op_parameters(op, tp) for op in layer.ops if not is_tied(op)),
+        forward_flops=forward_flops(layer, load, tp),
+        backward_flops=dgrad_flops(layer, load, tp) + wgrad_flops(layer, load, tp),
+        kept_bytes=kept_bytes(layer, load, "fp32", tp),
+        summed_bytes=forward_sum_bytes(layer, load, "fp32", tp) + backward_sum_bytes(layer, load, "fp32", tp),
     )

@@ -17,6 +17,7 @@ from mmplan.runtime.ghost.recording import loss_of
 from mmplan.runtime.ghost.weightless import build_weightless, initial_value
 from mmplan.runtime.launch import execute
 from mmplan.runtime.requirements import why_not_executed
+from mmplan.runtime.validate import validate
 from mmplan.scenario.load import load_scenario
 
 JOB = Path(__file__).parent / "own_model_job.py"
@@ -35,19 +36,22 @@ def whole_loss(count: int, samples: int, seed: int) -> float:
 
 @pytest.mark.distributed
 def test_a_model_of_ones_own_is_imported_planned_and_run(tmp_path: Path) -> None:
-    text = fragment_text(read_files(["job", str(JOB)])).replace("  tp: 1", "  tp: 1\n  pp: 2\n  dp: 1")
+    text = fragment_text(read_files(["job", str(JOB)]))
+    assert "# read: tp 2: ranks share 3 of 10 layers; each has the others whole" in text
     file = tmp_path / "own.yaml"
-    file.write_text(text.replace("devices_per_node: 4", "devices_per_node: 2"))
+    file.write_text(f"{text}constraints: {{tp: 2, pp: 2}}\n")
     result = optimize(load_scenario(file))
-    assert result.plan.certificate.status == "optimal"
+    assert result.plan.certificate.status == "optimal" and result.plan.rank_count == 4
     save_plan(result.plan, tmp_path / "plan.json")
     plan = load_plan(tmp_path / "plan.json")
     assert check_plan(plan) == check_plan(result.plan)
     assert why_not_executed(plan) is None
     with pytest.raises(InputError, match=r"'own_model_job' was recorded from a job.*run it with `--job`"):
-        execute(plan, local=2, steps=1)
-    run = execute(plan, local=2, steps=2, job=JOB, timeout_s=60.0)
+        execute(plan, local=4, steps=1)
+    run = execute(plan, local=4, steps=2, job=JOB, timeout_s=60.0)
     assert run is not None
+    rows = [row for row in validate(plan, run).rows if row.quantity == "tensor_bytes"]
+    assert all(row.planned == row.measured for row in rows) and any(row.planned for row in rows)
     expected = whole_loss(plan.microbatches, plan.microbatch_size, plan.scenario.seed)
     assert run.steps[0].losses["says"] == pytest.approx(expected, rel=1e-5)
 

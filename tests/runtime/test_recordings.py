@@ -1,5 +1,6 @@
 """What is recorded of a model is what the planner derives from its config: parameters, FLOPs, kept activations."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 pytest.importorskip("transformers")
 
 from ghost_models import FAMILIES, joined, saved_config
-from recorded_families import SAMPLES, compared
+from recorded_families import SAMPLES, Compared, compared_on_ranks
 
 from mmplan.cost_models.build import model_layers
 from mmplan.cost_models.counts import dgrad_flops, forward_flops, kept_bytes, wgrad_flops
@@ -35,6 +36,11 @@ OTHER_FLOPS = {
     # The library fills 17 patches of a tile up to 24, and the projector reads three states of each.
     "mllama": {"vision.0", "vision.1", "vision.2", "vision.3", "projector.0"},
 }
+# Blocks that two ranks share otherwise, or of which that counts on other layers: a table that stands beside the first.
+OTHER_BLOCKS = {name: set(layers) - {"projector.0"} for name, layers in OTHER_FLOPS.items()} | {
+    "qwen3_vl_moe": {"llm.0", "llm.1", "llm.2"},  # a plan splits each expert, a job has them whole on each rank
+    "qwen2_audio": {"audio.0"},
+}
 # Recorded over derived bytes of all layers: norms and rotations in steps, as the library's code has them, keep what
 # the planner's fused ones do not.
 MOST_KEPT = {"gemma3": 1.3, "mllama": 1.4}
@@ -43,7 +49,12 @@ MOST_KEPT = {"gemma3": 1.3, "mllama": 1.4}
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_recording_has_the_numbers_of_the_config(name: str, tmp_path: Path) -> None:
     case = FAMILIES[name]()
-    layers = compared(case, SAMPLES[name], saved_config(case[0](), tmp_path))
+    by_degree = compared_on_ranks(case, SAMPLES[name], saved_config(case[0](), tmp_path), (2,))
+    _require_equal(name, by_degree[1])
+    _require_equal_blocks(name, by_degree[1], by_degree[2])
+
+
+def _require_equal(name: str, layers: Compared) -> None:
     derived, recorded = ([pair[side] for pair in layers.values()] for side in (0, 1))
     assert sum(a.parameters for a in derived) - sum(b.parameters for b in recorded) == UNUSED.get(name, 0)
     flops = {
@@ -54,6 +65,20 @@ def test_a_recording_has_the_numbers_of_the_config(name: str, tmp_path: Path) ->
     assert flops == OTHER_FLOPS.get(name, set())
     kept = [(a.kept_bytes, b.kept_bytes) for layer, (a, b) in layers.items() if b.parameters or layer not in flops]
     assert 0.98 < sum(b for _, b in kept) / sum(a for a, _ in kept) < MOST_KEPT.get(name, 1.25)
+
+
+def _require_equal_blocks(name: str, whole: Compared, on_two: Compared) -> None:
+    """Of blocks that two ranks share: what each has, computes and hands to sums."""
+    blocks = [la for la in whole if whole[la][0].parameters and re.search(r"(vision|audio|llm|deepstack\d)\.\d", la)]
+    others = set()
+    for layer in blocks:
+        derived, recorded = (replace(side, kept_bytes=0) for side in on_two[layer])
+        others |= set() if derived == recorded else {layer}
+        if layer not in OTHER_BLOCKS.get(name, ()):
+            assert recorded.forward_flops < 0.6 * whole[layer][1].forward_flops
+    assert others == OTHER_BLOCKS.get(name, set())
+    kept = [on_two[layer] for layer in blocks if layer not in others]
+    assert 0.98 < sum(b.kept_bytes for _, b in kept) / sum(a.kept_bytes for a, _ in kept) < 1.4
 
 
 def recorded(model: nn.Module, batch: Batch, **modalities: str) -> Model:

@@ -6,9 +6,12 @@ import pytest
 import yaml
 
 from mmplan.cost_models.build import build_graph
-from mmplan.cost_models.counts import edge_bytes
+from mmplan.cost_models.counts import edge_bytes, forward_flops, kept_bytes, op_parameters
+from mmplan.cost_models.load import Load
 from mmplan.cost_models.loads import mean_loads
-from mmplan.errors import CheckError, InputError
+from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes, recomputed_sum_bytes
+from mmplan.errors import CheckError, InfeasibleError, InputError
+from mmplan.planner.check import check_plan
 from mmplan.planner.formats.jax_module import export_jax
 from mmplan.planner.search import optimize
 from mmplan.scenario.load import load_scenario
@@ -31,14 +34,24 @@ model:
       trunk.0:
         parameters: 64
         trained: 64
-        products: [{rows: 8, inner: 8, outer: 8, weight: trained}]
-        attentions: [{rows: 8, pairs: 32, heads: 2, head_dim: 4, value_dim: 4}]
+        products: [{rows: 8, inner: 8, outer: 8, weight: trained, on_ranks: {2: {outer: 4}}}]
+        attentions: [{rows: 8, pairs: 32, heads: 2, head_dim: 4, value_dim: 4, on_ranks: {2: 1}}]
         moved: 128
         kernels: 3
         output: 64
         kept: {numbers: 100, other_bytes: 16}
         kept_frozen: {numbers: 36}
         kept_first: {numbers: 64}
+        on_ranks:
+          2:
+            parameters: 32
+            trained: 32
+            moved: 96
+            kept: {numbers: 68, other_bytes: 16}
+            kept_frozen: {numbers: 36}
+            kept_first: {numbers: 32}
+            forward_sums: [64]
+            backward_sums: [{numbers: 64, reads: inputs}, {numbers: 8, reads: weights}]
       trunk.loss: {moved: 65, kernels: 1}
     layers:
     - {id: eye.0, kind: eye.0, pieces: [eye]}
@@ -73,10 +86,46 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not graph.edge("trunk.1", "trunk.loss").cuttable
 
 
-def test_plans_of_a_recording_are_proved_and_not_split_inside_layers(tmp_path: Path) -> None:
+def test_what_a_rank_has_of_a_layer_is_what_was_recorded(tmp_path: Path) -> None:
+    """Two samples were recorded; the load has one."""
+    scenario = load_scenario(written(tmp_path))
+    graph, one = build_graph(scenario), Load(sequences=1, tokens=1, outputs=1)
+    eye, block = graph.layer("eye.0"), graph.layer("trunk.0")
+    assert [sum(op_parameters(op, tp) for op in block.ops) for tp in (1, 2, 4)] == [64, 32, 64]
+    products = 8 * 8 * 8  # two samples of 8 rows, two flops each: halved once
+    pairs = 32 * 2 * (4 + 4)
+    assert [forward_flops(block, one, tp) for tp in (1, 2, 4)] == [
+        products + pairs,
+        (products + pairs) / 2,
+        products + pairs,
+    ]
+    assert [kept_bytes(block, one, "fp32", tp) for tp in (1, 2)] == [50 * 4 + 8, 34 * 4 + 8]
+    assert forward_sum_bytes(block, one, "fp32", 2) == recomputed_sum_bytes(block, one, "fp32", 2) == 32 * 4
+    assert backward_sum_bytes(block, one, "fp32", 2) == (32 + 4) * 4
+    assert forward_sum_bytes(eye, one, "fp32", 2) == backward_sum_bytes(block, one, "fp32", 4) == 0
+    assert forward_flops(eye, one, 2) == forward_flops(eye, one) == 8 * 6 * 8
+
+
+def test_sums_of_gradients_that_nothing_wants_are_not_made(tmp_path: Path) -> None:
+    """Neither is the encoder trained nor, in the second case, the trunk."""
+    one = Load(sequences=1, tokens=1, outputs=1)
+    still = "train: {eye: frozen}\nbatch:"
+    block = build_graph(load_scenario(written(tmp_path, ("batch:", still)))).layer("trunk.0")
+    assert backward_sum_bytes(block, one, "fp32", 2) == 4 * 4  # of a weight alone
+    still = "train: {eye: frozen, trunk: frozen}\nbatch:"
+    with pytest.raises(InputError, match="train"):
+        load_scenario(written(tmp_path, ("batch:", still)))
+
+
+def test_plans_of_a_recording_are_proved_and_split_what_a_trial_has_split(tmp_path: Path) -> None:
     result = optimize(load_scenario(written(tmp_path)))
     assert result.plan.certificate.status == "optimal"
-    assert result.plan.tp == result.plan.cp == 1
+    shared = optimize(load_scenario(written(tmp_path, ("batch:", "constraints: {tp: 2}\nbatch:"))))
+    assert shared.plan.tp == 2 and shared.plan.certificate.status == "optimal"
+    assert not check_plan(shared.plan)
+    four = ("devices_per_node: 2", "devices_per_node: 4"), ("batch:", "constraints: {tp: 4}\nbatch:")
+    with pytest.raises(InfeasibleError, match="the recording of own has no layers that 4 ranks share; its degrees: 2"):
+        optimize(load_scenario(written(tmp_path, *four)))
     with pytest.raises(CheckError, match="the recording of own knows numbers of parameters alone"):
         export_jax(result.plan)
 
@@ -84,6 +133,11 @@ def test_plans_of_a_recording_are_proved_and_not_split_inside_layers(tmp_path: P
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
+        (
+            "on_ranks: {2: 1}",
+            "on_ranks: {4: 1}",
+            r"kinds\.trunk\.0\.attentions\[0\]\.on_ranks: 4 ranks are none of those of `on_ranks` of its kind",
+        ),
         (
             "kind: trunk.0, pieces: [trunk.0]",
             "kind: trunk.9, pieces: [trunk.0]",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from mmplan.runtime.ghost.half_meta import META, any_routing
 from mmplan.runtime.ghost.trials import fresh
-from mmplan.scenario.recorded import FusedAttention, Kept, Product, Reads, Weight
+from mmplan.scenario.recorded import BackwardSum, FusedAttention, Kept, Product, Reads, Weight
 
 _MAKE = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "_local_scalar_dense"}
 _PICK = {"embedding", "index", "index_select", "gather"}  # read as much as they write, not all of what they pick from
@@ -28,7 +28,8 @@ _PICK = {"embedding", "index", "index_select", "gather"}  # read as much as they
 
 @dataclass(slots=True, eq=False)
 class Count:
-    """Of one piece in one forward; `kept` as in `RecordedKind`."""
+    """Of one piece in one forward; `kept` as in `RecordedKind`. `on_ranks`: by the degree of tensor parallelism, where
+    ranks share the piece; `forward_sums`, `backward_sums`: of such a rank, as in `KindOnRank`."""
 
     products: list[Product] = field(default_factory=list)
     attentions: list[FusedAttention] = field(default_factory=list)
@@ -37,6 +38,20 @@ class Count:
     kept: Kept = field(default_factory=Kept)
     kept_frozen: Kept = field(default_factory=Kept)
     kept_first: Kept = field(default_factory=Kept)
+    on_ranks: dict[int, "Count"] = field(default_factory=dict)
+    forward_sums: tuple[int, ...] = ()
+    backward_sums: tuple[BackwardSum, ...] = ()
+
+
+class Shared(Protocol):
+    """A unit as a rank has it that shares it with others (`shared_blocks.py`)."""
+
+    @property
+    def block(self) -> nn.Module: ...
+
+    def forward_sums(self, linears: Mapping[str, tuple[int, int]]) -> tuple[int, ...]: ...
+
+    def backward_sums(self, linears: Mapping[str, tuple[int, int]], made: set[int]) -> tuple[BackwardSum, ...]: ...
 
 
 class Counting:
@@ -44,11 +59,16 @@ class Counting:
 
     Args:
         dtype: what its activations are made of.
+        shared: by the degree of tensor parallelism, units of which a rank has a part.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, shared: Mapping[int, Mapping[str, Shared]] | None = None
+    ) -> None:
+        self._dtype, self._shared = dtype, {} if shared is None else shared
+        blocks = (one.block for units in self._shared.values() for one in units.values())
         self._parameters = {storage_of(parameter): parameter for parameter in model.parameters()}
+        self._parameters |= {storage_of(parameter): parameter for block in blocks for parameter in block.parameters()}
         self._glue = _Pass(self._trained(), dtype)
         self._before: frozenset[int] = frozenset()  # storages that glue in front of the next unit keeps
 
@@ -77,14 +97,43 @@ class Counting:
         with self._glue.paused():
             return tree_map(_with_gradient, result)
 
+    def form(self, name: str) -> tuple[int, ...]:
+        """The same of units of one form that ranks share alike."""
+        return tuple(id(units.get(name)) for units in self._shared.values())
+
     def unit(
-        self, unit: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, made: Set[int], given: Set[int]
+        self,
+        name: str,
+        unit: nn.Module,
+        forward: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        made: set[int],
+        given: set[int],
+        linears: Mapping[str, tuple[int, int]],
     ) -> Count:
-        """One call: with gradients of inputs and weights, of inputs alone, and of weights alone.
+        """One call, and as ranks that share the unit would make it.
 
         Args:
             made: positions of arguments that units or parameters have made; `given`: those that come from the batch.
+            linears: elements that linear layers inside took and gave.
         """
+        count = self._counted(unit, forward, args, kwargs, made, given)
+        for degree, units in self._shared.items():
+            own = units.get(name)
+            if own is not None:
+                on_rank = self._counted(own.block, own.block.forward, args, kwargs, made, given)
+                on_rank.forward_sums = own.forward_sums(linears)
+                on_rank.backward_sums = own.backward_sums(linears, made)
+                count.on_ranks[degree] = on_rank
+                pairs = (on_rank.products, count.products), (on_rank.attentions, count.attentions)
+                assert all(len(part) == len(whole) for part, whole in pairs), f"{name} is other code on {degree} ranks"
+        return count
+
+    def _counted(
+        self, unit: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any, made: Set[int], given: Set[int]
+    ) -> Count:
+        """With gradients of inputs and weights, of inputs alone, and of weights alone."""
         leaves, spec = tree_flatten((args, kwargs))
         trained = [parameter for parameter in unit.parameters() if parameter.requires_grad]
         apart = {

@@ -6,7 +6,7 @@ other in a circle are one layer; units that no loss depends on are none, because
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Literal
 
 import networkx as nx
@@ -16,15 +16,9 @@ from mmplan.runtime.ghost.alignment import own_parameters, pieces_of, used_piece
 from mmplan.runtime.ghost.counting import Count
 from mmplan.runtime.ghost.flow import Source
 from mmplan.runtime.ghost.recording import Recording
-from mmplan.scenario.recorded import (
-    FusedAttention,
-    Kept,
-    Product,
-    Recorded,
-    RecordedKind,
-    RecordedLayer,
-    RecordedRead,
-)
+from mmplan.runtime.ghost.shared_blocks import SharedBlock
+from mmplan.runtime.ghost.summed_counts import SummedCounts
+from mmplan.scenario.recorded import Recorded, RecordedKind, RecordedLayer, RecordedRead
 from mmplan.scenario.scenario import Modality, Model, ModelModule, Training
 from mmplan.scenario.schema_recorded import modules_of
 
@@ -41,13 +35,16 @@ def model_from_recordings(
     recordings: Sequence[Recording],
     samples: int,
     modalities: Mapping[str, Modality],
+    shared: Mapping[int, Mapping[str, SharedBlock]] | None = None,
 ) -> Model:
     """The model of a scenario.
 
     Args:
         samples: that all recordings together have.
         modalities: of modules by the beginnings of their names; of others their names decide.
+        shared: by the degree of tensor parallelism, units of which a rank has a part, as they were counted.
     """
+    shared = {} if shared is None else shared
     pieces = pieces_of(model, recordings)
     sizes = own_parameters(pieces)[0]
     used = used_pieces(recordings)
@@ -58,7 +55,7 @@ def model_from_recordings(
     layer_of = {unit: layer for group, layer in zip(groups, ids, strict=True) for unit in group}
     end = f"{ids[-1].rpartition('.')[0]}.{LOSS}"
     layer_of |= _readers(model, pieces, recordings, used, layer_of, end)
-    sums = _sums(recordings, layer_of, end)
+    sums = _sums(recordings, layer_of, end, [*shared])
     kinds: dict[RecordedKind, str] = {}
     layers = []
     for layer in (*ids, end):
@@ -67,6 +64,7 @@ def model_from_recordings(
         kind = sums[layer].kind(
             parameters=sum(sizes[piece] for piece in own),
             trained=sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad),
+            away={tp: _away(model, own, blocks) for tp, blocks in shared.items()},
         )
         reads = tuple(RecordedRead(layer=source, numbers=count) for source, count in sums[layer].reads.items())
         layers.append(
@@ -155,59 +153,21 @@ def _readers(
     return found
 
 
-@dataclass(slots=True, eq=False)
-class _Sums:
-    """Of one layer, over all recordings."""
-
-    products: dict[tuple[object, ...], Product] = field(default_factory=dict)
-    attentions: dict[tuple[object, ...], FusedAttention] = field(default_factory=dict)
-    moved: int = 0
-    kernels: int = 0
-    kept: Kept = field(default_factory=Kept)
-    kept_frozen: Kept = field(default_factory=Kept)
-    kept_first: Kept = field(default_factory=Kept)
-    output: int = 0
-    reads: dict[str, int] = field(default_factory=dict)
-
-    def add(self, counts: Sequence[Count]) -> None:
-        """What one recording saw of it. Products of one shape stay as many as one pass has."""
-        seen: dict[tuple[object, ...], int] = {}
-        for count in counts:
-            for product in count.products:
-                shape = replace(product, rows=0)
-                key = (shape, seen.setdefault((shape,), 0))
-                seen[shape,] += 1
-                before = self.products.get(key)
-                self.products[key] = product if before is None else replace(product, rows=before.rows + product.rows)
-            for one in count.attentions:
-                form = replace(one, rows=0, pairs=0)
-                place = (form, seen.setdefault((form,), 0))
-                seen[form,] += 1
-                known = self.attentions.get(place, form)
-                self.attentions[place] = replace(one, rows=known.rows + one.rows, pairs=known.pairs + one.pairs)
-            self.moved += count.moved
-            self.kept = _both(self.kept, count.kept)
-            self.kept_frozen = _both(self.kept_frozen, count.kept_frozen)
-            self.kept_first = _both(self.kept_first, count.kept_first)
-        self.kernels = max(self.kernels, sum(count.kernels for count in counts))
-
-    def kind(self, *, parameters: int, trained: int) -> RecordedKind:
-        return RecordedKind(
-            parameters=parameters,
-            trained=trained,
-            products=tuple(self.products.values()),
-            attentions=tuple(self.attentions.values()),
-            moved=self.moved,
-            kernels=self.kernels,
-            output=self.output,
-            kept=self.kept,
-            kept_frozen=self.kept_frozen,
-            kept_first=self.kept_first,
-        )
+def _away(model: nn.Module, pieces: Sequence[str], shared: Mapping[str, SharedBlock]) -> tuple[int, int]:
+    """Parameters of some pieces that a rank has not, and trained ones."""
+    total = trained = 0
+    for piece in pieces:
+        if piece in shared:
+            for name, whole in model.get_submodule(piece).named_parameters():
+                count = whole.numel() - shared[piece].block.get_parameter(name).numel()
+                total, trained = total + count, trained + count * whole.requires_grad
+    return total, trained
 
 
-def _sums(recordings: Sequence[Recording], layer_of: Mapping[str, str], end: str) -> dict[str, _Sums]:
-    sums = {layer: _Sums() for layer in (*dict.fromkeys(layer_of.values()), end)}
+def _sums(
+    recordings: Sequence[Recording], layer_of: Mapping[str, str], end: str, degrees: Sequence[int]
+) -> dict[str, SummedCounts]:
+    sums = {layer: SummedCounts() for layer in (*dict.fromkeys(layer_of.values()), end)}
     for recording in recordings:
         counts: dict[str, list[Count]] = {}
         read: dict[str, dict[Source, None]] = {}
@@ -222,7 +182,7 @@ def _sums(recordings: Sequence[Recording], layer_of: Mapping[str, str], end: str
             own = (source for source in sorted(call.reads) if layer_of.get(source.unit) not in (layer, None))
             read.setdefault(layer, {}).update(dict.fromkeys(own))
         for layer, of_layer in counts.items():
-            sums[layer].add(of_layer)
+            sums[layer].add(of_layer, degrees)
         for layer, sources in read.items():
             for source in sources:
                 reads, producer = sums[layer].reads, layer_of[source.unit]
@@ -255,7 +215,3 @@ def modality_of(piece: str, modalities: Mapping[str, Modality], feeding: Set[Mod
         return modalities[max(said, key=len)]
     other: Modality = next(iter(feeding)) if len(feeding) == 1 else "text"
     return next((modality for modality, word in MODALITIES if word.search(piece)), other)
-
-
-def _both(a: Kept, b: Kept) -> Kept:
-    return Kept(numbers=a.numbers + b.numbers, other_bytes=a.other_bytes + b.other_bytes)

@@ -250,13 +250,15 @@ class Recorder:
 
     def _run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any, flow: "Flow") -> tuple[Any, "_Ran"]:
         """What the unit returns, by its own forward or by that of one like it."""
-        key = (self._forms[name], _shapes((args, kwargs)), self._counting and self._counting.kept_before(args, kwargs))
+        counted = self._counting and (self._counting.kept_before(args, kwargs), self._counting.form(name))
+        key = (self._forms[name], _shapes((args, kwargs)), counted)
         if key in self._known:
             ran = self._known[key]
             self.changed |= {f"{name}.{buffer}" for buffer in ran.changed}
             return ran.output.rebuilt(lambda _, like: torch.empty_like(like)), ran
         if self._forms[name] not in self.arguments:
             self.arguments[self._forms[name]] = tree_map(fresh, (args, kwargs))
+        unwritten: Any = (args, kwargs) if self._counting is None else tree_map(fresh, (args, kwargs))  # caches
         before = state_of(self._units[name])
         with any_routing(), torch.no_grad():
             result = forward(*args, **kwargs)
@@ -266,19 +268,26 @@ class Recorder:
         touched = flow.touched | {id(leaf) for leaf in leaves}
         used = [position for position, leaf in enumerate(tree_leaves((args, kwargs))) if id(leaf) in touched]
         linears = {weight.removeprefix(f"{name}.").removesuffix(".weight"): n for weight, n in flow.linears.items()}
-        count = self._count(name, forward, args, kwargs, flow)
+        count = self._count(name, forward, unwritten, flow, linears)
         ran = _Ran(Output(leaves=likes, spec=spec), tuple(used), linears, tuple(flow.attentions), changed, count)
         if all(not isinstance(leaf, Tensor) or leaf.device == META for leaf in leaves):
             self._known[key] = ran
         return result, ran
 
-    def _count(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any, flow: Flow) -> Count | None:
+    def _count(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        given_to: tuple[Any, Any],
+        flow: Flow,
+        linears: Mapping[str, tuple[int, int]],
+    ) -> Count | None:
         if self._counting is None:
             return None
-        leaves = tree_leaves((args, kwargs))
+        leaves = tree_leaves(given_to)
         made = {i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and any(flow.sources(leaf))}
         given = {i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and storage_of(leaf) in self._given}
-        return self._counting.unit(self._units[name], forward, args, kwargs, made, given)
+        return self._counting.unit(name, self._units[name], forward, *given_to, made, given, linears)
 
 
 @dataclass(frozen=True, slots=True)
