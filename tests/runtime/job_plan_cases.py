@@ -30,6 +30,7 @@ from mmplan.scenario.technique import ContextParallel
 
 MODELS = FAMILIES | EXPERT_FAMILIES | {"adapted": adapted}
 STATISTICS = "running statistics in two stages, recomputed"
+SPLIT = "own model as recorded, in two stages, split backwards"
 STEP_LENGTH = 2.0**20
 PLAIN = Optimizer(name="sgd", learning_rate=STEP_LENGTH)
 
@@ -176,6 +177,12 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
             cut(audio, dp=2, tp=2, sharding="gradients", spread=("audio", "projector")),
         ),
         "own model as recorded, in two stages": ("own", cut(own, "blocks.0", dp=2, recompute="full")),
+        SPLIT: ("own", scheduled(cut(own, "blocks.0", dp=2), "zb-1p")),
+        "own model as recorded, in two stages, tensor parallel": ("own", cut(own, "blocks.0", tp=2)),
+        "Qwen2-Audio as recorded, in two stages, tensor parallel, recomputed": (
+            "qwen2_audio",
+            cut(sound, "language_model.1", tp=2, recompute="full"),
+        ),
         "own model as recorded, in four stages": ("own", cut(own, "bridge.0", "blocks.0", "blocks.2")),
         STATISTICS: ("normed", cut(normed, "blocks.0", dp=2, recompute="full")),
         "Whisper as recorded, tied over stages, ZeRO-3": ("whisper", cut(speech, "decoder.1", **zero_3)),

@@ -12,7 +12,8 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from job_plan_cases import STEP_LENGTH, job_of
+from job_fault_cases import FAULTS, faulty
+from job_plan_cases import SPLIT, STEP_LENGTH, job_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -280,6 +281,10 @@ def splits_of(more: nn.Module, ranks: TensorRanks) -> tuple[list[str], tuple[str
 def run_job_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes; writes its results to `folder`."""
     with four_processes(rank, folder) as results:
+        world, split = dist.new_group(range(PROCESSES)), torch.load(Path(folder) / PLANS, weights_only=False)[SPLIT]
+        for fault in FAULTS:
+            with faulty(fault):
+                results[fault] = run_job_rank(*split, rank, world)
         group = dist.new_group([0, 1])
         if rank < 2:
             ranks = TensorRanks(degree=2, index=rank, group=group)

@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("transformers")
 
 from case_processes import chosen, run_on_ranks
-from job_plan_cases import STATISTICS, job_plans
+from job_fault_cases import FAULTS
+from job_plan_cases import SPLIT, STATISTICS, job_plans
 from job_plan_runs import PLANS, PROCESSES, require_buffers, require_gradients, require_written_once, run_job_cases
 from meshed_job_cases import meshed_jobs
 
@@ -87,6 +88,9 @@ EVERY = (
     "Qwen2.5-VL, images in turn, rows, tensor parallel",
     "Qwen2-Audio, clips in turn, ZeRO-2",
     "own model as recorded, in two stages",
+    SPLIT,
+    "own model as recorded, in two stages, tensor parallel",
+    "Qwen2-Audio as recorded, in two stages, tensor parallel, recomputed",
     "own model as recorded, in four stages",
     STATISTICS,
     "Whisper as recorded, tied over stages, ZeRO-3",
@@ -129,7 +133,7 @@ def plans(folder: Path) -> dict[str, tuple[str, Plan]]:
 def results(folder: Path, plans: dict[str, tuple[str, Plan]]) -> dict[str, list[Any]]:
     torch.save(plans, folder / PLANS)
     ranks = run_on_ranks(run_job_cases, PROCESSES, folder)
-    return {name: [rank[name] for rank in ranks] for name in plans} | {
+    return {name: [rank[name] for rank in ranks] for name in (*plans, *FAULTS)} | {
         "splits": [ranks[0]["splits"], ranks[1]["splits"]]
     }
 
@@ -143,6 +147,14 @@ def test_every_gradient_is_that_of_the_model_in_one_process(
     name: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[Any]]
 ) -> None:
     require_gradients(*plans[name], results[name])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_errors_put_in_on_purpose_are_caught(
+    fault: str, plans: dict[str, tuple[str, Plan]], results: dict[str, list[Any]]
+) -> None:
+    with pytest.raises(AssertionError, match=r"^[\w.]+: relative error \d"):
+        require_gradients(*plans[SPLIT], results[fault])
 
 
 @pytest.mark.parametrize("name", NAMES)
