@@ -196,6 +196,12 @@ def check(
     data: Annotated[
         Path | None, typer.Option(metavar="MANIFEST", help="With --job: rows that its `collate` makes batches of.")
     ] = None,
+    gradients: Annotated[
+        bool,
+        typer.Option(
+            "--gradients", help="Run its first step here, a process for each rank, and hold loss and gradients to one."
+        ),
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Check a plan independently of the planner: layers, memory, zones, degrees, deadlocks, hangs by missing images."""
@@ -204,6 +210,7 @@ def check(
     from mmplan.planner.plan import load_plan
     from mmplan.report.console import emit
     from mmplan.report.documents import check_document
+    from mmplan.report.gradients import gradients_text
     from mmplan.report.tables import execution_notes, findings_table
     from mmplan.runtime.requirements import why_not_executed
 
@@ -219,9 +226,15 @@ def check(
         refused, notes = why_not_run(plan, job, data)
     elif not findings:
         refused = why_not_executed(plan)
-    tables = findings_table(plan, findings), *execution_notes(refused, notes)
-    emit(json_file, check_document(plan, findings, refused, notes), *tables)
-    raise typer.Exit(1 if findings or (job is not None and refused is not None) else 0)
+    compared = None
+    if gradients and not findings and refused is None:
+        from mmplan.runtime.against_one_process import compare_with_one_process  # takes torch
+
+        compared = compare_with_one_process(plan, job, data)
+    tables = findings_table(plan, findings), *execution_notes(refused, notes), *gradients_text(compared)
+    emit(json_file, check_document(plan, findings, refused, notes, compared), *tables)
+    wrong = ((job is not None or gradients) and refused is not None) or (compared is not None and not compared.passed)
+    raise typer.Exit(1 if findings or wrong else 0)
 
 
 def fit(

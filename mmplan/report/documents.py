@@ -11,11 +11,13 @@ from mmplan.planner.prediction import Prediction
 from mmplan.planner.recipes import PlannedRecipe
 from mmplan.planner.result import OptimizeResult
 from mmplan.report.borders import plan_borders
+from mmplan.report.gradients import gradients_document
 from mmplan.report.interval import interval_values
 from mmplan.report.recipes import column_name
 from mmplan.report.schedules import ScheduleRow
 from mmplan.report.summary import PlanSummary, summarise
 from mmplan.report.utilisation import plan_utilisation
+from mmplan.runtime.gradient_differences import Comparison
 from mmplan.runtime.measurement import Measurement, run_document
 from mmplan.runtime.validate import Validation
 from mmplan.scenario.catalogue import CatalogueDevice
@@ -112,7 +114,13 @@ def recipe_values(planned: PlannedRecipe) -> Document:
     return {**values(planned.recipe), **made, "reason": planned.reason, "note": planned.note}
 
 
-def check_document(plan: Plan, findings: Sequence[Finding], not_executed: str | None, notes: Sequence[str]) -> Document:
+def check_document(
+    plan: Plan,
+    findings: Sequence[Finding],
+    not_executed: str | None,
+    notes: Sequence[str],
+    gradients: Comparison | None = None,
+) -> Document:
     return {
         "schema": "mmplan.check/1",
         "scenario": plan.scenario.name,
@@ -120,6 +128,7 @@ def check_document(plan: Plan, findings: Sequence[Finding], not_executed: str | 
         "findings": values(list(findings)),
         "not_executed": not_executed,
         "notes": list(notes),
+        "gradients": None if gradients is None else gradients_document(gradients),
     }
 
 

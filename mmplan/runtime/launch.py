@@ -64,6 +64,7 @@ def execute(
     step_timeout_s: float | None = None,
     inject: Sequence[Injection] = (),
     failure_file: Path | None = None,
+    gradients: Path | None = None,
     on_step: OnStep | None = None,
     on_note: OnNote | None = None,
     on_failure: OnFailure = show_failure,
@@ -79,6 +80,7 @@ def execute(
         step_timeout_s: of a whole step, whether or not a rank waits for another; None: ten times the other.
         inject: faults to rehearse what happens then.
         failure_file: where a failed run leaves tracebacks; None: nowhere.
+        gradients: a folder for what each rank's steps took from its weights (`first_gradients.py`).
         job: a file with the user's own model and data (see `ghost/job.py`); None: the scenario's model, built here.
         data: a manifest, of whose rows the job makes batches; None: it has data of its own.
         weights: a folder of safetensors files with the weights of the job's model; None: they are drawn.
@@ -125,6 +127,7 @@ def execute(
         step_timeout_s=step_timeout_s,
         inject=tuple(inject),
         failure_file=failure_file if local is None else None,
+        gradients=gradients,
         launcher=os.getpid() if local is not None else None,
     )
     if is_main_process():

@@ -35,6 +35,7 @@ class RunOptions:
     step_timeout_s: float | None = None
     inject: tuple[Injection, ...] = ()
     failure_file: Path | None = None
+    gradients: Path | None = None
     launcher: int | None = None  # the process that started the others on this machine
 
 

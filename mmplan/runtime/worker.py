@@ -29,6 +29,7 @@ from mmplan.runtime.checkpoint.run_checkpoints import RunCheckpoints
 from mmplan.runtime.clock import Clock, CudaClock, WallClock
 from mmplan.runtime.devices import backend_of, run_device
 from mmplan.runtime.failure import described, trace_of
+from mmplan.runtime.first_gradients import FirstGradients
 from mmplan.runtime.ghost.job import load_job
 from mmplan.runtime.ghost.save_weights import save_weights
 from mmplan.runtime.ghost.train import JobGroups, prepare_job
@@ -111,6 +112,7 @@ def run_worker(
             return None
         prepared = _prepared(plan, options, rank, device, groups, scale, note, start.samples)
         resumed = start.load(plan, prepared.stages, prepared.scales)
+        gradients = None if options.gradients is None else FirstGradients(prepared.stages)
         checkpoints = None
         if options.checkpoints.folder is not None and not start.finished:
             checkpoints = RunCheckpoints(
@@ -125,6 +127,8 @@ def run_worker(
             watch.position.begin(NO_STEP)
             watch.position.enter("end", EVERYBODY)
             run = _measured(plan, options, groups, device, scale, ends)
+        if options.gradients is not None and gradients is not None:
+            gradients.save(options.gradients / f"rank{rank}.pt")
         if options.save_weights is not None and prepared.model is not None:
             place = place_of(plan, rank)
             save_weights(options.save_weights, prepared.model, prepared.stages, groups.tensor, replica=place.replica)
