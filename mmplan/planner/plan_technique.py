@@ -43,8 +43,8 @@ def _unpriced(scenario: Scenario) -> Iterator[tuple[str, str]]:
         yield f"gradient_dtype: {technique.gradient_dtype}{of_stack}", reason
 
 
-def require_executable(scenario: Scenario, *, own_model: bool = False) -> None:
-    """Refuse a technique that mmplan's own runtime does not do, of models of the user's own where `own_model`.
+def require_executable(scenario: Scenario) -> None:
+    """Refuse a technique that mmplan's own runtime does not do.
 
     Raises:
         InputError: names the first choice that differs from the runtime's.
@@ -55,9 +55,8 @@ def require_executable(scenario: Scenario, *, own_model: bool = False) -> None:
         if name == "gradient_dtype" and wanted in (None, scenario.optimizer.gradient_dtype):
             continue
         # A plan says what it has of these, and both ways of context parallelism are done.
-        if name in ("recompute", "sharding", "compression", "context_parallel") or wanted == "activations":
-            continue
-        if name == "sequence_parallel" and not own_model:
+        said = ("recompute", "sharding", "compression", "context_parallel", "sequence_parallel")
+        if name in said or wanted == "activations":
             continue
         if wanted != done:
             raise InputError(

@@ -89,7 +89,9 @@ def gather_text(own: str | None, group: dist.ProcessGroup | None) -> list[str | 
 
 def scatter_sum(own: Tensor, whole: Tensor, group: dist.ProcessGroup | None) -> None:
     """`own` becomes this rank's share of the sum of all ranks' `whole`. Collective."""
-    if through_host(whole.device, group):
+    if isinstance(group, ThreadGroup):
+        own.copy_(torch.stack(group.exchanged(whole)).sum(0).view(group.size(), *own.shape)[group.rank()])
+    elif through_host(whole.device, group):
         host = torch.empty(own.shape, dtype=own.dtype)
         _scatter(host, whole.cpu(), group=group)
         own.copy_(host)

@@ -35,7 +35,7 @@ def process_count(plan: Plan, *, rehearse: bool, own_model: bool = False) -> int
     if rehearse:
         return len(widths(plan))
     _refuse_together(plan)
-    require_executable(plan.scenario, own_model=own_model)
+    require_executable(plan.scenario)
     _refuse_split_modules(plan, own_model=own_model)
     _refuse_split_sequences(plan)
     if own_model:

@@ -9,11 +9,11 @@ from mmplan.errors import InputError
 from mmplan.planner.check import check_plan
 from mmplan.planner.pins import parse_pins
 from mmplan.planner.plan import Plan, scenario_hash
-from mmplan.planner.plan_technique import require_executable
 from mmplan.planner.repeated import Limits
 from mmplan.planner.result import OptimizeResult
 from mmplan.planner.search import optimize
 from mmplan.planner.why_not import why_not
+from mmplan.runtime.ghost.refusals import refuse_plan
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
 
@@ -102,9 +102,10 @@ def test_constraints_and_technique_agree_or_say_so(tmp_path: Path) -> None:
         job(tmp_path, "sequence_parallel: false", stack="mmplan, sequence_parallel: true")
     with pytest.raises(InputError, match=r"constraints\.sequence_parallel: expected true, false or any, found 'rows'"):
         job(tmp_path, "sequence_parallel: rows")
-    chosen = optimize(job(tmp_path, "tp: 2, sequence_parallel: any")).plan.scenario
-    with pytest.raises(InputError, match="write `sequence_parallel: false` in its constraints and optimize again"):
-        require_executable(chosen, own_model=True)
+    chosen = optimize(job(tmp_path, "tp: 2, sequence_parallel: any")).plan
+    refuse_plan(chosen)
+    with pytest.raises(InputError, match="write `sequence_parallel: false` in its constraints, or set"):
+        refuse_plan(replace(chosen, cp=2))
 
 
 def test_a_plan_that_splits_rows_against_its_constraints_is_found_out(tmp_path: Path) -> None:

@@ -125,6 +125,16 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
             "llava",
             cut(llava, "llm.0", tp=2, recompute="selective"),
         ),
+        "LLaVA in two stages, sequence parallel": ("llava", cut(sequential(llava), "llm.0", tp=2)),
+        "DeepStack, sequence parallel, recomputed, ZeRO-1": (
+            "qwen3_vl",
+            cut(sequential(deep), dp=2, tp=2, recompute="full", sharding="optimizer"),
+        ),
+        "cross-attention, sequence parallel": ("mllama", cut(sequential(mllama), dp=2, tp=2)),
+        "Gemma 3, tied over stages, sequence parallel, split backwards": (
+            "gemma3",
+            scheduled(cut(sequential(gemma), "llm.0", tp=2), "zb-h1"),
+        ),
         "LLaVA in two stages, tensor parallel, split backwards": (
             "llava",
             scheduled(cut(llava, "llm.0", tp=2), "zb-h1"),
@@ -201,6 +211,10 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         "adapters, tensor parallel, ZeRO-2": ("adapted", cut(low, dp=2, tp=2, sharding="gradients")),
         "cross-attention, rows, ZeRO-3, recomputed": ("mllama", cut(mllama, cp=2, recompute="full", **zero_3)),
     }
+
+
+def sequential(scenario: Scenario) -> Scenario:
+    return replace(scenario, technique=replace(scenario.technique, sequence_parallel=True))
 
 
 def going(scenario: Scenario, way: ContextParallel) -> Scenario:

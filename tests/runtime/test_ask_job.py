@@ -15,7 +15,7 @@ from torch import nn
 pytest.importorskip("transformers")
 
 from job_expert_cases import expert_plans
-from job_plan_cases import cut, job_of, job_plans, recorded_scenario, scenario_of
+from job_plan_cases import cut, job_of, job_plans, recorded_scenario, scenario_of, sequential
 from job_plan_runs import CPU
 from meshed_job_cases import meshed_jobs
 from meshed_plan_cases import SIGHT, own
@@ -50,6 +50,7 @@ def test_plans_that_run_are_told_to_run(folder: Path) -> None:
     for name in (
         "cross-attention, rows, tensor parallel, ZeRO-3, recomputed",
         "Qwen2.5-VL, images in turn, rows, tensor parallel",
+        "cross-attention, sequence parallel",
         "zeros, over tensor-parallel ranks and replicas",
         "LLaVA, slices from tp 2",
     ):
@@ -58,6 +59,14 @@ def test_plans_that_run_are_told_to_run(folder: Path) -> None:
     family, plan = plans["over tensor-parallel ranks"]
     notes = [note for note in ask_job(plan, job_of(family)) if "stays whole" in note]
     assert notes and all("stays whole on each of the 2 tensor-parallel ranks" in note for note in notes)
+
+
+def test_sequence_parallelism_needs_blocks_whose_attention_is_split(folder: Path) -> None:
+    """Here by heads, which plans refuse before that."""
+    plan = cut(sequential(scenario_of("llava", folder)), tp=4)
+    told = "no block can be run on some rows of a sequence: 'model[.]language_model[.]layers[.]0' cannot be"
+    with patch("mmplan.runtime.ghost.before_run.process_count"), pytest.raises(InputError, match=told):
+        ask_job(plan, job_of("llava"))
 
 
 def test_what_stays_whole_counts_as_memory(folder: Path) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 # By name. The first two sets look at a tensor's form, or compute each number of itself and plain numbers alone.
-_LOOKS = {"__get__", "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "data_ptr", "__len__"}
-_ALIKE = {"float", "half", "bfloat16", "double", "to", "contiguous", "clone", "tanh", "clamp"}
-_ALIKE |= {"mul", "div", "true_divide", "__mul__", "__rmul__", "__truediv__"}
+LOOKS = {"__get__", "size", "dim", "numel", "is_floating_point", "is_complex", "stride", "data_ptr", "__len__"}
+ALIKE = {"float", "half", "bfloat16", "double", "to", "contiguous", "clone", "tanh", "clamp"}
+ALIKE |= {"mul", "div", "true_divide", "__mul__", "__rmul__", "__truediv__"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -26,12 +26,12 @@ class Follow:
 
     place: of each row of a sequence, where the rank has it; -1: another one has.
     whole: is told that the output is needed whole, as in the recording; what it raises ends a run.
-    total: the sum of a loss over the ranks.
+    total: the sum of a loss over the ranks; None: nobody has a part of it, nor of the gradient of a weight in glue.
     """
 
     place: Tensor
     whole: Callable[[], None]
-    total: Callable[[Tensor], Tensor]
+    total: Callable[[Tensor], Tensor] | None
 
 
 class CutRows(Tensor):
@@ -45,7 +45,7 @@ class CutRows(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if name in _LOOKS:
+        if name in LOOKS:
             with torch._C.DisableTorchFunctionSubclass():
                 seen = func(*args, **kwargs)
             if not isinstance(seen, Tensor):
@@ -54,11 +54,11 @@ class CutRows(Tensor):
         if isinstance(first, CutRows) and not any(isinstance(leaf, CutRows) for leaf in others):
             plain = not any(isinstance(leaf, Tensor) for leaf in others)
             followed: Tensor | None = None
-            if name in _ALIKE and plain:
+            if name in ALIKE and plain:
                 followed = cut_rows(func(first.local, *args[1:], **kwargs), first.ids, first.follow)
-            elif name in _CHOICES:
+            elif name in CHOICES:
                 followed = _chosen(first, name, args[1:], kwargs)
-            elif func is F.linear:
+            elif func is F.linear and first.follow.total is not None:
                 followed = cut_rows(func(first.local, *args[1:], **kwargs), first.ids, first.follow)
             elif func is F.cross_entropy:
                 followed = _cross_entropy(first, *args[1:], **kwargs)
@@ -90,7 +90,7 @@ def plain_of(value: Any) -> Any:
 def _chosen(x: CutRows, name: str, args: Sequence[Any], kwargs: Any) -> CutRows | None:
     """Other rows, or the same in another shape; None: that is not all that is asked for."""
     width = x.local.shape[-1]
-    wanted = None if kwargs else _CHOICES[name](args, x.dim(), width)
+    wanted = None if kwargs else CHOICES[name](args, x.dim(), width)
     if wanted is None:
         return None
     ids = _ids(x)
@@ -133,7 +133,7 @@ def _flat(args: Sequence[Any], dims: int, width: int) -> Any:
     return (first, end) if end < dims - 1 else None
 
 
-_CHOICES: dict[str, Callable[[Sequence[Any], int, int], Any]] = {
+CHOICES: dict[str, Callable[[Sequence[Any], int, int], Any]] = {
     "__getitem__": _index,
     "view": _shape,
     "reshape": _shape,
@@ -153,7 +153,7 @@ def _cross_entropy(
 ) -> Tensor | None:
     """The loss over all rows, of which each rank computes its own; None: it is no mean or sum over single rows."""
     known = weight is None and size_average is None and reduce is None and reduction in ("mean", "sum")
-    if not known or x.dim() != 2 or target.dim() != 1 or target.is_floating_point():
+    if x.follow.total is None or not known or x.dim() != 2 or target.dim() != 1 or target.is_floating_point():
         return None
     place, ids = x.follow.place, _ids(x)
     sequence, row = ids // place.shape[0], place[ids % place.shape[0]]

@@ -20,6 +20,7 @@ from mmplan.planner.stage_graph import CutTensor
 from mmplan.runtime.crossing import Crossing, crossing
 from mmplan.runtime.ghost.flow import Source
 from mmplan.runtime.ghost.recording import Recording
+from mmplan.runtime.ghost.rows_of_units import RowsOfUnits
 from mmplan.runtime.ghost.traffic import Owners, carried, payload
 from mmplan.runtime.places import Place
 from mmplan.runtime.tensor_sums import TensorRanks
@@ -37,7 +38,7 @@ class Handover:
         first: the place of the first of these overlaps among all of the two meshes.
         crossing: between unlike meshes, where more is done to it than to copy it.
         unlike: whether the meshes are.
-        cp: ranks that have rows of what blocks give.
+        rows: of what blocks give each rank has some; None: all.
     """
 
     cut: CutTensor
@@ -47,7 +48,7 @@ class Handover:
     first: int
     crossing: Crossing | None
     unlike: bool
-    cp: int
+    rows: RowsOfUnits | None
     device: torch.device
 
     def sources(self, recording: Recording) -> tuple[Source, ...]:
@@ -63,8 +64,9 @@ class Handover:
         for recording in parts if self.unlike else ():
             if split := next((s.unit for s in self.sources(recording) if s in recording.apart), None):
                 raise InputError(
-                    f"cp={self.cp} ranks have rows of what '{split}' gives to ranks of their own, which take what is "
-                    "whole: set `constraints.cp: [1]` or take them out of `constraints.modules`, and optimize again"
+                    f"ranks of one replica have rows of what '{split}' gives to ranks of their own, which take what is "
+                    "whole: set `constraints.cp: [1]` and no `sequence_parallel`, or take them out of "
+                    "`constraints.modules`, and optimize again"
                 )
         overlaps = self._by_overlap([self._bytes(recording) for recording in parts])
         if self.crossing is None:
@@ -110,7 +112,7 @@ class Handover:
         return told + (self.crossing.joined_bytes(rows, width) if gets else 0)
 
     def _bytes(self, recording: Recording) -> int:
-        return sum(carried(recording, source, self.cp).nbytes for source in self.sources(recording))
+        return sum(carried(recording, source, self.rows).nbytes for source in self.sources(recording))
 
     def _by_overlap(self, of_parts: Sequence[int]) -> list[int]:
         ends = [0, *accumulate(self.overlaps)]
@@ -151,7 +153,7 @@ class Handover:
         for recording in parts:
             part: dict[Source, Tensor] = {}
             for source in self.sources(recording):
-                like = carried(recording, source, self.cp)
+                like = carried(recording, source, self.rows)
                 end = first + like.nbytes
                 part[source] = flat[first:end].clone().view(like.dtype).view(like.shape)
                 first = end
@@ -159,8 +161,16 @@ class Handover:
         return found
 
 
-def handover(plan: Plan, owners: Owners, cut: CutTensor, stage: int, at: Place, device: torch.device) -> Handover:
-    """The end of a tensor at a rank's stage."""
+def handover(
+    plan: Plan,
+    owners: Owners,
+    cut: CutTensor,
+    stage: int,
+    at: Place,
+    rows: RowsOfUnits | None,
+    device: torch.device,
+) -> Handover:
+    """The end of a tensor at a rank's stage. Args: rows: how its units run on some."""
     border, is_source = plan.border(cut.activation, cut.source, cut.target), stage == cut.source
     own, other = (border.source, border.target)[:: 1 if is_source else -1]
     return Handover(
@@ -171,7 +181,7 @@ def handover(plan: Plan, owners: Owners, cut: CutTensor, stage: int, at: Place, 
         first=overlap_index(at.replica, own.dp, partners(at.replica, own, other)[0], other.dp),
         crossing=crossing(border, at.shard, is_source=is_source),
         unlike=own != other,
-        cp=own.cp,
+        rows=rows,
         device=device,
     )
 

@@ -1,7 +1,7 @@
 """A user's own model laid over a plan: its pieces on the plan's layers, and what ranks share of its units."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,18 @@ from mmplan.runtime.ghost.held_experts import held_experts
 from mmplan.runtime.ghost.holdings import Holdings, dealt_parameters, holdings
 from mmplan.runtime.ghost.image_calls import ImageCalls, around
 from mmplan.runtime.ghost.job import Job
-from mmplan.runtime.ghost.joined_images import ImageRanks, ImageSums
+from mmplan.runtime.ghost.joined_images import ImageRanks
 from mmplan.runtime.ghost.model import saved_buffers
 from mmplan.runtime.ghost.own_buffers import told_own_buffers
 from mmplan.runtime.ghost.own_rows import RowRanks
 from mmplan.runtime.ghost.recording import Batch, Call, Recorder, Recording
-from mmplan.runtime.ghost.row_bytes import RowSums
 from mmplan.runtime.ghost.row_trials import RowWays
-from mmplan.runtime.ghost.split_bytes import SplitSums
+from mmplan.runtime.ghost.rows_of_units import RowsOfUnits
+from mmplan.runtime.ghost.sequence_linears import RowsOf
+from mmplan.runtime.ghost.sequence_trials import SequenceWays
 from mmplan.runtime.ghost.split_experts import ExpertSplit
 from mmplan.runtime.ghost.split_linears import Split, model_cuts
 from mmplan.runtime.ghost.splits import Found, find_splits
-from mmplan.runtime.ghost.stage import JointSums, StageSums
 from mmplan.runtime.ghost.traffic import Owners
 from mmplan.runtime.ghost.types_of_pieces import set_types, types_of
 from mmplan.runtime.ghost.units import find_units, parameter_names
@@ -42,9 +42,9 @@ from mmplan.scenario.precisions import unlike_precisions
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Laid:
-    """A real model laid over a plan; of its units on this rank `splits`: what tp ranks share, `experts`: what ep ranks
-    do; `rows`: how they run on the rows of a cp rank; `images`: ranks that take images of modules in turn; `floats`:
-    the type of batches."""
+    """A real model laid over a plan; of its units on this rank `splits`: what tp ranks share, `elsewhere`: of units of
+    other stages, `experts`: what ep ranks do; `rows`: how they run on a rank's rows; `images`: ranks that take images
+    of modules in turn; `floats`: the type of batches."""
 
     model: nn.Module
     floats: torch.dtype
@@ -53,9 +53,15 @@ class Laid:
     held: Holdings
     splits: Mapping[str, Sequence[Split]]
     experts: Mapping[str, ExpertSplit]
+    elsewhere: Mapping[str, Sequence[Split]] = field(default_factory=dict)
     ranks: TensorRanks | None = None
-    rows: RowWays | None = None
+    rows: RowsOfUnits | None = None
     images: ImageRanks | None = None
+
+    @property
+    def sequence(self) -> SequenceWays | None:
+        """How units run on a tensor-parallel rank's rows."""
+        return self.rows if isinstance(self.rows, SequenceWays) else None
 
 
 def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -> tuple[Laid, tuple[Recording, ...]]:
@@ -132,6 +138,10 @@ def share(
     if ranks is not None and ranks.context is not None:
         over = RowRanks(ranks, ranks.context)
         mine, recordings = _cut_rows(plan, mine, graph, stages, over, device, first)
+    if ranks is not None and ranks.sequence:
+        candidates = _with_rows(plan, graph, mine, stages, ranks)
+        if candidates:
+            mine, recordings = _scatter_rows(mine, candidates, ranks, device, first, note)
     return mine, recordings
 
 
@@ -154,10 +164,15 @@ def _share_out(
     here, layout = {piece for stage in stages for piece in laid.held.pieces[stage]}, plan.layout(stages[0])
     units = [name for name in find_units(laid.model) if name in (here & laid.owners.used) - dealt_pieces(plan, laid)]
     experts = experts_of(laid.recorder, {name: graph.layer(laid.owners.layer_of[name]) for name in units}, layout.ep)
-    found = Found(splits={}, whole=())
+    found, elsewhere = Found(splits={}, whole=()), dict[str, Sequence[Split]]()
     if layout.tp > 1:
         apart = {name: one.members for name, one in experts.items()}
         found = find_splits(laid.recorder, units, ranks, device, apart)
+        # Stages hand each other rows: all know of all units.
+        others = _with_rows(plan, graph, laid, stages, ranks) - set(units)
+        elsewhere |= find_splits(
+            laid.recorder, [n for n in find_units(laid.model) if n in others], ranks, device
+        ).splits
     if found.whole and not found.splits:
         raise InputError(
             f"the plan has tp={layout.tp}, and no block can be split over so many ranks: {found.whole[0]}: set "
@@ -179,7 +194,64 @@ def _share_out(
             f"ep={layout.ep}), and this release does one of both: set `constraints.tp: [1]` and `constraints.ep: [1]` "
             "in the scenario and optimize again"
         )
-    return replace(laid, held=held, splits=found.splits, experts=shared, ranks=ranks)
+    return replace(laid, held=held, splits=found.splits, elsewhere=elsewhere, experts=shared, ranks=ranks)
+
+
+def _with_rows(plan: Plan, graph: ComputationGraph, laid: Laid, stages: Sequence[int], ranks: TensorRanks) -> set[str]:
+    """Units of which tensor-parallel ranks may each have rows, of all stages of the mesh."""
+    mesh = plan.mesh(stages[0])
+    here = {layer for index, stage in enumerate(plan.stages) if plan.mesh(index) == mesh for layer in stage.layers}
+    layers = {
+        name: graph.layer(laid.owners.layer_of[name])
+        for name in find_units(laid.model)
+        if name in laid.owners.used and laid.owners.layer_of[name] in here
+    }
+    return {
+        name
+        for name, layer in layers.items()
+        if layer.module in ranks.sequence and splits_rows(layer) and not layer.has_experts
+    }
+
+
+def _scatter_rows(
+    laid: Laid,
+    candidates: Set[str],
+    ranks: TensorRanks,
+    device: torch.device,
+    first: Sequence[Batch],
+    note: Callable[[str], None],
+) -> tuple[Laid, tuple[Recording, ...]]:
+    """Units that ranks have split are run on a rank's rows where a trial allows it; the batches are recorded again so.
+    Collective over these ranks.
+
+    Raises:
+        InputError: it allows it nowhere.
+    """
+    recorder, splits = laid.recorder, {**laid.elsewhere, **laid.splits}
+    recorder.cut, recorder.parts = frozenset(candidates & splits.keys()), False
+
+    def recorded() -> tuple[Recording, ...]:
+        return tuple(recorder.record(cast_batch(batch, laid.floats)) for batch in first)
+
+    recordings = recorded()
+    ways = SequenceWays(recorder, splits, RowsOf(ranks), device)
+    refused = ways.first_look(call for recording in recordings for call in recording.calls)
+    if not recorder.cut - refused.keys():
+        reason = next((f"'{name}' cannot be: {reason}" for name, reason in refused.items()), "no block is split")
+        raise InputError(
+            f"the plan has sequence_parallel over tp={ranks.degree}, and no block can be run on some rows of a "
+            f"sequence: {reason}: write `sequence_parallel: false` in the constraints of the scenario and optimize "
+            "again"
+        )
+    for reason in dict.fromkeys(refused.values()):
+        names = [name for name, other in refused.items() if other == reason]
+        note(
+            f"runs on all rows of a sequence on each of the {ranks.degree} tensor-parallel ranks: {names[0]}: {reason}"
+        )
+    if refused:
+        recorder.cut -= refused.keys()
+        recordings = recorded()
+    return replace(laid, rows=ways), recordings
 
 
 def dealt_pieces(plan: Plan, laid: Laid) -> frozenset[str]:
@@ -248,11 +320,10 @@ def _cut_rows(
     }
     recorder.cut = frozenset(name for name, layer in layers.items() if splits_rows(layer))
     recordings = tuple(recorder.record(cast_batch(batch, laid.floats)) for batch in first)
-    laid = replace(laid, rows=RowWays(recorder, ranks, device))
-    assert laid.rows is not None
+    ways = RowWays(recorder, ranks, device)
     for recording in recordings:
-        laid.rows.look(own_calls(laid, stages, recording))
-    return laid, recordings
+        ways.look(own_calls(laid, stages, recording))
+    return replace(laid, rows=ways), recordings
 
 
 def own_buffers(plan: Plan, laid: Laid, mesh: Mesh) -> tuple[str, ...]:
@@ -283,42 +354,6 @@ def own_calls(laid: Laid, stages: Sequence[int], recording: Recording) -> list[C
     """Those of the units of some stages."""
     here = {piece for stage in stages for piece in laid.held.pieces[stage]} & laid.owners.used
     return [call for call in recording.calls if call.unit in here]
-
-
-def sums_of(plan: Plan, laid: Laid, stage: int, own: frozenset[str], recomputed: frozenset[str]) -> StageSums:
-    """What a stage exchanges with the ranks that share its layers."""
-    splits = {name: splits for name, splits in laid.splits.items() if name in own}
-    of_splits = SplitSums(
-        model=laid.model,
-        splits=splits,
-        experts={name: split for name, split in laid.experts.items() if name in own},
-        ranks=laid.ranks,
-        recomputed=recomputed,
-        trained=laid.held.trained,
-        ways=laid.rows,
-    )
-    sums: StageSums = of_splits
-    if laid.images is not None:
-        of_images = ImageSums(
-            model=laid.model,
-            units=own,
-            trained=laid.held.trained,
-            computes_loss=laid.owners.loss_layer in plan.stages[stage].layers,
-            over_cp=plan.layout(stage).cp > 1,
-        )
-        sums = JointSums(of_splits, of_images)
-    if laid.rows is None:
-        return sums
-    of_rows = RowSums(
-        model=laid.model,
-        ways=laid.rows,
-        units=own,
-        recomputed=recomputed,
-        trained=laid.held.trained,
-        computes_loss=laid.owners.loss_layer in plan.stages[stage].layers,
-        splits=splits,
-    )
-    return JointSums(sums, of_rows)
 
 
 def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:

@@ -22,9 +22,8 @@ from mmplan.runtime.ghost.cut_rows import cut_rows
 from mmplan.runtime.ghost.flow import Source
 from mmplan.runtime.ghost.joined_images import ImageRanks, own_parts
 from mmplan.runtime.ghost.own_buffers import computed_again
-from mmplan.runtime.ghost.own_rows import on_own_rows
 from mmplan.runtime.ghost.recording import Batch, Recording, loss_of
-from mmplan.runtime.ghost.row_trials import RowWays
+from mmplan.runtime.ghost.rows_of_units import RowsOfUnits
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import parameter_names
 from mmplan.runtime.ghost.weightless import set_parameter
@@ -49,7 +48,7 @@ class Pass:
         computes_loss: the forward goes to its end.
         turns: of the stage's units.
         exchanging: units whose forward exchanges something with ranks that share them.
-        rows: how units run on the rows of a context-parallel rank.
+        rows: how units run on a rank's rows.
         images: ranks that take images of modules in turn.
         joins: which of their outputs are made whole: module and call -> positions.
 
@@ -66,7 +65,7 @@ class Pass:
     computes_loss: bool
     turns: Turns | None = None
     exchanging: Set[str] = frozenset()
-    rows: RowWays | None = None
+    rows: RowsOfUnits | None = None
     images: ImageRanks | None = None
     joins: Mapping[tuple[str, int], Sequence[int]] = field(default_factory=dict)
     outputs: dict[Source, Tensor] = field(default_factory=dict)
@@ -202,7 +201,7 @@ class GhostModel:
         call, forward, rows = work.recording.of.get((name, number)), self._forwards[name], work.rows
         length = None if call is None or call.rows is None else call.rows[1]
         if rows is not None and call is not None and length is not None:
-            forward, args, kwargs = on_own_rows(forward, args, kwargs, rows.of(call), length, rows.ranks)
+            forward, args, kwargs = rows.on_own(call, forward, args, kwargs)
         args, kwargs = self._passed(name, args, True), self._passed(name, kwargs, True)
         leaves, spec = tree_flatten(self._passed(name, self._work(work, name, forward, args, kwargs), False))
         for slot, leaf in enumerate(leaves):
@@ -210,7 +209,7 @@ class GhostModel:
             if self._on_output is not None and isinstance(leaf, Tensor):
                 self._on_output(name, leaf)
             if rows is not None and length is not None and source in work.recording.whole:
-                leaves[slot] = rows.ranks.whole(leaf, length)
+                leaves[slot] = rows.whole(leaf, length)
             if source in work.sent:
                 work.outputs[source] = leaves[slot]
             leaves[slot] = self._apart(work, source, leaves[slot])

@@ -23,7 +23,7 @@ from mmplan.runtime.ghost.flow import Flow, Source, Whole, joined_of, of_units
 from mmplan.runtime.ghost.half_meta import META, any_routing, as_input, half_meta
 from mmplan.runtime.ghost.image_ways import Deal
 from mmplan.runtime.ghost.own_buffers import changed_buffers, dry_run, state_of
-from mmplan.runtime.ghost.recorded_rows import RecordedRows
+from mmplan.runtime.ghost.recorded_rows import RecordedRows, row_arguments
 from mmplan.runtime.ghost.trials import fresh
 from mmplan.runtime.ghost.unit_rows import (
     AttendedRow,
@@ -56,7 +56,8 @@ class Call:
     `arguments`: both of each argument that it uses, by position; `linears`: elements that linear layers inside take and
     give, by their names there; `attentions`: rows at each attention inside; `rows`: the argument whose rows ranks may
     share, and how many it has; `pattern`: the kinds of its arguments; `joined`: what of modules whose images ranks take
-    in turn its arguments are made of; `counts`: what it costs, and glue before it."""
+    in turn its arguments are made of; `counts`: what it costs, and glue before it; `row_arguments`: of those with
+    as many rows, how many elements they have, and whether glue hands on rows of them as they came."""
 
     unit: str
     number: int
@@ -70,6 +71,7 @@ class Call:
     pattern: tuple[Any, ...] = ()
     joined: frozenset[Whole] = frozenset()
     counts: tuple[Count, ...] = ()
+    row_arguments: Mapping[int, tuple[int, bool]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +143,7 @@ class Recorder:
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.arguments: dict[Any, tuple[Any, Any]] = {}  # of the first call of each form
         self.cut: frozenset[str] = frozenset()  # units whose rows ranks may share
+        self.parts = True  # ranks then have parts of the loss, and of gradients of weights in glue
         self.images: Dealing | None = None
         self.changed: set[str] = set()  # buffers, by forwards
         self.kinds: dict[tuple[Any, tuple[Any, ...]], list[tuple[Any, Any]]] = {}  # of these, form and pattern
@@ -174,7 +177,7 @@ class Recorder:
     def _recorded(self, batch: Batch) -> Recording:
         flow = Flow(self._names)
         calls: list[Call] = []
-        seen = RecordedRows()
+        seen = RecordedRows(parts=self.parts)
         numbers = dict.fromkeys(self._units, 0)
 
         def recorded(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,6 +210,7 @@ class Recorder:
                     attentions=ran.attentions,
                     rows=rows,
                     pattern=() if rows is None else pattern_of((args, kwargs)),
+                    row_arguments={} if rows is None else row_arguments(arguments, rows[1]),
                     counts=() if ran.count is None else (ran.count, *counts),
                 )
                 calls.append(call)

@@ -2,6 +2,7 @@
 
 from mmplan.errors import InputError
 from mmplan.planner.plan import Plan
+from mmplan.planner.plan_technique import without
 
 
 def refuse_plan(plan: Plan) -> None:
@@ -20,6 +21,12 @@ def refuse_plan(plan: Plan) -> None:
             f"the plan compresses gradients ({compression}) and has {shared}, and of your own model ranks would "
             f"choose unlike parts of what all have whole: set `constraints.{shared[:2]}: [1]` or "
             "`constraints.compression: none`"
+        )
+    if plan.scenario.technique.sequence_parallel and plan.tp > 1 and plan.cp > 1:
+        raise InputError(
+            f"the plan has sequence_parallel over tp={plan.tp} and cp={plan.cp}, and of your own model this release "
+            f"cuts rows over one of both: {without(plan.scenario, 'sequence_parallel')}, or set `constraints.cp: [1]`, "
+            "and optimize again"
         )
     if plan.scenario.technique.host_activations:
         raise InputError(

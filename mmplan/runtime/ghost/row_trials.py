@@ -40,7 +40,7 @@ from mmplan.runtime.network import all_reduce, gather_text
 
 
 class RowWays:
-    """Of the units of one rank's model. Args: recorder: of a model without weights."""
+    """Of the units of one rank's model (see `RowsOfUnits`). Args: recorder: of a model without weights."""
 
     def __init__(self, recorder: Recorder, ranks: RowRanks, device: torch.device) -> None:
         self.ranks, self._recorder, self._device = ranks, recorder, device
@@ -48,8 +48,24 @@ class RowWays:
         self._forms: dict[str, Any] = {}
         self._follows: dict[int, Follow] = {}  # by length
 
+    @property
+    def loss_parts(self) -> int:
+        return self.ranks.peers.degree
+
     def of(self, call: Call) -> RowWay:
         return self._ways[self._key(call)]
+
+    def size(self, rows: int) -> int:
+        return 2 * self.ranks.own(rows).size
+
+    def on_own(
+        self, call: Call, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> tuple[Callable[..., Any], Any, Any]:
+        assert call.rows is not None
+        return on_own_rows(forward, args, kwargs, self.of(call), call.rows[1], self.ranks)
+
+    def whole(self, x: Tensor, rows: int) -> Tensor:
+        return self.ranks.whole(x, rows)
 
     def follow(self, rows: int) -> Follow:
         """What glue does with outputs of so many rows."""

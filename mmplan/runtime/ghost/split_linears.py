@@ -7,8 +7,9 @@ the gradients of parameters met there are summed.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ class Split:
     heads: tuple[tuple[str, str], ...] = ()
     narrowed: str = ""
 
+    @property
+    def around(self) -> str:
+        """The module around the first layers."""
+        return self.pair.columns[0].rpartition(".")[0]
+
 
 def cuts_of(block: nn.Module, splits: Sequence[Split], degree: int) -> dict[str, Cut]:
     """Parameters within the block of which each rank has its part."""
@@ -45,31 +51,40 @@ def cuts_of(block: nn.Module, splits: Sequence[Split], degree: int) -> dict[str,
 
 def set_up(block: nn.Module, splits: Sequence[Split], ranks: TensorRanks) -> None:
     """Replace forwards of the block's modules; its parameters are this rank's parts."""
-    between = sorted({name for split in splits for name in split.pair.between})  # in one order on all ranks
     for split in splits:
         for entry in split.pair.entries:
-            entrance = _Entrance(len(entry.readers), ranks)
+            entrance = Entrance(len(entry.readers), ranks)
             for name in entry.readers:
                 linear = block.get_submodule(name)
                 linear.forward = _behind(entrance, linear.forward)
         row = block.get_submodule(split.pair.row)
         row.forward = _summed(row, ranks)
-        for path, attribute in split.heads:
-            module = block.get_submodule(path)
-            setattr(module, attribute, getattr(module, attribute) // ranks.degree)
-        if split.narrowed:
-            module = block.get_submodule(split.narrowed)
-            module.forward = _narrowed(module.forward, row.get_parameter("weight").shape[1], ranks.degree)
+        divide(block, split, ranks)
+    sum_gradients_of(block, {name for split in splits for name in split.pair.between}, ranks)
+
+
+def divide(block: nn.Module, split: Split, ranks: TensorRanks) -> None:
+    """Numbers of heads and shapes that are those of all ranks become this rank's."""
+    for path, attribute in split.heads:
+        module = block.get_submodule(path)
+        setattr(module, attribute, getattr(module, attribute) // ranks.degree)
+    if split.narrowed:
+        module, row = block.get_submodule(split.narrowed), block.get_submodule(split.pair.row)
+        module.forward = _narrowed(module.forward, row.get_parameter("weight").shape[1], ranks.degree)
+
+
+def sum_gradients_of(block: nn.Module, names: Set[str], ranks: TensorRanks) -> None:
+    """Parameters within the block of which every rank has the whole, and a part of the gradient."""
     owners: dict[str, list[str]] = {}
-    for name in between:
+    for name in sorted(names):  # in one order on all ranks
         owner, _, own = name.rpartition(".")
         owners.setdefault(owner, []).append(own)
-    for owner, names in owners.items():
+    for owner, inside in owners.items():
         module = block.get_submodule(owner)
-        module.forward = _with_summed_gradients(module, names, ranks)
+        module.forward = _with_summed_gradients(module, inside, ranks)
 
 
-class _Entrance:
+class Entrance:
     """Marks the input of layers split by columns: the same input once, however many of these layers read it."""
 
     def __init__(self, readers: int, ranks: TensorRanks) -> None:
@@ -87,21 +102,30 @@ class _Entrance:
         return marked
 
 
-def _behind(entrance: _Entrance, forward: Callable[..., Any]) -> Callable[[Tensor], Any]:
+def _behind(entrance: Entrance, forward: Callable[..., Any]) -> Callable[[Tensor], Any]:
     return lambda x: forward(entrance(x))
 
 
 def _summed(row: nn.Module, ranks: TensorRanks) -> Callable[[Tensor], Tensor]:
     """Its bias is added behind the sum, once; its weight's gradient may be postponed."""
-    postponed = row.forward.product if isinstance(row.forward, Postponed) else None
+    product = product_of(row)
 
     def forward(x: Tensor) -> Tensor:
-        part = F.linear(x, row.get_parameter("weight")) if postponed is None else postponed(x)
-        total = sum_parts(part, ranks)
+        total = sum_parts(product(x), ranks)
         bias = dict(row.named_parameters()).get("bias")
         return total if bias is None else total + bias
 
     return forward
+
+
+def product_of(row: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What a layer makes without its bias."""
+    postponed = row.forward
+    return postponed.product if isinstance(postponed, Postponed) else partial(_product, row)
+
+
+def _product(row: nn.Module, x: Tensor) -> Tensor:
+    return F.linear(x, row.get_parameter("weight"))
 
 
 def _narrowed(forward: Callable[..., Any], width: int, degree: int) -> Callable[..., Any]:

@@ -93,7 +93,7 @@ class _Trial:
     def _ways(self, pair: Pair) -> list[Split]:
         """As it is; with the numbers of heads divided that the module around the first layers has; and with the shapes
         narrowed that its code takes from its input."""
-        around = pair.columns[0].rpartition(".")[0]
+        around = Split(pair=pair).around
         numbers = {
             key: value
             for key, value in vars(self._block.get_submodule(around)).items()

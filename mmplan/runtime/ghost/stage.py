@@ -15,7 +15,7 @@ from mmplan.runtime.ghost.handovers import Handover, Parts
 from mmplan.runtime.ghost.joined_images import ImageRanks, joins_of
 from mmplan.runtime.ghost.model import GhostModel, Pass
 from mmplan.runtime.ghost.recording import Batch, Recording
-from mmplan.runtime.ghost.row_trials import RowWays
+from mmplan.runtime.ghost.rows_of_units import RowsOfUnits
 from mmplan.runtime.ghost.traffic import Owners
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.held import Buffer, Place
@@ -96,7 +96,7 @@ class GhostStage(WeightedStage):
         parts: whose loss scale gradients carry.
         scales: of losses; None: they are not scaled.
         sums: what it exchanges with `ranks` that share its layers; without these nothing.
-        rows: how its units run on the rows of a context-parallel rank; None: they run whole.
+        rows: how its units run on a rank's rows; None: they run whole.
         images: ranks that take images of modules in turn; None: there are none.
     """
 
@@ -115,7 +115,7 @@ class GhostStage(WeightedStage):
         store: WeightStore,
         turns: Turns,
         sums: StageSums,
-        rows: RowWays | None,
+        rows: RowsOfUnits | None,
         images: ImageRanks | None,
         ranks: TensorRanks | None,
         count_kept: bool,
@@ -125,7 +125,7 @@ class GhostStage(WeightedStage):
         super().__init__(stage, state, store, places, parts, count_kept=count_kept, buffers=buffers)
         self._turns, self._scales, self._sums, self._ranks = turns, scales, sums, ranks
         self._images = images
-        self._rows, self._cp = rows, 1 if rows is None else rows.ranks.peers.degree
+        self._rows = rows
         self._layers = frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
         self._model = model
@@ -184,7 +184,8 @@ class GhostStage(WeightedStage):
         with self._turns.forward(lambda: self.counting(kept, given)):
             self._model.run(work, example.batch, lambda unit, output: self.outputs.add(microbatch, unit, output))
         if work.loss is not None:
-            work.loss = work.loss * (example.share / self._cp)  # context-parallel ranks compute it alike
+            alike = 1 if self._rows is None else self._rows.loss_parts
+            work.loss = work.loss * (example.share / alike)
             self._loss += float(work.loss.detach())
         return _Done(work, leaves, kept)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmplan.cost_models.graph import ComputationGraph, Edge
-from mmplan.cost_models.values import rows_of_context_rank
 from mmplan.errors import InputError
 from mmplan.runtime.ghost.flow import Source
 from mmplan.runtime.ghost.recording import Call, Recording
+from mmplan.runtime.ghost.rows_of_units import RowsOfUnits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,9 +79,9 @@ def payload(recording: Recording, owners: Owners, producer: str, readers: frozen
     )
 
 
-def carried(recording: Recording, source: Source, cp: int) -> Tensor:
-    """What stages send each other of an output, without storage: of cp ranks each its rows, where they keep them."""
+def carried(recording: Recording, source: Source, rows: RowsOfUnits | None) -> Tensor:
+    """What stages send each other of an output, without storage: each rank its rows, where it keeps them."""
     like = recording.like(source)
-    if source not in recording.apart:
+    if rows is None or source not in recording.apart:
         return like
-    return like.new_empty((*like.shape[:-2], rows_of_context_rank(like.shape[-2], cp), like.shape[-1]))
+    return like.new_empty((*like.shape[:-2], rows.size(like.shape[-2]), like.shape[-1]))

@@ -28,7 +28,7 @@ from mmplan.runtime.ghost.handovers import Handover, Parts, handover
 from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
 from mmplan.runtime.ghost.job import Job, taken
 from mmplan.runtime.ghost.job_memory import require_memory
-from mmplan.runtime.ghost.laying import Laid, cast_batch, lay, own_buffers, own_calls, share, sums_of
+from mmplan.runtime.ghost.laying import Laid, cast_batch, lay, own_buffers, own_calls, share
 from mmplan.runtime.ghost.model import Crossing, GhostModel, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recording
@@ -36,6 +36,7 @@ from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
 from mmplan.runtime.ghost.split_experts import set_up_experts
 from mmplan.runtime.ghost.split_linears import set_up
 from mmplan.runtime.ghost.stage import Example, GhostStage
+from mmplan.runtime.ghost.sums import sums_of
 from mmplan.runtime.ghost.traffic import recorded_graph
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import find_units
@@ -137,7 +138,7 @@ def prepare_job(
         actual = recorded_graph(graph, list(seen.values()), laid.owners)
         cuts = build_stage_graph([stage.layers for stage in plan.stages], actual).cuts
         ends = {
-            (stage, index): handover(plan, laid.owners, cut, stage, at, device)
+            (stage, index): handover(plan, laid.owners, cut, stage, at, laid.rows, device)
             for index, cut in enumerate(cuts)
             for stage in own
             if stage in (cut.source, cut.target)
@@ -212,7 +213,10 @@ def _stages(
             _postpone(laid, here[index], units, model, stores[index])
     if groups.tensor is not None:
         for name, splits in laid.splits.items():
-            model.change(name, partial(set_up, splits=splits, ranks=groups.tensor))
+            if laid.sequence is not None and name in laid.recorder.cut:
+                model.change(name, partial(laid.sequence.set_up, name=name))
+            else:
+                model.change(name, partial(set_up, splits=splits, ranks=groups.tensor))
         for name, split in laid.experts.items():
             model.change(name, partial(set_up_experts, split=split, ranks=groups.tensor))
     stages = {}
@@ -251,11 +255,13 @@ def _stages(
 
 
 def _postpone(laid: Laid, own: Set[str], units: Mapping[str, nn.Module], model: GhostModel, store: WeightStore) -> None:
-    """Weight gradients of a stage's units, but for those of experts that ranks share out."""
+    """Weight gradients of a stage's units, but for those that ranks sum or share out."""
     for name in own:
-        apart = laid.experts[name].experts.members if name in laid.experts else ()
+        apart = frozenset(laid.experts[name].experts.members if name in laid.experts else ())
+        if laid.sequence is not None and name in laid.recorder.cut:
+            apart |= laid.sequence.shared(name)
         if not laid.held.tied & {id(p) for p in units[name].parameters()}:  # another stage may have their state
-            model.change(name, partial(postpone_linears, store=store, apart=frozenset(apart)))
+            model.change(name, partial(postpone_linears, store=store, apart=apart))
 
 
 def _filled(
