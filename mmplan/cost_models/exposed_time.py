@@ -5,14 +5,14 @@ from dataclasses import replace
 from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, gather_s, group_of, message_s
 from mmplan.cost_models.copied_heads import summed_copies
 from mmplan.cost_models.expert_ops import Combine, Dispatch
-from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import splits_rows
+from mmplan.cost_models.layer import Layer, splits_rows
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.op_time import has_dgrad
-from mmplan.cost_models.ops import Attention, Embedding, Linear
+from mmplan.cost_models.ops import Attention, Embedding, Linear, Op
 from mmplan.cost_models.recorded_ops import RecordedRest
 from mmplan.cost_models.sequence_values import summed_weights
 from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.strided import strided, strided_elements
 from mmplan.cost_models.time_rules import DGRAD, FORWARD, PART, Rules, Seconds
 
 _RING_MERGE_BYTES = 10  # per step and element of the output: fp32 sum read and written, 16-bit part read
@@ -63,6 +63,17 @@ def _add_cp_gather(seconds: Seconds, rules: Rules, op: Attention, load: Load, sh
     for phase, waited in ((FORWARD, gathers), (DGRAD, gathers + sums)):
         if seconds[phase, PART["attention"]] > 0:
             seconds[phase, PART["cp"]] += waited
+
+
+def add_strided(seconds: Seconds, rules: Rules, layer: Layer, op: Op, load: Load, shard: Shard) -> None:
+    """Rows of which a projector makes one lie on several ranks: what each gives of all results is summed and dealt
+    out (a strided reduce-scatter), and their gradient is gathered."""
+    if shard.cp == 1 or not strided(layer, op):
+        return
+    size, group = strided_elements(op, load, shard) * rules.element_bytes, group_of(shard.cp, 1, rules.devices_per_node)
+    once = gather_s(size, group, rules.node_link, rules.network_link)
+    seconds[FORWARD, PART["cp"]] += once
+    seconds[DGRAD, PART["cp"]] += once if has_dgrad(layer, op) else 0.0
 
 
 _ADD_CP = {"ring": _add_cp_ring, "gather": _add_cp_gather, "all-to-all": _add_cp_exchange}

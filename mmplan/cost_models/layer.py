@@ -90,6 +90,11 @@ class Layer:
         return self.output.name in self.grad_values
 
 
+def splits_rows(layer: Layer) -> bool:
+    """Whether context parallelism splits the layer's rows."""
+    return layer.modality in ("text", "speech")
+
+
 def values_with_grad(ops: tuple[Op, ...], inputs_with_grad: tuple[str, ...]) -> tuple[str, ...]:
     """Names of the values that carry a gradient, given those inputs that do, in the order they are computed."""
     grad = list(inputs_with_grad)

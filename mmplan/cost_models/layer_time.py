@@ -8,7 +8,7 @@ import numpy as np
 from mmplan.cost_models.counts import FP32_BYTES
 from mmplan.cost_models.delta_ops import DeltaRule
 from mmplan.cost_models.expert_ops import GroupedLinear
-from mmplan.cost_models.exposed_time import add_cp, add_ep, add_tp
+from mmplan.cost_models.exposed_time import add_cp, add_ep, add_strided, add_tp
 from mmplan.cost_models.gemm import STREAM_FRACTION
 from mmplan.cost_models.host_offload import copied_activations_s, offloaded_seconds
 from mmplan.cost_models.layer import Layer
@@ -84,6 +84,7 @@ def op_seconds(rules: Rules, layer: Layer, load: Load, shard: Shard, routed: boo
                 add_pointwise(seconds, rules, layer, op, load, shard)
             case _:
                 add_pointwise(seconds, rules, layer, op, load, shard)
+                add_strided(seconds, rules, layer, op, load, shard)
         if before is not None:  # the step waits for the rank with the most rows
             seconds += (layer.imbalance - 1) * (seconds - before)
     return seconds, launches

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from mmplan.cost_models.counts import edge_bytes, is_tied, op_copied_parameters, op_parameters
 from mmplan.cost_models.graph import ComputationGraph, Edge
-from mmplan.cost_models.layer import Layer
+from mmplan.cost_models.layer import Layer, splits_rows
 from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.memory_activations import BLOCKS
 from mmplan.cost_models.memory_states import Replicas, is_expert
@@ -47,7 +47,8 @@ class Layout:
             clips of a microbatch, and the outputs are gathered (Megatron-LM's encoders run so with
             `--encoder-tensor-model-parallel-size 1`; InternVL3.5, arXiv 2508.18265, section 2.4).
         patches: those of them whose blocks cut the rows of all images over the ranks instead (patch groups), whose
-            keys and values pass around or are gathered; their first layer runs whole on each rank.
+            keys and values pass around or are gathered; their first layer runs whole on each rank. Projectors behind
+            them too: where these join or average rows, what the ranks' own rows give is summed and dealt out.
         together: modules in front of language models that run once for `batch_factor` microbatches in a row.
         recompute: what the blocks of this stage drop in their forward.
         pools: of the cluster, those that hold ranks of this stage.
@@ -104,17 +105,18 @@ class Layout:
 
     def has_patches(self, layer: Layer) -> bool:
         """Whether a rank has some rows of the layer's images."""
-        return layer.kind == "block" and layer.module in self.patches
+        return layer.kind in ("block", "projector") and layer.module in self.patches
 
     def handover(self, layer: Layer) -> tuple[bool, bool, bool]:
         """What ranks make whole of a layer's output for other modules: (the parts that they have of it, are gathered;
         the gradient of these is summed over cp; gradients that readers have by images are gathered)."""
         if not self.spread:
             return False, False, False
-        by_images, readers = self._by_images(layer.module), {self._by_images(reader) for reader in layer.readers}
+        has_rows = self.has_patches(layer)
+        others = [reader for reader in layer.readers if not (has_rows and reader in self.patches)]
+        by_images, readers = self._by_images(layer.module), {self._by_images(reader) for reader in others}
         if by_images:
             return False in readers, False in readers, False
-        has_rows = self.has_patches(layer)
         return has_rows and bool(readers), has_rows and False in readers, True in readers
 
     def _by_images(self, module: str) -> bool:
@@ -189,11 +191,6 @@ class Layout:
         producer, reader = graph.layer(edge.producer), graph.layer(edge.consumer)
         dealt = self._by_images(producer.module) and self._by_images(reader.module)
         return dealt and self.tp * self.cp > 1 and not self.handover(producer)[0]
-
-
-def splits_rows(layer: Layer) -> bool:
-    """Whether context parallelism splits the layer's rows."""
-    return layer.modality in ("text", "speech")
 
 
 def attention_way(layer: Layer, way: ContextParallel) -> ContextParallel:

@@ -41,6 +41,7 @@ from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradi
 from mmplan.cost_models.recorded_ops import RecordedRest
 from mmplan.cost_models.sequence_values import summed_weights, values_in_rows
 from mmplan.cost_models.shard import Shard, as_shard
+from mmplan.cost_models.strided import strided, strided_elements
 from mmplan.cost_models.values import CONTEXT, Value, rows_of_context_rank, rows_of_sequence_rank, split
 from mmplan.scenario.scenario import DTYPE_BYTES, Dtype
 
@@ -174,6 +175,8 @@ def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int 
             elements += returned_elements(op, local.grad_values, load, shard)
         elif isinstance(op, ToExperts | FromExperts) and op.x.name in local.grad_values:
             elements += _routed_elements(layer, op, load, shard)
+        elif shard.cp > 1 and strided(layer, op):
+            elements += strided_elements(op, load, shard) if op.x.name in local.grad_values else 0
         elif shard.tp > 1 and isinstance(op, Norm) and op.name in wide:
             statistics += _rows(layer, op.x, load, shard) if op.x.name in layer.grad_values else 0
         elif shard.tp > 1 and norm_of_heads(op) and op.trainable and op.x.rows.of(load) > 0:
@@ -216,6 +219,8 @@ def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype, sh
             total += _joined_elements(layer, op.y, load, shard) * DTYPE_BYTES[precision]
         elif isinstance(op, Attention) and shard.cp > 1 and not op.cross:
             total += attended_elements(op, load, shard) * DTYPE_BYTES[precision]
+        elif shard.cp > 1 and strided(layer, op):
+            total += strided_elements(op, load, shard) * DTYPE_BYTES[precision]
         elif shard.tp == 1:
             continue
         elif isinstance(op, SumParts | SumGradients) and op.rows:

@@ -9,8 +9,7 @@ from mmplan.cost_models.counts import op_dgrad_flops, op_parameters, product_flo
 from mmplan.cost_models.delta_ops import DeltaRule
 from mmplan.cost_models.expert_ops import Combine, Dispatch, GroupedLinear
 from mmplan.cost_models.gemm import alignment, gemm_s
-from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import splits_rows
+from mmplan.cost_models.layer import Layer, splits_rows
 from mmplan.cost_models.load import Load
 from mmplan.cost_models.ops import (
     Attention,

@@ -11,7 +11,7 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.degrees import divides, tp_degrees
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layout import base_of
-from mmplan.cost_models.patches import patch_modules
+from mmplan.cost_models.patches import patch_modules, read_by
 from mmplan.errors import CheckError
 from mmplan.planner.check_ahead import check_ahead
 from mmplan.planner.check_chunks import check_chunk_certificate
@@ -152,6 +152,9 @@ def _tensor_parallel(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
     for name in plan.patches:
         if name not in plan.spread or name not in patch_modules(model):
             yield Finding(rule="tensor parallel", message=f"{name} is cut along patches, and is no module that can be")
+        elif (source := read_by(model, name)) and source not in plan.patches:
+            message = f"{name} is cut along patches, and {source}, which it reads, is not"
+            yield Finding(rule="tensor parallel", message=message)
     for name in plan.spread:
         if name not in [module.name for module in model.modules if module.kind != "language_model"]:
             yield Finding(rule="tensor parallel", message=f"{name} is spread, and is no module that can be")

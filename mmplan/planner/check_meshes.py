@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from mmplan.cost_models.degrees import divides, sharded_widths
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.cost_models.patches import patch_modules
+from mmplan.cost_models.patches import patch_modules, read_by
 from mmplan.planner.finding import Finding
 from mmplan.planner.mesh import Mesh, nested
 from mmplan.planner.mesh_choices import experts_of
@@ -63,6 +63,8 @@ def _context(plan: Plan, mesh: Mesh) -> Iterator[Finding]:
         if name not in able or mesh.cp == 1:
             why = "is no module of the mesh that can be" if name not in able else "its mesh has cp=1"
             yield Finding(rule="meshes", message=f"{name} is cut along patches, and {why}")
+        elif (source := read_by(plan.scenario.model, name)) and source not in mesh.patches:
+            yield Finding(rule="meshes", message=f"{name} is cut along patches, and {source}, which it reads, is not")
 
 
 def _experts(plan: Plan, mesh: Mesh) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mmplan.cost_models.degrees import divides, heads_of, tp_degrees
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.loads import mean_loads
-from mmplan.cost_models.patches import patch_modules, row_changing
+from mmplan.cost_models.patches import patch_modules, read_by, row_changing
 from mmplan.errors import InfeasibleError, InputError
 from mmplan.planner.batch_factors import batch_factors
 from mmplan.planner.configuration import CHUNKS, MOST_FORWARDS, Configuration, divisors, why_empty
@@ -282,7 +282,8 @@ def _spreads(scenario: Scenario, tp: int, cp: int) -> list[tuple[tuple[str, ...]
         return [((), ())]
     wanted, cut = scenario.constraints.spread, wanted_patches(scenario)
     if wanted is None:
-        ways = [(must, ()), (every, ()), (tuple(name for name in every if name in must or name in cut), cut)]
+        raw = tuple(name for name in cut if not read_by(scenario.model, name))
+        ways = [(must, ()), (every, ()), (tuple(name for name in every if name in must or name in raw), raw)]
         return list(dict.fromkeys([*ways, (every, cut)]))
     return [(tuple(name for name in every if name in wanted or name in must), cut)]
 
@@ -300,8 +301,9 @@ def wanted_patches(scenario: Scenario) -> tuple[str, ...]:
         able = ()
     for name in wanted or ():
         if name not in able:
-            op = row_changing(scenario.model, name)
+            op, source = row_changing(scenario.model, name), read_by(scenario.model, name)
             why = f"its blocks hold a {op}, which needs rows of other ranks" if op else "attention is by all-to-all"
+            why = f"'{source}', which it reads, cannot" if source and not op else why
             raise InputError(f"'{name}' cannot be cut along patches: {why}", key=f"constraints.spread.{name}")
     return able if wanted is None else tuple(name for name in able if name in wanted)
 

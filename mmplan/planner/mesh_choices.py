@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from mmplan.cost_models.degrees import divides
-from mmplan.cost_models.patches import patch_modules
+from mmplan.cost_models.patches import patch_modules, read_by
 from mmplan.planner.branches import branches
 from mmplan.planner.configuration import divisors
 from mmplan.planner.configurations import MOST_CP
@@ -62,7 +62,7 @@ def _free(scenario: Scenario, modules: tuple[str, ...], pin: OwnRanks | None = N
         ),
         dp=pin.dp,
         pp=pin.pp,
-        patches=tuple(name for name in modules if name in able),
+        patches=tuple(name for name in modules if name in able and read_by(scenario.model, name) in ("", *modules)),
     )
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph, Edge
-from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import Layout, attention_way, splits_rows
+from mmplan.cost_models.layer import Layer, splits_rows
+from mmplan.cost_models.layout import Layout, attention_way
 from mmplan.cost_models.load import Load, Loads
 from mmplan.cost_models.local_layer import (
     attention_again_bytes,

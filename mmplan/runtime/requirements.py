@@ -7,7 +7,7 @@ from collections import Counter
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.expert_ops import Dispatch
 from mmplan.cost_models.head_groups import HeadGroups
-from mmplan.cost_models.layout import splits_rows
+from mmplan.cost_models.layer import splits_rows
 from mmplan.cost_models.ops import Positions
 from mmplan.errors import ImpossibleError, InputError
 from mmplan.planner.check_degrees import check_exchange

@@ -15,9 +15,22 @@ from mmplan.cost_models.expert_ops import GroupedLinear
 from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import attention_way
 from mmplan.cost_models.local_layer import local_layer, norm_of_heads, norms_over_heads
-from mmplan.cost_models.ops import AddRows, Attention, CrossEntropy, Embedding, Linear, Norm, Op, Rope, Scale
+from mmplan.cost_models.ops import (
+    AddRows,
+    Attention,
+    CrossEntropy,
+    Embedding,
+    Linear,
+    MergeRows,
+    Norm,
+    Op,
+    Pool,
+    Rope,
+    Scale,
+)
 from mmplan.cost_models.rank_ops import FromExperts, JoinRows, OwnRows, SumGradients, SumParts, ToExperts
 from mmplan.cost_models.sequence_values import summed_weights, values_in_rows
+from mmplan.cost_models.strided import strided
 from mmplan.runtime.attention import window_lengths
 from mmplan.runtime.batch import NO_LABEL, Microbatch
 from mmplan.runtime.context import OwnRowsOf, rotate_own, rows_of, whole_states
@@ -39,6 +52,7 @@ from mmplan.runtime.sequence_rows import (
     with_summed_weights,
 )
 from mmplan.runtime.split_norm import split_rms_norm
+from mmplan.runtime.strided_rows import averaged_rows, joined_rows
 from mmplan.runtime.tensor_sums import TensorRanks, look_up, split_cross_entropy, sum_gradients, sum_parts
 
 
@@ -188,6 +202,8 @@ class SplitLayer(LayerModule):
             case GroupedLinear() if self._exchange is not None:
                 result: Tensor = self.parts[op.name](joined(inputs[0]), self._exchange.rows)
                 return result
+            case Pool() | MergeRows() if own is not None and strided(self._whole, op):
+                return self._several_rows(op, joined(inputs[0]), batch)
             case CrossEntropy():
                 labels = batch.labels[self.layer.module]
                 return self._loss(joined(inputs[0]), labels if own is None else own.take(labels, NO_LABEL), batch)
@@ -251,6 +267,12 @@ class SplitLayer(LayerModule):
             return add_rows(a, b, at)
         rows = self._sequence(batch, self.layer.module)
         return a + cut_rows(add_rows(a.new_zeros(rows.count, a.shape[1]), b, at), rows, self._ranks)
+
+    def _several_rows(self, op: Pool | MergeRows, x: Tensor, batch: Microbatch) -> Tensor:
+        lengths, peers = batch.context_lengths[self.layer.module], self._ranks.peers(self._whole)
+        if isinstance(op, Pool):
+            return averaged_rows(x, lengths, op.size, self._ranks, peers)
+        return joined_rows(x, lengths, op.merge, self._ranks, peers)
 
     def _attend_own_rows(self, op: Attention, inputs: Sequence[Tensor], own: OwnRowsOf, batch: Microbatch) -> Tensor:
         lengths, (q, k, v) = batch.lengths[self.layer.module], inputs

@@ -13,8 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import splits_rows
+from mmplan.cost_models.layer import Layer, splits_rows
 from mmplan.cost_models.shard import Shard
 from mmplan.runtime.network import all_reduce
 from mmplan.scenario.technique import ContextParallel
@@ -91,7 +90,7 @@ class TensorRanks:
 
     def has_patches(self, layer: Layer) -> bool:
         """Whether a rank has some rows of the layer's images, as `Layout.has_patches`."""
-        return layer.kind == "block" and layer.module in self.patches
+        return layer.kind in ("block", "projector") and layer.module in self.patches
 
     def peers(self, layer: Layer) -> Peers:
         """Ranks with other rows of the layer, where it has any."""

@@ -205,10 +205,15 @@ def _patches(spec: ConstraintsSpec, model: Model, document: Document) -> tuple[s
         return None if spec.spread == "any" else ()
     raw = [module.name for module in model.modules if module.vision is not None or module.audio is not None]
     wanted = tuple(name for name, way in spec.spread.items() if way == "patches")
+    behind = {edge.consumer: edge.producer for edge in model.edges if model.module(edge.consumer).projector is not None}
     for name in wanted:
-        if name not in raw:
-            hint = f"; modules that read images or sound: {listed(raw)}"
-            raise document.error(("constraints", "spread", name), f"'{name}' has no patches to cut{hint}")
+        why = ""
+        if name in behind and behind[name] not in wanted:
+            why = f"reads '{behind[name]}', whose rows are not cut: write `{behind[name]}: patches` too"
+        elif name not in behind and name not in raw:
+            why = f"has no patches to cut; modules that read images or sound: {listed(raw)}"
+        if why:
+            raise document.error(("constraints", "spread", name), f"'{name}' {why}")
     return wanted
 
 

@@ -294,7 +294,8 @@ class ConstraintsSpec(Strict):
     spread: Spread | None = Field(
         default=None,
         description="modules not split by tp: each rank runs them on some images or clips, or with {NAME: patches} on "
-        "some rows of all of them; default: split or by images, as is best; any: also by patches",
+        "some rows of all of them, projectors behind them too; default: split or by images, as is best; any: also by "
+        "patches",
     )
     offload: Offloads = Field(
         default=["none"],

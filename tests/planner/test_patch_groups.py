@@ -42,7 +42,7 @@ def test_patches_are_searched_where_constraints_ask(tmp_path: Path) -> None:
     plain, free = loaded(tmp_path, "null"), loaded(tmp_path, "any")
     assert not any(base.patches for base in list_configurations(plain, 4).bases)
     ways = {(base.spread, base.patches) for base in list_configurations(free, 4).bases if base.tp == 2}
-    assert ways == {((), ()), (EVERY, ()), (RAW, RAW), (EVERY, RAW)}
+    assert ways == {((), ()), (EVERY, ()), (RAW, RAW), (EVERY, (*RAW, "projector", "audio_projector"))}
     assert optimize(free, gap=0.0).plan.certificate.objective_s <= optimize(plain, gap=0.0).plan.certificate.objective_s
 
 
@@ -51,9 +51,9 @@ def test_a_plan_says_checks_and_keeps_what_is_cut(plan: Plan, tmp_path: Path) ->
     assert check_plan(plan) == () and plan.certificate.gap < 1e-6
     save_plan(plan, tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json") == plan
-    for name in ("projector", "llm"):
+    for name, why in (("projector", "vision, which it reads, is not"), ("llm", "is no module that can be")):
         found = check_plan(replace(plan, patches=(name,)))
-        assert any(finding.message == f"{name} is cut along patches, and is no module that can be" for finding in found)
+        assert any(finding.message == f"{name} is cut along patches, and {why}" for finding in found)
 
 
 def test_questions_name_the_way_of_each_module(plan: Plan) -> None:
@@ -71,9 +71,10 @@ def test_questions_name_the_way_of_each_module(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("spread", "sentence"),
     [
+        ("{llm: patches}", "'llm' cannot be spread; modules that can be: 'vision', 'projector', 'audio'"),
         (
-            "{projector: patches}",
-            "'projector' has no patches to cut; modules that read images or sound: 'vision', 'audio'",
+            "{vision: images, projector: patches}",
+            "'projector' reads 'vision', whose rows are not cut: write `vision: patches` too",
         ),
         ("{vision: patch}", "expected 'images' or 'patches', found 'patch'"),
         ("{vison: patches}", "'vison' cannot be spread; did you mean 'vision'?"),

@@ -8,7 +8,7 @@ from meshed_plan_cases import meshed_cases
 from padded_plan_cases import padded_cases
 from row_plan_cases import DEEP, ONE_STAGE, TALKER, attention_again, row_cases
 from sequence_plan_cases import sequence_cases
-from tiny_plans import AUDIO, TWO_STAGES, changed_module, hand_plan
+from tiny_plans import AUDIO, TWO_STAGES, changed_module, changed_projector, hand_plan
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
@@ -54,6 +54,7 @@ MIXED = (
     "patches over rows of text",
     "patches of a frozen encoder",
     "patches, replicas that share weights",
+    "patches pooled by 4, replicas that share weights",
     "in front of two stages, several microbatches at once",
     "an encoder in two stages dealt out, several microbatches at once",
     "gradients shared by replicas, several microbatches at once",
@@ -157,7 +158,20 @@ def _patch_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
     frozen = hand_plan(models["frozen vision encoder"], TWO_STAGES)
     deep = hand_plan(models["experts, latent attention and DeepStack"], DEEP)
     shared = hand_plan(tiny, ONE_STAGE, dp=2, microbatch_size=3)
+    behind = ("vision", "projector", "audio", "audio_projector")
+    pooled = changed_projector(hand_plan(tiny, TWO_STAGES, microbatch_size=2), "audio_projector", pool=4)
     return {
+        "patches through projectors that join 4 rows": replace(
+            halves, spread=encoders, patches=("vision", "projector")
+        ),
+        "patches pooled by 4 in front of rows of text": replace(pooled, cp=2, spread=behind, patches=behind),
+        "patches pooled by 4, replicas that share weights": replace(
+            changed_projector(hand_plan(tiny, ONE_STAGE, dp=2, microbatch_size=3), "projector", pool=4),
+            tp=TP,
+            spread=encoders,
+            patches=behind,
+            sharding="parameters",
+        ),
         "patches, a projector with images": replace(beside, spread=encoders),
         "patches, a projector in columns": replace(beside, spread=("vision",)),
         "patches in two stages": replace(halves, spread=encoders),

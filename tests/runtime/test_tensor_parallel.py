@@ -6,8 +6,7 @@ from split_cases import BLIND, PROCESSES, SAMPLES, SplitResult, run_split_cases,
 
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.exposed_time import reduced_backward_elements, reduced_forward_elements
-from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import splits_rows
+from mmplan.cost_models.layer import Layer, splits_rows
 from mmplan.cost_models.loads import sample_loads
 from mmplan.cost_models.local_layer import backward_sum_bytes, forward_sum_bytes, norms_over_heads
 from mmplan.cost_models.memory_activations import Setting, kept

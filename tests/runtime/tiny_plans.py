@@ -71,3 +71,14 @@ def changed_module(plan: Plan, name: str, **changes: object) -> Plan:
         for m in plan.scenario.model.modules
     )
     return replace(plan, scenario=replace(plan.scenario, model=replace(plan.scenario.model, modules=modules)))
+
+
+def changed_projector(plan: Plan, name: str, *, pool: int) -> Plan:
+    """The plan with a projector that averages every `pool` rows and joins none."""
+    modules = tuple(
+        replace(m, projector=replace(m.projector, pool=pool, merge=1, dims=(64, *m.projector.dims[1:])))
+        if m.name == name and m.projector
+        else m
+        for m in plan.scenario.model.modules
+    )
+    return replace(plan, scenario=replace(plan.scenario, model=replace(plan.scenario.model, modules=modules)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.cost_models.layout import splits_rows
+from mmplan.cost_models.layer import splits_rows
 from mmplan.errors import InputError
 from mmplan.planner.mesh import Mesh
 from mmplan.planner.plan import Plan, module_of

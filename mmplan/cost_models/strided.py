@@ -1,0 +1,24 @@
+"""Projectors that join or average every few rows, where ranks have some of the rows (a strided reduce-scatter): each
+rank makes what its own rows give of all results, zeros elsewhere, and their sum is dealt out.
+
+So a rank gets its rows of the results however the cuts fall: inside a group of rows, or behind rows that fill none.
+"""
+
+from typing import TypeGuard
+
+from mmplan.cost_models.layer import Layer, splits_rows
+from mmplan.cost_models.load import Load
+from mmplan.cost_models.ops import MergeRows, Op, Pool
+from mmplan.cost_models.shard import Shard
+from mmplan.cost_models.values import rows_of_context_rank
+
+
+def strided(layer: Layer, op: Op) -> TypeGuard[Pool | MergeRows]:
+    """Whether the operator makes one row of several, which ranks with some of them have together."""
+    several = (isinstance(op, Pool) and op.size > 1) or (isinstance(op, MergeRows) and op.merge > 1)
+    return several and layer.kind == "projector" and not splits_rows(layer)
+
+
+def strided_elements(op: Pool | MergeRows, load: Load, shard: Shard) -> int:
+    """Of all results, with what fills up the last rank's."""
+    return shard.cp * rows_of_context_rank(op.y.rows.of(load), shard.cp) * op.y.width
