@@ -6,7 +6,7 @@ The same functions price rows of published measurements (`mmplan backtest`) and 
 
 from dataclasses import replace
 
-from mmplan.cost_models.collectives import Group, all_reduce_s, broadcast_s, gather_s, group_of, message_s
+from mmplan.cost_models.collectives import Group, all_reduce_s, all_to_all_s, broadcast_s, gather_s, group_of, message_s
 from mmplan.cost_models.compressed_bytes import FORMATS, code_bytes
 from mmplan.cost_models.counts import FP32_BYTES, op_parameters
 from mmplan.cost_models.host_offload import copied_seconds
@@ -65,6 +65,9 @@ class AnalyticCostModel:
 
     def join_rows_s(self, bytes_joined: float, layout: Layout) -> float:
         return max(self._pools[pool].join_rows_s(bytes_joined, layout) for pool in layout.pools)
+
+    def place_rows_s(self, bytes_placed: float, layout: Layout) -> float:
+        return max(self._pools[pool].place_rows_s(bytes_placed, layout) for pool in layout.pools)
 
     def share_rows_s(self, bytes_shared: float, layout: Layout, *, gathered: bool) -> float:
         return max(pool.share_rows_s(bytes_shared, layout, gathered) for pool in self._pools)
@@ -176,7 +179,7 @@ class _PoolCosts:
         """Seconds of each phase."""
         known = self._kind_of.get(id(layer))
         if known is None:
-            kind = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.readers, layer.no_fp8)
+            kind = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.readers, layer.placed, layer.no_fp8)
             known = self._kind_of[id(layer)] = (layer, self._kinds.setdefault(kind, len(self._kinds)))
         shard, again = layout.shard(layer), layout.recomputed(layer)
         sharded = self._moves_states(layout)
@@ -262,9 +265,13 @@ class _PoolCosts:
 
     def _add_handover(self, price: Phases, layer: Layer, load: Load, layout: Layout) -> None:
         """What is made whole of a layer's output for readers in other modules: parts are gathered, and with cp their
-        gradient is summed over it; or readers take parts of whole rows, and the gradients of these are gathered."""
+        gradient is summed over it; or each rank gets the rows that it needs, and returns their gradient; or readers
+        take parts of whole rows, and the gradients of these are gathered."""
         size = layer.output.elements(load, Shard()) * DTYPE_BYTES[self._scenario.precision_of(layer)]
-        gather, total = self.gather_parts_s(size, layout), self.sum_rows_s(size, layout)
+        if layout.places(layer):
+            gather = total = self.place_rows_s(size, layout)
+        else:
+            gather, total = self.gather_parts_s(size, layout), self.sum_rows_s(size, layout)
         gathers, sums, joins = layout.handover(layer)
         price["forward"] += gathers * gather
         if price["dgrad"] + price["wgrad"] > 0:
@@ -281,6 +288,12 @@ class _PoolCosts:
         rules = self._rules
         group = group_of(layout.cp, layout.tp, rules.devices_per_node)
         return gather_s(size, group, rules.node_link, rules.network_link)
+
+    def place_rows_s(self, size: float, layout: Layout) -> float:
+        """Rows of which each cp rank has a slice, `size` bytes in all, go to those that need them, as many to each."""
+        rules = self._rules
+        group = group_of(layout.cp, layout.tp, rules.devices_per_node)
+        return all_to_all_s(size / layout.cp, group, rules.node_link, rules.network_link)
 
     def share_rows_s(self, size: float, layout: Layout, gathered: bool) -> float:
         """Rows of `size` bytes become whole on each rank of a tensor-parallel group."""

@@ -4,6 +4,7 @@ A module becomes `m.embed`, `m.0` .. `m.N-1`, and for language models `m.head`, 
 trained decides, layer by layer along the graph, which values carry gradients.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from mmplan.cost_models.blocks import projector_ops
@@ -18,9 +19,9 @@ from mmplan.cost_models.embeddings import (
     token_embed_ops,
 )
 from mmplan.cost_models.graph import ComputationGraph, Edge
-from mmplan.cost_models.layer import Layer, LayerKind, Source, values_with_grad
+from mmplan.cost_models.layer import Layer, LayerKind, Source, splits_rows, values_with_grad
 from mmplan.cost_models.module_order import upstream_first
-from mmplan.cost_models.ops import Embedding, Op, op_inputs
+from mmplan.cost_models.ops import AddRows, Embedding, Interleave, Op, op_inputs
 from mmplan.cost_models.recorded_layers import recorded_ops
 from mmplan.cost_models.recorded_ops import RecordedRest
 from mmplan.cost_models.step_ops import step_ops
@@ -57,17 +58,21 @@ def build_graph(scenario: Scenario) -> ComputationGraph:
     for layer in layers:
         for source in layer.sources:
             readers.setdefault(source.producer, {})[layer.module] = None
+    finished = {layer.id: layer for layer in layers}
+    edges = [_edge(finished, source, layer) for layer in layers for source in layer.sources]
+    read = Counter(edge.producer for edge in edges)
+    edges = [edge if read[edge.producer] == 1 else replace(edge, placed="") for edge in edges]
+    placed = {edge.producer for edge in edges if edge.placed}
     layers = [
         replace(
             x,
             whole_gradient=x.id in whole,
             no_fp8=x.id in wide,
             readers=tuple(name for name in readers.get(x.id, ()) if name != x.module),
+            placed=x.id in placed,
         )
         for x in layers
     ]
-    finished = {layer.id: layer for layer in layers}
-    edges = [_edge(finished, source, layer) for layer in layers for source in layer.sources]
     return ComputationGraph(layers, edges)
 
 
@@ -129,7 +134,20 @@ def _edge(layers: dict[str, Layer], source: Source, consumer: Layer) -> Edge:
         carries_grad=producer.has_backward,
         cuttable=consumer.kind not in ("loss", "end"),
         precision=producer.precision,
+        placed="" if splits_rows(producer) or not splits_rows(consumer) else _places(source, consumer),
     )
+
+
+def _places(source: Source, consumer: Layer) -> str:
+    """The key of the places that rows take in the reader's sequence; empty where they do anything else there."""
+    readers = [op for op in consumer.ops if any(value.name == source.value for value in op_inputs(op))]
+    match readers:
+        case [Interleave() as op]:
+            return next(key for part, key in zip(op.parts, op.keys, strict=True) if part.name == source.value)
+        case [AddRows() as op] if op.b.name == source.value:
+            return op.key
+        case _:
+            return ""
 
 
 def _is_last(layers: dict[str, Layer], producer: Layer) -> bool:

@@ -40,6 +40,11 @@ class CostModel(Protocol):
         """Seconds in which cp ranks gather a tensor of which each got a slice, or sum its gradient and scatter it."""
         ...
 
+    def place_rows_s(self, bytes_placed: float, layout: Layout) -> float:
+        """Seconds in which rows of a tensor, of which each cp rank has a slice, go to the one that needs them, or their
+        gradient comes back."""
+        ...
+
     def share_rows_s(self, bytes_shared: float, layout: Layout, *, gathered: bool) -> float:
         """Seconds in which the ranks of a tensor-parallel group get a tensor whole: of which each has a slice, which
         are gathered, or which the first of them has and broadcasts."""

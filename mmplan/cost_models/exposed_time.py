@@ -68,7 +68,7 @@ def _add_cp_gather(seconds: Seconds, rules: Rules, op: Attention, load: Load, sh
 def add_strided(seconds: Seconds, rules: Rules, layer: Layer, op: Op, load: Load, shard: Shard) -> None:
     """Rows of which a projector makes one lie on several ranks: what each gives of all results is summed and dealt
     out (a strided reduce-scatter), and their gradient is gathered."""
-    if shard.cp == 1 or not strided(layer, op):
+    if shard.cp == 1 or not strided(op, layer):
         return
     size, group = strided_elements(op, load, shard) * rules.element_bytes, group_of(shard.cp, 1, rules.devices_per_node)
     once = gather_s(size, group, rules.node_link, rules.network_link)

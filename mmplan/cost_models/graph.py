@@ -16,6 +16,8 @@ class Edge:
 
     `carries_grad`: the producer wants its gradient back. `cuttable` is False where a pipeline cut makes no sense
     (logits to loss). `precision`: as of the producer's module; a reader of another precision casts what it gets.
+    `placed`: where there is one reader, and all that it does with the rows is to put them at places of its sequence,
+    which only ranks with these places need, the key of the places in a microbatch.
     """
 
     producer: str
@@ -26,6 +28,7 @@ class Edge:
     carries_grad: bool
     cuttable: bool = True
     precision: Dtype | None = None
+    placed: str = ""
 
     @property
     def name(self) -> str:

@@ -37,10 +37,10 @@ class Layer:
     `index` counts the blocks of a module (0 for other kinds). `grad_values` names the values that carry a gradient:
     inputs with a trainable layer upstream and everything computed from them or from trainable parameters.
     `whole_gradient`: what replicas sum of it may not be compressed. `no_fp8`: its products stay in 16 bit.
-    `precision`: as of its module. `readers`: other modules that read its output. `pieces`: of a recorded model, the
-    modules and parameters that it is. `has_experts`: some rows are routed. `imbalance`: by how much longer than the
-    mean the busiest rank works on rows of its experts (see `op_routed`). The hash is kept, as a search looks layers up
-    a million times.
+    `precision`: as of its module. `readers`: other modules that read its output; `placed`: as of its edge. `pieces`: of
+    a recorded model, the modules and parameters that it is. `has_experts`: some rows are routed. `imbalance`: by how
+    much longer than the mean the busiest rank works on rows of its experts (see `op_routed`). The hash is kept, as a
+    search looks layers up a million times.
     """
 
     id: str
@@ -55,6 +55,7 @@ class Layer:
     no_fp8: bool = False
     precision: Dtype | None = None
     readers: tuple[str, ...] = ()
+    placed: bool = False
     pieces: tuple[str, ...] = field(default=(), compare=False)
     has_experts: bool = field(init=False, compare=False)
     imbalance: float = field(init=False, compare=False)

@@ -119,6 +119,13 @@ class Layout:
             return False in readers, False in readers, False
         return has_rows and bool(readers), has_rows and False in readers, True in readers
 
+    def places(self, layer: Layer) -> bool:
+        """Whether of rows that ranks have of a layer's output each goes to the one that has its place in the reader's
+        sequence, or that hands it to another mesh, and to no other. Where tp is 1 that is never slower than to make
+        them whole on all: there is as much to send to each rank as that has to send, and gradients are not summed."""
+        alone = self.cp > 1 and self.tp == 1 and self.microbatches_of(layer.module) == 1
+        return alone and layer.placed and self.has_patches(layer)
+
     def _by_images(self, module: str) -> bool:
         return module in self.spread and module not in self.patches
 
@@ -128,7 +135,7 @@ class Layout:
             return ()
         moved = self.handover(layer)
         if layer.module in self.spread:
-            return self.tp, self.cp, layer.module in self.patches, *moved
+            return self.tp, self.cp, layer.module in self.patches, *moved, self.places(layer)
         return (self.tp, self.cp, *moved) if any(moved) else ()
 
     def at(self, recompute: RecomputeLevel) -> "Layout":

@@ -175,7 +175,7 @@ def backward_sum_bytes(layer: Layer, load: Load, precision: Dtype, degrees: int 
             elements += returned_elements(op, local.grad_values, load, shard)
         elif isinstance(op, ToExperts | FromExperts) and op.x.name in local.grad_values:
             elements += _routed_elements(layer, op, load, shard)
-        elif shard.cp > 1 and strided(layer, op):
+        elif shard.cp > 1 and strided(op, layer):
             elements += strided_elements(op, load, shard) if op.x.name in local.grad_values else 0
         elif shard.tp > 1 and isinstance(op, Norm) and op.name in wide:
             statistics += _rows(layer, op.x, load, shard) if op.x.name in layer.grad_values else 0
@@ -219,7 +219,7 @@ def _sum_bytes(layer: Layer, ops: Sequence[Op], load: Load, precision: Dtype, sh
             total += _joined_elements(layer, op.y, load, shard) * DTYPE_BYTES[precision]
         elif isinstance(op, Attention) and shard.cp > 1 and not op.cross:
             total += attended_elements(op, load, shard) * DTYPE_BYTES[precision]
-        elif shard.cp > 1 and strided(layer, op):
+        elif shard.cp > 1 and strided(op, layer):
             total += strided_elements(op, load, shard) * DTYPE_BYTES[precision]
         elif shard.tp == 1:
             continue

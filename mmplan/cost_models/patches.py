@@ -44,7 +44,7 @@ def _needing(model: Model, name: str) -> list[Op]:
     (layer,) = layers
     if model.module(name).form is not None:
         return list(layer.ops)
-    several = [op for op in layer.ops if strided(layer, op)][1:]
+    several = [op for op in layer.ops if strided(op, layer)][1:]
     return [*several, *(op for op in layer.ops if not _row_by_row(layer, op))]
 
 

@@ -13,7 +13,7 @@ from mmplan.cost_models.shard import Shard
 from mmplan.cost_models.values import rows_of_context_rank
 
 
-def strided(layer: Layer, op: Op) -> TypeGuard[Pool | MergeRows]:
+def strided(op: Op, layer: Layer) -> TypeGuard[Pool | MergeRows]:
     """Whether the operator makes one row of several, which ranks with some of them have together."""
     several = (isinstance(op, Pool) and op.size > 1) or (isinstance(op, MergeRows) and op.merge > 1)
     return several and layer.kind == "projector" and not splits_rows(layer)

@@ -4,9 +4,11 @@
     slices     an all-to-all of overlaps: the rows are cut over all ranks that share a stage in a replica, each hands
                over and gets its own, and those who read them gather them over tp
     broadcast  the first rank of each tensor-parallel group gets the rows and hands them to the others
+    placed     as copies, but cp ranks of the reader, each of which got a slice, give each row to the one that has its
+               place in the sequence (an all-to-all of overlaps), in place of gathering all
 
-Gradients go back the same way. Over cp rows are cut in any case (`mesh.py`). To `mesh.py` a way is a pair of other
-meshes: with tp 1, and for slices with as much more cp.
+Gradients go back the same way. Over cp rows are cut in any case (`mesh.py`), and gathered but for the last way. To
+`mesh.py` a way is a pair of other meshes: with tp 1, and for slices with as much more cp.
 """
 
 from collections.abc import Sequence
@@ -21,8 +23,9 @@ from mmplan.cost_models.load import Loads
 from mmplan.planner.mesh import Mesh, message_bytes, most_messages, nested, slices
 from mmplan.scenario.scenario import Dtype
 
-Way = Literal["copies", "slices", "broadcast"]
+Way = Literal["copies", "slices", "broadcast", "placed"]
 WAYS: tuple[Way, ...] = get_args(Way)
+SHARED: tuple[Way, ...] = ("slices", "broadcast")  # over tp by those who get a tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +60,7 @@ class Border:
 
 
 def _seen(mesh: Mesh, way: Way) -> Mesh:
-    if way == "copies" or mesh.tp == 1:
+    if way not in SHARED or mesh.tp == 1:
         return mesh
     return replace(mesh, tp=1, cp=mesh.width if way == "slices" else mesh.cp)
 
@@ -74,18 +77,22 @@ def seen_shard(shard: int, mesh: Mesh, way: Way) -> int | None:
     return None if shard % mesh.tp else shard // mesh.tp
 
 
-def ways_between(source: Mesh, target: Mesh) -> tuple[Way, ...]:
-    """Those that differ; slices need one of two widths to divide the other."""
-    if source == target or source.tp == target.tp == 1:
+def ways_between(source: Mesh, target: Mesh, *, placed: bool = False) -> tuple[Way, ...]:
+    """Those that differ; slices need one of two widths to divide the other. `placed`: see `Edge.placed`."""
+    if source == target:
         return ("copies",)
-    return WAYS if nested((source.width, target.width)) else ("copies", "broadcast")
+    by_place: tuple[Way, ...] = ("placed",) if placed and target.cp > 1 else ()
+    if source.tp == target.tp == 1:
+        return ("copies", *by_place)
+    return (*(("copies", *SHARED) if nested((source.width, target.width)) else ("copies", "broadcast")), *by_place)
 
 
 def way_s(
     costs: CostModel, message: float, border: Border, layouts: Sequence[Layout], *, near: bool, gradient: bool
 ) -> float:
     """Seconds of a tensor or its gradient: what the busiest rank sends or gets, one message after another; then what
-    those who get it gather or broadcast over tp; and what cp ranks of the reader gather, or sum and scatter.
+    those who get it gather or broadcast over tp; and what cp ranks of the reader gather, or sum and scatter, or give
+    each other.
 
     Args:
         message: bytes between two ranks, of one of the smallest parts of samples.
@@ -95,11 +102,12 @@ def way_s(
     count, parts = most_messages(*(seen[::-1] if gradient else seen))
     seconds = count * costs.transfer_s(message * parts, near)
     getter, target = ends[not gradient], border.target
-    if border.way != "copies" and getter.tp > 1:
+    if border.way in SHARED and getter.tp > 1:
         piece_bytes = border.piece_bytes(message, getter)
         seconds += costs.share_rows_s(piece_bytes, layouts[not gradient], gathered=border.way == "slices")
     if target.cp > 1:
-        seconds += costs.join_rows_s(border.piece_bytes(message, target) * target.cp, layouts[1])
+        move_s = costs.place_rows_s if border.way == "placed" else costs.join_rows_s
+        seconds += move_s(border.piece_bytes(message, target) * target.cp, layouts[1])
     return seconds
 
 
@@ -118,7 +126,7 @@ def ways_s(
         loads: of one of the smallest parts of samples.
     """
     found: dict[Way, float] = {}
-    for way in ways_between(*ends):
+    for way in ways_between(*ends, placed=bool(edge.placed)):
         border = Border(*ends, way)
         message = message_bytes(edge, loads, precision, *border.seen)
         found[way] = sum(

@@ -110,7 +110,7 @@ def _of_stages(plan: Plan) -> Iterator[Finding]:
 
 def _ways(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
     """Of tensors between unlike meshes, and possible between these."""
-    edges = {(edge.producer, module_of(edge.consumer)) for edge in graph.edges()}
+    edges = {(edge.producer, module_of(edge.consumer)): edge for edge in graph.edges()}
     mesh_of = {name: mesh for mesh in plan.meshes for name in mesh.modules}
     for one in plan.ways:
         name = f"{one.producer} crosses to {one.reader} as {one.way}"
@@ -119,6 +119,9 @@ def _ways(plan: Plan, graph: ComputationGraph) -> Iterator[Finding]:
             yield Finding(rule="meshes", message=f"{name}, and {one.reader} reads no such layer")
         elif source == target:
             yield Finding(rule="meshes", message=f"{name}, and both are on one mesh")
+        elif one.way == "placed" and (target.cp == 1 or not edges[one.producer, one.reader].placed):
+            why = "on one rank" if target.cp == 1 else "not at places of its sequence"
+            yield Finding(rule="meshes", message=f"{name}, and {one.reader} reads it {why}")
         elif one.way == "slices" and not nested((source.width, target.width)):
             widths = f"replicas of {source.width} and {target.width} ranks"
             message = f"{name} between {widths}: of two widths one has to divide the other"

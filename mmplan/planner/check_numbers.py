@@ -307,9 +307,10 @@ def _lag_s(
     size = message_bytes(edge, part, plan.scenario.precision_of(edge), giving, taking)
     whole_bytes, seconds = size * max(giving.cp, taking.cp) * parts, 0.0
     if target.cp > 1:
-        seconds = costs.join_rows_s(whole_bytes // target.dp, plan.layout(ends[1])) * ways
+        move_s = costs.place_rows_s if border.way == "placed" else costs.join_rows_s
+        seconds = move_s(whole_bytes // target.dp, plan.layout(ends[1])) * ways
     for end, mesh in ((ends[1], target), (ends[0], source))[:ways]:
-        if border.way != "copies" and mesh.tp > 1:
+        if border.way in ("slices", "broadcast") and mesh.tp > 1:
             share_bytes, gathered = whole_bytes // mesh.dp // mesh.cp, border.way == "slices"
             seconds += costs.share_rows_s(share_bytes, plan.layout(end), gathered=gathered)
     for pair in ((giving, taking), (taking, giving))[:ways]:

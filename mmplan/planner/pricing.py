@@ -84,7 +84,7 @@ class Prices:
         self.alike: list[int] = []
         self.kind_of: dict[str, int] = {}
         for layer in graph.layers():
-            key = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.readers, layer.shields)
+            key = (layer.module, layer.kind, layer.ops, layer.grad_values, layer.readers, layer.placed, layer.shields)
             turn = layer.index % BLOCKS_PER_PATTERN if layer.kind in BLOCKS else 0
             like = first.setdefault(key, len(first))
             if (like, turn) not in known:

@@ -16,6 +16,7 @@ from mmplan.cost_models.local_layer import (
     recomputed_sum_bytes,
 )
 from mmplan.cost_models.values import rows_of_context_rank
+from mmplan.planner.border import SHARED
 from mmplan.planner.mesh import message_bytes, slices
 from mmplan.planner.plan import Plan
 from mmplan.planner.program import Program
@@ -39,8 +40,8 @@ def tensor_bytes(plan: Plan, graph: ComputationGraph, program: Program, loads: S
                 load = seen.of_compute(stage, rank.replica, "F", microbatch)
                 total += sum(_layer_bytes(plan, la, layout, load[la.module]) for la in layers if la.module in load)
                 total += sum(
-                    _whole_bytes(edge, load, scenario.precision_of(edge), over)
-                    for edge, over in gathered
+                    _whole_bytes(edge, load, scenario.precision_of(edge), over, of)
+                    for edge, over, of in gathered
                     if edge.load_module in load
                 )
             total += sum(_border_bytes(plan, cut, stage, seen, rank.replica) for cut in cuts)
@@ -56,8 +57,8 @@ def _border_bytes(plan: Plan, cut: CutTensor, stage: int, seen: StageLoads, repl
         return 0
     own, other = (border.target, border.source) if stage == cut.target else (border.source, border.target)
     ways = cut.carries_grad if stage == cut.source else 1 + cut.carries_grad
-    joined = own.cp * ways if stage == cut.target and own.cp > 1 else 0
-    shared = 1 if border.way != "copies" and own.tp > 1 and ways else 0
+    joined = (1 if border.way == "placed" else own.cp) * ways if stage == cut.target and own.cp > 1 else 0
+    shared = 1 if border.way in SHARED and own.tp > 1 and ways else 0
     if not joined + shared:
         return 0
     parts = seen.of_overlaps(own, replica, other)
@@ -76,19 +77,20 @@ def _layer_bytes(plan: Plan, layer: Layer, layout: Layout, load: Load) -> int:
     return summed + (0 if again is None else again(layer, load, precision, shard))
 
 
-def _whole_bytes(edge: Edge, loads: Loads, precision: Dtype, over: int) -> int:
-    """Of all rows; of those that `over` ranks have in equal parts, with what fills these up."""
+def _whole_bytes(edge: Edge, loads: Loads, precision: Dtype, over: int, of: int) -> int:
+    """Of all rows; of those that `over` ranks have in equal parts what `of` of them have, with what fills these up."""
     if over == 1:
         return edge_bytes(edge, loads, precision)
     rows: float = getattr(loads[edge.load_module], edge.load_field)
-    return edge.width * over * rows_of_context_rank(rows, over) * DTYPE_BYTES[precision]
+    return edge.width * of * rows_of_context_rank(rows, over) * DTYPE_BYTES[precision]
 
 
-def _gathered(plan: Plan, graph: ComputationGraph, stage: int) -> list[tuple[Edge, int]]:
+def _gathered(plan: Plan, graph: ComputationGraph, stage: int) -> list[tuple[Edge, int, int]]:
     """Tensors that ranks have in parts and make whole, each with the ranks over which its rows are cut (1: images or
     clips are dealt out): for who wants all rows or other parts of them, once in a forward; of what layers read by
-    images of others, the gradient. With cp the gradient of those with readers that want all is summed over it. One edge
-    for each tensor and time."""
+    images of others, the gradient. With cp the gradient of those with readers that want all is summed over it. Of rows
+    that go to who needs them alone each rank gives those that it has. One edge for each tensor and time, with the ranks
+    whose rows count."""
     here, layout, width = set(plan.stages[stage].layers), plan.layout(stage), plan.mesh(stage).width
     if width == 1 or not layout.spread:
         return []
@@ -108,5 +110,9 @@ def _gathered(plan: Plan, graph: ComputationGraph, stage: int) -> list[tuple[Edg
         for edge in edges
         if way(edge.consumer) == "images" != way(edge.producer) and edge.carries_grad
     }
-    gathers = [(edge, width if way(edge.producer) == "rows" else 1) for edge in outputs.values()]
-    return [*gathers, *((edge, 1) for edge in (*inputs.values(), *summed.values()))]
+    moved = {name for name in outputs if layout.places(graph.layer(name))}
+    whole = [edge for name, edge in outputs.items() if name not in moved]
+    gathers = [(edge, width if way(edge.producer) == "rows" else 1, width) for edge in whole]
+    sums = [edge for name, edge in summed.items() if name not in moved]
+    places = [(edge, width, 1) for name in moved for edge in (outputs[name],) * (1 + outputs[name].carries_grad)]
+    return [*gathers, *places, *((edge, 1, 1) for edge in (*inputs.values(), *sums))]

@@ -10,7 +10,7 @@ from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.recipes import PlannedRecipe
 from mmplan.planner.result import OptimizeResult
-from mmplan.report.borders import plan_borders
+from mmplan.report.borders import plan_borders, plan_handovers
 from mmplan.report.gradients import gradients_document
 from mmplan.report.interval import interval_values
 from mmplan.report.recipes import column_name
@@ -81,6 +81,7 @@ def simulate_document(plan: Plan, prediction: Prediction, interval: StepInterval
         "summary": values(summarise(plan.scenario.name, plan, prediction)),
         "stages": stage_values(plan),
         "borders": values(list(plan_borders(plan))),
+        "handovers": values(list(plan_handovers(plan))),
         "ranks": ranks,
         "utilisation": values(plan_utilisation(plan, prediction)),
     }

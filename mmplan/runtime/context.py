@@ -21,6 +21,15 @@ from mmplan.runtime.tensor_sums import Peers, TensorRanks
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Of each row the rank that has it, and as which of its `own` rows (as many on every rank)."""
+
+    rank: Tensor
+    at: Tensor
+    own: int
+
+
+@dataclass(frozen=True, slots=True)
 class OwnRowsOf:
     """A rank's rows of `count`. Attributes: chunks: first and end of each, within the count; size: of a chunk."""
 
@@ -45,6 +54,13 @@ class OwnRowsOf:
             missing = (0, 0) * (rows.dim() - 1) + (0, self.size - (end - first))
             parts.append(F.pad(part, missing, value=fill) if missing[-1] else part)
         return torch.cat(parts)
+
+    def held(self, rows: Tensor) -> Held:
+        """Who has each of these rows."""
+        chunk = rows // max(1, self.size)
+        back = chunk >= self.degree
+        rank = torch.where(back, 2 * self.degree - 1 - chunk, chunk)
+        return Held(rank, rows - chunk * self.size + back * self.size, 2 * self.size)
 
     def among(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Which of these rows the rank has (their numbers in the list), and where among its own."""

@@ -3,8 +3,8 @@
 A tensor is one part for each replica of the other mesh that has some of it. Where a side has cp, or the way is slices,
 the rows of a part are cut into equal slices, the last one filled up with zeros, and each rank hands over or gets some
 of them (`planner/mesh.py`, `planner/border.py`). What a rank got it shares over tp, as a gather of slices or a
-broadcast of the first one's; readers then gather over cp. What came back to cp ranks is a part of their gradient,
-zeros elsewhere.
+broadcast of the first one's; readers then gather over cp, or give each row to the rank that has its place. What came
+back to cp ranks is a part of their gradient, zeros elsewhere.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmplan.cost_models.graph import Edge
-from mmplan.planner.border import Border, Way
+from mmplan.planner.border import SHARED, Border, Way
 from mmplan.planner.mesh import edge_rows, slices
 from mmplan.runtime.batch import Microbatch
+from mmplan.runtime.context import Held
 from mmplan.runtime.network import broadcast, gather, scatter_sum
+from mmplan.runtime.placed_rows import returned, row_moves, taken
 from mmplan.runtime.tensor_sums import TensorRanks
 
 
@@ -48,9 +50,26 @@ class Crossing:
         """This rank's slices of all rows, filled up, part by part."""
         return self._own_share(self._cut(whole, rows, self.index), rows)
 
-    def scattered(self, partial: Tensor, rows: Sequence[int], ranks: TensorRanks | None) -> Tensor:
-        """The same of the sum over the cp ranks. Collective where there are rows."""
+    def held(self, rows: Sequence[int]) -> Held:
+        """Of each row the cp rank that has it."""
+        rank, at, first = [torch.zeros(0, dtype=torch.int64)], [torch.zeros(0, dtype=torch.int64)], 0
+        for count, size in zip(rows, self._sizes(rows), strict=True):
+            rank.append(torch.arange(count) // max(1, size))
+            at.append(first + torch.arange(count) % max(1, size))
+            first += size
+        return Held(torch.cat(rank), torch.cat(at), first)
+
+    def scattered(
+        self, partial: Tensor, rows: Sequence[int], ranks: TensorRanks | None, needed_by: Tensor | None = None
+    ) -> Tensor:
+        """The same of the sum over the cp ranks. Collective where there are rows.
+
+        Args:
+            needed_by: of each row the cp rank that reads it; None: all do.
+        """
         context = None if ranks is None else ranks.context
+        if needed_by is not None and ranks is not None and context is not None:
+            return returned(partial, row_moves(self.held(rows), needed_by, context), ranks, context)
         if context is None or ranks is None or not sum(rows):
             return self.cut(partial, rows)
         everything = torch.cat([self._cut(partial, rows, index) for index in range(self.degree)])
@@ -60,8 +79,13 @@ class Crossing:
         ranks.count(everything, backward=True)
         return self._own_share(own, rows)
 
-    def whole(self, own: Tensor, rows: Sequence[int], ranks: TensorRanks | None) -> Tensor:
-        """All rows, of which every cp rank has got its slices. Collective where there are rows."""
+    def whole(
+        self, own: Tensor, rows: Sequence[int], ranks: TensorRanks | None, needed_by: Tensor | None = None
+    ) -> Tensor:
+        """All rows, of which every cp rank has got its slices; zeros in those that other ranks need by `needed_by`.
+        Collective where there are rows."""
+        if needed_by is not None and ranks is not None and ranks.context is not None:
+            return taken(own, row_moves(self.held(rows), needed_by, ranks.context), ranks, ranks.context)
         own, context = self._shared(own, rows, ranks, backward=False), None if ranks is None else ranks.context
         if context is None or ranks is None or not sum(rows):
             return self._joined(own, rows)
@@ -87,7 +111,7 @@ class Crossing:
 
     def _shared(self, own: Tensor, rows: Sequence[int], ranks: TensorRanks | None, *, backward: bool) -> Tensor:
         """What the ranks of the tensor-parallel group have got together."""
-        if self.way == "copies" or self.tp == 1 or ranks is None or not sum(rows):
+        if self.way not in SHARED or self.tp == 1 or ranks is None or not sum(rows):
             return own
         sizes = self._sizes(rows)
         together = own.new_empty(sum(sizes), own.shape[1])
@@ -139,7 +163,7 @@ def crossing(border: Border, shard: int, *, is_source: bool) -> Crossing | None:
     """Of a rank on one side of a border; None where tensors pass as they are."""
     own, other = (border.source, border.target)[:: 1 if is_source else -1]
     cut = slices(*border.seen)
-    if own == other or (cut == 1 and (border.way == "copies" or own.tp == 1)):
+    if own == other or (cut == 1 and (border.way not in SHARED or own.tp == 1)):
         return None
     return Crossing(
         slices=cut,

@@ -7,7 +7,7 @@ gradient are gathered, but for the first layer in front of patch groups, which r
 gradient of its own rows. Images that cross to another stage are made whole for that, rows are not.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Literal
@@ -20,7 +20,9 @@ from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.loads import output_lengths
 from mmplan.runtime.batch import Microbatch
 from mmplan.runtime.context import OwnRowsOf, all_rows, among_all, rows_of
+from mmplan.runtime.crossing import Crossing
 from mmplan.runtime.network import all_reduce, gather_rows
+from mmplan.runtime.placed_rows import RowMoves, returned, row_moves, taken, text_ranks
 from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.scenario.scenario import Model
 
@@ -47,8 +49,19 @@ class Dealt:
         by_rows: producers with whole rows of which patch groups read a part.
     """
 
-    def __init__(self, layers: Sequence[Layer], edges: Iterable[Edge], model: Model, ranks: TensorRanks | None) -> None:
-        """`edges`: all that begin or end in the stage."""
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        edges: Iterable[Edge],
+        model: Model,
+        ranks: TensorRanks | None,
+        *,
+        places: Collection[str] = (),
+        crossings: Mapping[str, Crossing] | None = None,
+    ) -> None:
+        """`edges`: all that begin or end in the stage; `places`: its layers whose rows go to those who need them alone
+        (`Layout.places`), by the crossing to another mesh where there is one."""
+        self._places, self._crossings = frozenset(places), crossings or {}
         self._model, self._ranks, self._peers = model, ranks, None if ranks is None else ranks.width
         self._here, edges = {layer.id for layer in layers}, list(edges)
         self._edges = {edge.producer: edge for edge in edges}
@@ -94,8 +107,11 @@ class Dealt:
         return rows[sum(lengths[:first]) : sum(lengths[:last])].clone()
 
     def whole(self, producer: str, part: Tensor, batch: Microbatch, way: Way, *, backward: bool) -> Tensor:
-        """All rows, of which every rank has its part. Collective where there are rows."""
+        """All rows, of which every rank has its part, or those that it needs among zeros. Collective where there are
+        rows."""
         assert self._ranks is not None and self._peers is not None
+        if producer in self._places:
+            return taken(part, self._moves(producer, batch), self._ranks, self._peers)
         if way == "rows":
             return all_rows(part, self._own(producer, batch), self._ranks, self._peers, backward=backward)
         lengths, _, _ = self._lengths(producer, batch)
@@ -114,6 +130,25 @@ class Dealt:
     def _own(self, producer: str, batch: Microbatch) -> OwnRowsOf:
         assert self._peers is not None
         return rows_of(self._lengths(producer, batch)[0], self._peers)
+
+    def _moves(self, producer: str, batch: Microbatch) -> RowMoves:
+        """Which rows go to which rank: to that with their places, or that hands them to another mesh."""
+        assert self._peers is not None
+        edge, own = self._edges[producer], self._own(producer, batch)
+        crossing = self._crossings.get(edge.name)
+        needed_by = (
+            text_ranks(edge, batch, self._peers)
+            if crossing is None
+            else crossing.held(crossing.part_rows(edge, batch)).rank
+        )
+        return row_moves(own.held(torch.arange(own.count)), needed_by, self._peers)
+
+    def part_of_sum(self, producer: str, gradient: Tensor, batch: Microbatch, way: Way) -> Tensor:
+        """This rank's part of the gradient of rows that were made whole."""
+        if producer in self._places:
+            assert self._ranks is not None and self._peers is not None
+            return returned(gradient, self._moves(producer, batch), self._ranks, self._peers)
+        return self.part(producer, self.summed(gradient), batch, way)
 
     def summed(self, gradient: Tensor) -> Tensor:
         """The gradient of rows that all cp ranks have, of which each has what its own tokens gave."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from mmplan.runtime.network import all_to_all
 from mmplan.runtime.row_cuts import Ragged, row_offsets
+from mmplan.runtime.row_exchange import exchanged_rows
 from mmplan.runtime.row_spans import placed_spans, pooled_lengths, pooled_offsets, pooled_spans
 from mmplan.runtime.shard_tensor import RaggedShard
 from mmplan.scenario.scenario import Modality
@@ -112,28 +112,14 @@ class _Exchange(torch.autograd.Function):
         axis: int,
     ) -> Tensor:
         ctx.leaving, ctx.arriving, ctx.count, ctx.mesh, ctx.axis = leaving, arriving, own.shape[0], mesh, axis
-        return _exchanged(own, leaving, arriving, count, mesh, axis)
+        return exchanged_rows(own, leaving, arriving, count, mesh.get_local_rank(axis), mesh.get_group(axis))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        back = _exchanged(gradients[0], ctx.arriving, ctx.leaving, ctx.count, ctx.mesh, ctx.axis)
+        mesh, axis = ctx.mesh, ctx.axis
+        here, group = mesh.get_local_rank(axis), mesh.get_group(axis)
+        back = exchanged_rows(gradients[0], ctx.arriving, ctx.leaving, ctx.count, here, group)
         return back, None, None, None, None, None
-
-
-def _exchanged(
-    own: Tensor, leaving: Sequence[Tensor], arriving: Sequence[Tensor], count: int, mesh: DeviceMesh, axis: int
-) -> Tensor:
-    """What stays here is not sent: a rank's rows for itself go straight to their places."""
-    here = mesh.get_local_rank(axis)
-    away = [rows if peer != here else rows[:0] for peer, rows in enumerate(leaving)]
-    come = [rows if peer != here else rows[:0] for peer, rows in enumerate(arriving)]
-    sent = own.index_select(0, torch.cat(away).to(own.device))
-    received = own.new_empty(sum(map(len, come)), *own.shape[1:])
-    all_to_all(received, sent, list(map(len, come)), list(map(len, away)), mesh.get_group(axis))
-    result = own.new_zeros(count, *own.shape[1:])
-    result.index_add_(0, torch.cat(come).to(own.device), received)
-    stays = own.index_select(0, leaving[here].to(own.device))
-    return result.index_add_(0, arriving[here].to(own.device), stays)
 
 
 def _range(first: int, count: int) -> Tensor:

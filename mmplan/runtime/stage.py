@@ -30,6 +30,7 @@ from mmplan.runtime.in_flight import Computed, InFlight, cut_off
 from mmplan.runtime.layers import LayerModule
 from mmplan.runtime.model import MultimodalModel
 from mmplan.runtime.numerics.part_scales import PartScales
+from mmplan.runtime.placed_rows import text_ranks
 from mmplan.runtime.recompute import recomputed
 from mmplan.runtime.tensor_parallel import SplitLayer
 from mmplan.runtime.tensor_sums import TensorRanks
@@ -133,7 +134,8 @@ class LayerStage(WeightedStage):
         self.model, self._scales = model, scales
         self._ranks, self._crossings = ranks, crossings or {}
         edges = [edge for edge in graph.edges() if {edge.producer, edge.consumer} & {layer.id for layer in layers}]
-        self._dealt = Dealt(layers, edges, scenario.model, ranks)
+        places = [layer.id for layer in layers if layout.places(layer)]
+        self._dealt = Dealt(layers, edges, scenario.model, ranks, places=places, crossings=self._crossings)
         self._layers = tuple(layers)
         self._reads = {layer.id: tuple(graph.predecessors(layer.id)) for layer in layers}
         self._incoming = tuple(cut for cut in cuts if cut.target == stage)
@@ -275,8 +277,15 @@ class LayerStage(WeightedStage):
         if gradient is None:
             gradient = torch.zeros_like(state.received[cut.edge.producer], device=self.model.device)
         if crossing := self._crossings.get(cut.activation):
-            return crossing.scattered(gradient, crossing.part_rows(cut.edge, batch), self._ranks)
+            rows = crossing.part_rows(cut.edge, batch)
+            return crossing.scattered(gradient, rows, self._ranks, self._needed_by(crossing, cut, batch))
         return gradient
+
+    def _needed_by(self, crossing: Crossing, cut: CutTensor, batch: Microbatch) -> Tensor | None:
+        """Of each row of a tensor that comes from another mesh the cp rank that reads it; None: all do."""
+        if crossing.way != "placed" or self._ranks is None or self._ranks.context is None:
+            return None
+        return text_ranks(cut.edge, batch, self._ranks.context)
 
     def reads(self, *, gradients: bool) -> tuple[str, ...]:
         if gradients:
@@ -297,7 +306,8 @@ class LayerStage(WeightedStage):
             flat = torch.empty(0, dtype=dtype, device=device) if flat is None else flat.view(dtype)
             value = flat.view(-1, cut.edge.width)
             if crossing := self._crossings.get(cut.activation):
-                value = crossing.whole(value, crossing.part_rows(cut.edge, batch), self._ranks)
+                rows = crossing.part_rows(cut.edge, batch)
+                value = crossing.whole(value, rows, self._ranks, self._needed_by(crossing, cut, batch))
             values[cut.edge.producer] = value
             if cut.carries_grad:
                 state.carrying.add(cut.edge.producer)
@@ -358,8 +368,7 @@ class LayerStage(WeightedStage):
         """Gradients that came for all rows of a part, or for parts of all rows, are added to the producer's own."""
         way = self._dealt.held(name)
         if name in self._dealt.gathered and whole_key(name) in state.gradients:
-            whole = self._dealt.summed(state.gradients.pop(whole_key(name)))
-            state.add(name, self._dealt.part(name, whole, batch, way))
+            state.add(name, self._dealt.part_of_sum(name, state.gradients.pop(whole_key(name)), batch, way))
         if name in self._dealt.by_images and name in state.carrying:
             part = state.gradients.pop(part_key(name), None)
             if part is None:  # this rank's part has no rows, but others' may have

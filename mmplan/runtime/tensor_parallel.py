@@ -202,7 +202,7 @@ class SplitLayer(LayerModule):
             case GroupedLinear() if self._exchange is not None:
                 result: Tensor = self.parts[op.name](joined(inputs[0]), self._exchange.rows)
                 return result
-            case Pool() | MergeRows() if own is not None and strided(self._whole, op):
+            case Pool() | MergeRows() if own is not None and strided(op, self._whole):
                 return self._several_rows(op, joined(inputs[0]), batch)
             case CrossEntropy():
                 labels = batch.labels[self.layer.module]

@@ -8,7 +8,6 @@ from brute_force import partition_value, partitions
 from pipeline_toys import fixed
 from random_jobs import Worth, alike, price_per_hour, random_job
 
-from mmplan.cost_models.patches import patch_modules
 from mmplan.errors import InfeasibleError
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.configurations import list_configurations
@@ -141,7 +140,7 @@ def meshed_configurations(
                         ep=ep,
                         dp=dp,
                         first_rank=first,
-                        patches=tuple(name for name in one.modules if cp > 1 and name in patch_modules(job.model)),
+                        patches=one.patches if cp > 1 else (),
                     )
                     for one, (tp, cp, ep, dp, _), first in zip(apart, degrees, firsts, strict=True)
                 )

@@ -16,7 +16,7 @@ import numpy as np
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.degrees import divides, tp_degrees
-from mmplan.cost_models.patches import patch_modules
+from mmplan.cost_models.patches import patch_modules, read_by
 from mmplan.planner.configuration import Configuration, divisors
 from mmplan.planner.contract import contract
 from mmplan.planner.cut_plan import plan_from_cut
@@ -84,7 +84,8 @@ def random_plan(seed: int, models: tuple[str, ...] = MODELS) -> Plan:
     modules = [module for module in scenario.model.modules if module.kind != "language_model"]
     spread = tuple(m.name for m in modules if not divides(m, width) or (width * cp > 1 and random.random() < 0.2))
     cut = np.random.default_rng((seed, 1)).random() < 0.4
-    patches = tuple(name for name in patch_modules(scenario.model) if name in spread and cut)
+    able = [name for name in patch_modules(scenario.model) if name in spread and cut]
+    patches = tuple(name for name in able if read_by(scenario.model, name) in ("", *able))
     configuration = Configuration(
         tp=width,
         dp=dp,

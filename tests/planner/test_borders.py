@@ -8,12 +8,13 @@ from pipeline_toys import LINK, scenario
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
-from mmplan.cost_models.graph import Edge
+from mmplan.cost_models.graph import ComputationGraph, Edge
 from mmplan.cost_models.layout import Layout
 from mmplan.cost_models.load import Load
 from mmplan.planner.border import Border, TensorWay, Way, quickest, seen_shard, shard_of, ways_between, ways_s
 from mmplan.planner.border_choice import border_choices
 from mmplan.planner.check import check_plan
+from mmplan.planner.check_meshes import check_meshes
 from mmplan.planner.lower import lower
 from mmplan.planner.mesh import Mesh, message_bytes, messages
 from mmplan.planner.overlap import overlap_rate
@@ -94,6 +95,23 @@ def test_the_quickest_way_follows_from_the_links(
     assert quickest(seconds) == best
 
 
+ROWS = replace(FOUR, tp=1, cp=4)
+MERGED = replace(TOKENS, placed="vision")
+
+
+def test_rows_among_those_of_a_text_go_to_the_rank_with_their_place_alone() -> None:
+    """197 x 1024 image tokens of two replicas among the rows of a text on four ranks: a slice of each image to each,
+    4 messages each way; then each gives the others 3/4 of its own slices at one latency, instead of gathering those of
+    all over three."""
+    costs, layouts = AnalyticCostModel(_joined(LINK)), (Layout(tp=1, dp=2), Layout(cp=4))
+    seconds = ways_s(costs, MERGED, LOADS, "bf16", (TWO, ROWS), layouts, near=False)
+    assert seconds["copies"] == pytest.approx(8e-6 + 8 * S + 2 * (3e-6 + 3 / 4 * 8 * SLICE / 1e10))
+    assert seconds["placed"] == pytest.approx(8e-6 + 8 * S + 2 * (1e-6 + 3 / 4 * 2 * SLICE / 1e10))
+    assert quickest(seconds) == "placed"
+    assert "placed" not in ways_s(costs, TOKENS, LOADS, "bf16", (TWO, ROWS), layouts, near=False)
+    assert "placed" not in ways_between(TWO, FOUR, placed=True)
+
+
 def test_a_larger_group_flips_the_choice() -> None:
     """Where a message takes 60 us to start, slices pay to tp 2, which get as many messages each way; to tp 4 these are
     too many. To a single rank there is but one way."""
@@ -151,6 +169,20 @@ def test_ways_that_cannot_be_are_refused(producer: str, reader: str, message: st
     way = TensorWay(producer=producer, reader=reader, way="slices")
     plan = replace(plan, ways=(way,), meshes=(replace(mesh, tp=3),))
     assert message in [finding.message for finding in check_plan(plan)]
+
+
+@pytest.mark.parametrize(
+    ("reader", "why"), [("one rank", "reads it on one rank"), ("states", "reads it not at places of its sequence")]
+)
+def test_rows_are_placed_only_where_a_sequence_lies_over_ranks(reader: str, why: str) -> None:
+    plan = meshed(_apart(SLOW_TO_START), **SHAPE)  # type: ignore[arg-type]
+    graph = build_graph(plan.scenario)
+    if reader == "states":
+        edges = [replace(edge, placed="") for edge in graph.edges()]
+        plan, graph = replace(plan, tp=1, cp=2), ComputationGraph(graph.layers(), edges)
+    way = TensorWay(producer="vision_projector.0", reader="llm", way="placed")
+    found = [finding.message for finding in check_meshes(replace(plan, ways=(way,)), graph)]
+    assert f"vision_projector.0 crosses to llm as placed, and llm {why}" in found
 
 
 def test_every_rank_of_a_group_has_its_own_messages() -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pipeline_toys import plan, scenario
 
 from mmplan.cost_models.build import build_graph
+from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.graph import ComputationGraph
-from mmplan.cost_models.loads import sample_loads
+from mmplan.cost_models.loads import mean_loads, sample_loads
 from mmplan.errors import CheckError
 from mmplan.planner.check import check_tensors
 from mmplan.planner.check_program import check_program
@@ -178,3 +179,19 @@ def test_cross_attention_context_goes_once_to_every_stage_that_reads_it() -> Non
     assert [cut.target for cut in cuts] == [1, 2, 3, 4]
     for cut, layers in zip(cuts, stages[1:], strict=True):
         assert cut.edge.consumer == next(layer for layer in layers if layer in readers)
+
+
+def test_states_of_inner_layers_go_to_the_stages_that_add_them_and_to_no_other() -> None:
+    """Qwen3-VL: tokens of three inner vision blocks are added behind the first three text blocks, here on three stages;
+    the last stage reads none of them. Each is as large as the merged tokens, and goes once."""
+    scenario = load_scenario(Path(__file__).parents[2] / "scenarios" / "qwen3-vl-30b-a3b.yaml")
+    graph, loads = build_graph(scenario), mean_loads(scenario, 1)
+    text = [layer.id for layer in graph.layers() if layer.module == "llm"]
+    images = [layer.id for layer in graph.layers() if layer.module != "llm"]
+    cuts = build_stage_graph([images, text[:2], text[2:3], text[3:4], text[4:]], graph).cuts
+    read = {target: [cut.edge for cut in cuts if (cut.source, cut.target) == (0, target)] for target in range(1, 5)}
+    assert [len(read[target]) for target in range(1, 5)] == [2, 1, 1, 0]  # the first merges, and adds to its block
+    assert all(graph.layer(edge.producer).module != "vision" for edges in read.values() for edge in edges)
+    rows = round(loads["projector"].tokens)
+    sizes = {edge_bytes(edge, loads, "bf16") for edges in read.values() for edge in edges}
+    assert sizes == {rows * graph.layer("llm.0").output.width * 2}

@@ -70,6 +70,7 @@ def uneven_cases(tiny: Scenario) -> dict[str, Plan]:
             meshes=(own(*SIGHT, *SOUND, dp=2, first=3),),
         ),
         "slices to rows on 2 x tp 2": crossing_by("slices", over_four),
+        "placed among rows on 2 x tp 2": crossing_by("placed", over_four),
         "broadcasts to rows on 2 x tp 2": crossing_by("broadcast", over_four),
     }
 
@@ -83,7 +84,19 @@ def _ways_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
     deep = hand_plan(experts, ((*VISION, "deep.0", *AUDIO), LLM), dp=2)
     patched = replace(own(*both, first=2), cp=2, patches=("vision", "audio"))
     rows = replace(hand_plan(crossed, encoders, microbatch_size=2), cp=2, meshes=(own(*both, tp=2, first=2),))
+    through = replace(patched, patches=both)
+    stacked = hand_plan(experts, ((*VISION, "deep.0", *AUDIO), LLM), microbatch_size=2)
     plans: dict[str, tuple[Plan, Way]] = {
+        "placed among rows on 2 ranks from 2 replicas": (replace(wide, cp=2, meshes=apart), "placed"),
+        "placed among rows on 2 ranks from patches through projectors, DeepStack": (
+            replace(
+                stacked,
+                cp=2,
+                meshes=(replace(through, modules=(*both, "deep"), patches=("vision", "projector", "deep")),),
+            ),
+            "placed",
+        ),
+        "patches through projectors, slices to tp 2": (replace(wide, tp=2, meshes=(through,)), "slices"),
         "slices to tp 2 from 2 replicas": (replace(wide, tp=2, meshes=apart), "slices"),
         "broadcasts to tp 2 from 2 replicas": (replace(wide, tp=2, meshes=apart), "broadcast"),
         "slices from tp 2 to 2 replicas": (replace(hand_plan(tiny, encoders, dp=2), meshes=rows.meshes), "slices"),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from case_processes import chosen
-from gradient_cases import cases, in_precisions
+from gradient_cases import TIED_STAGES, cases, in_precisions
 from meshed_plan_cases import meshed_cases
 from padded_plan_cases import padded_cases
 from row_plan_cases import DEEP, ONE_STAGE, TALKER, attention_again, row_cases
@@ -165,6 +165,12 @@ def _patch_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
             halves, spread=encoders, patches=("vision", "projector")
         ),
         "patches pooled by 4 in front of rows of text": replace(pooled, cp=2, spread=behind, patches=behind),
+        "patches placed among rows of text in another stage": replace(
+            changed_projector(hand_plan(tiny, TIED_STAGES, microbatch_size=2), "audio_projector", pool=4),
+            cp=2,
+            spread=behind,
+            patches=behind,
+        ),
         "patches pooled by 4, replicas that share weights": replace(
             changed_projector(hand_plan(tiny, ONE_STAGE, dp=2, microbatch_size=3), "projector", pool=4),
             tp=TP,
