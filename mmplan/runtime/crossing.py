@@ -103,7 +103,7 @@ class Crossing:
 
     def told_bytes(self, rows: Sequence[int], row_bytes: int) -> int:
         """What this rank hands to the gather or broadcast of rows that its tensor-parallel group has got."""
-        return 0 if self.way == "copies" or self.tp == 1 else row_bytes * sum(self._sizes(rows))
+        return 0 if self.way not in SHARED or self.tp == 1 else row_bytes * sum(self._sizes(rows))
 
     def joined_bytes(self, rows: Sequence[int], row_bytes: int) -> int:
         """What it hands to the gather over cp of rows to read, and to the sum of their gradient."""
