@@ -137,7 +137,7 @@ def test_constraints_pin_the_ranks_of_a_module() -> None:
     assert optimize(free, gap=0.0).plan.meshes == ()
     cut = optimize(pinned(free, OwnRanks(module="vision", cp=(2,))), gap=0.0).plan
     (mesh,) = cut.meshes
-    assert (mesh.tp, mesh.cp, mesh.patches) == (1, 2, ("vision",))
+    assert (mesh.tp, mesh.cp, mesh.patches) == (1, 2, ("vision", "projector"))
     assert check_plan(cut) == ()
     alone = optimize(pinned(free, OwnRanks(module="vision"), OwnRanks(module="projector")), gap=0.0).plan
     assert [mesh.modules for mesh in alone.meshes] == [("vision",), ("projector",)]
