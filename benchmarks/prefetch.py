@@ -7,22 +7,16 @@ stages in both. `tiny` gets a frozen vision encoder of 32 blocks and one replica
 Seconds are of the simulation of mean microbatches; `gain` is of these.
 """
 
-import argparse
-import csv
 from dataclasses import replace
 
-from measured import MACHINE, ROOT, write_rows
+from asked import planned, write_asked
+from measured import MACHINE, ROOT
 
-from mmplan.cost_models.analytic import AnalyticCostModel
-from mmplan.cost_models.build import build_graph
-from mmplan.planner.search import optimize
-from mmplan.planner.simulate import simulate
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import ModelModule, Scenario, Training
 
 SCENARIOS = ("llava-1.5-7b-sft", "qwen2.5-vl-7b-lora", "qwen2.5-vl-72b-lora", "whisper-llama3-8b")
 SCENARIOS += (*(f"{name}:4" for name in SCENARIOS), "tiny:3", "tiny:4")
-LIMIT_S = 60.0
 
 
 def _deep(scenario: Scenario) -> Scenario:
@@ -43,12 +37,8 @@ def row(name: str) -> dict[str, object]:
     scenario = load_scenario(ROOT / "scenarios" / f"{short}.yaml")
     scenario = _deep(scenario) if short == "tiny" else scenario
     rules = replace(scenario.constraints, pp=(int(stages),)) if stages else scenario.constraints
-    graph, made = build_graph(scenario), []
-    for prefetch in ((), None):
-        one = replace(scenario, constraints=replace(rules, prefetch=prefetch))
-        result = optimize(one, gap=0.01, time_limit_s=LIMIT_S)
-        made.append((result, simulate(result.plan, graph, AnalyticCostModel(result.plan.scenario)).step_time_s))
-    (alone, before_s), (ahead, after_s) = made
+    before, after = (planned(replace(scenario, constraints=replace(rules, prefetch=asked))) for asked in ((), None))
+    alone, ahead = before.result, after.result
     return {
         "scenario": name,
         "devices": scenario.cluster.device_count,
@@ -56,10 +46,10 @@ def row(name: str) -> dict[str, object]:
         "prefetch": " ".join(ahead.plan.prefetch),
         "stages_ahead": sum(map(ahead.plan.is_ahead, range(len(ahead.plan.stages)))),
         "pp": ahead.plan.pp,
-        "alone_s": f"{before_s:.6f}",
-        "ahead_s": f"{after_s:.6f}",
+        "alone_s": f"{before.step_s:.6f}",
+        "ahead_s": f"{after.step_s:.6f}",
         "bound_s": f"{ahead.bound_s:.6f}",
-        "gain": f"{1 - after_s / before_s:.4f}",
+        "gain": f"{1 - after.step_s / before.step_s:.4f}",
         "alone_wall_s": f"{alone.wall_s:.1f}",
         "ahead_wall_s": f"{ahead.wall_s:.1f}",
         "command": f"python benchmarks/prefetch.py {name}",
@@ -67,20 +57,5 @@ def row(name: str) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("scenarios", nargs="*", default=SCENARIOS)
-    options = parser.parse_args()
-    file = ROOT / "benchmarks" / "prefetch.csv"
-    known: dict[str, dict[str, object]] = {}
-    if file.exists():
-        with file.open(newline="") as text:
-            known = {one["scenario"]: dict(one) for one in csv.DictReader(text)}
-    for name in options.scenarios:
-        known[name] = row(name)
-        print(known[name], flush=True)
-        write_rows(file.name, list(known.values()))
-
-
 if __name__ == "__main__":
-    main()
+    write_asked("prefetch", __doc__ or "", SCENARIOS, row)
