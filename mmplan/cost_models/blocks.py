@@ -187,6 +187,11 @@ def _projector_linears(shape: Projector, training: Training, value: Value) -> tu
         name, x = f"linear{position}", value
         result = Value(f"{name}.out", TOKENS, out, sharded=is_column)
         ops += linear_ops(name, x, result, training, bias=shape.bias, parallel=parallel)
+        for further in range(1, shape.reads if position == 0 else 1):
+            part, total = (replace(result, name=f"{name}.{what}{further}") for what in ("part", "sum"))
+            ops += linear_ops(f"{name}_{further}", x, part, training, bias=False, parallel=parallel)
+            ops.append(Add(a=result, b=part, y=total))
+            result = total
         value = result
         if shape.gated and position == count - 2:
             gate, active = (replace(result, name=f"gate.{part}") for part in ("out", "active"))

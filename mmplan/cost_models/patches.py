@@ -6,11 +6,24 @@ from functools import lru_cache
 
 from mmplan.cost_models.build import model_layers
 from mmplan.cost_models.layer import Layer, splits_rows
-from mmplan.cost_models.ops import Activation, Add, Attention, Linear, MergeRows, Multiply, Norm, Op, Pool, Rope, Scale
+from mmplan.cost_models.ops import (
+    Activation,
+    Add,
+    Attention,
+    Linear,
+    MergeRows,
+    Multiply,
+    Norm,
+    Op,
+    Pool,
+    Rope,
+    Scale,
+    Stored,
+)
 from mmplan.cost_models.strided import strided
 from mmplan.scenario.scenario import Model
 
-ROW_BY_ROW = (Linear, Norm, Scale, Activation, Multiply, Add, Rope)
+ROW_BY_ROW = (Linear, Norm, Scale, Activation, Multiply, Add, Rope, Stored)
 
 
 @lru_cache(maxsize=16)

@@ -297,11 +297,13 @@ def scenario_hash(scenario: Scenario) -> str:
     recorded: dict[str, object] = {} if scenario.model.recorded is not None else {"recorded": True}
     unsplit = {} if scenario.model.recorded is not None else recorded | {"recorded_tp": True}
     alike = {"precision": True} if all(module.precision is None for module in scenario.model.modules) else {}
+    one: dict[str, object] = {"projector": {"reads": True}}
     modules = {
-        index: {"form": True, "audio": {"stride": True}, "vocabulary": {"elsewhere": True}} | unsplit | alike
+        index: {"form": True, "audio": {"stride": True}, "vocabulary": {"elsewhere": True}} | usual
         if module.form is None and (module.audio is None or module.audio.stride == 2)
-        else unsplit | alike
+        else usual
         for index, module in enumerate(scenario.model.modules)
+        for usual in (unsplit | alike | (one if module.projector and module.projector.reads == 1 else {}),)
     }
     unsaid |= {"patches": True} if scenario.constraints.patches == () else {}
     unsaid |= {"encode_together": True} if scenario.constraints.encode_together == () else {}

@@ -201,7 +201,9 @@ class Vocabulary:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Projector:
     """`pool` neighbouring tokens are averaged, `merge` of the results joined, normalised if `norm`, then they pass
-    linears `dims[i] -> dims[i+1]`. `gated`: the last two linears are a gated MLP (a third matrix beside the first)."""
+    linears `dims[i] -> dims[i+1]`. `gated`: the last two linears are a gated MLP (a third matrix beside the first).
+    `reads`: outputs of so many layers of the producer stand side by side in front of the first linear, and are all
+    taken from its last one: so many matrices, whose results are added."""
 
     dims: tuple[int, ...]
     merge: int = 1
@@ -210,6 +212,7 @@ class Projector:
     norm: Literal["layer", "rms"] | None = None
     norm_before_merge: bool = False
     bias: bool = True
+    reads: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

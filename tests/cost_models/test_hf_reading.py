@@ -36,7 +36,7 @@ def test_modules_are_told_with_parameters_shape_and_tokens(tmp_path: Path) -> No
     found = reading(tmp_path, LLAVA)
     total, vision, projector, llm, defaults = found.read
     assert total == "llava: 455,232 parameters in 3 modules"
-    assert vision.startswith("vision: vision encoder of 2 blocks, width 64, 4 heads of 16, MLP 96, ")
+    assert vision.startswith("vision: vision encoder of 1 block, width 64, 4 heads of 16, MLP 96, ")
     assert vision.endswith(" parameters, 4 tokens of an image or tile of its own size")
     assert projector.startswith("projector: projector 64 -> 128 -> 128, 24,832 parameters, 4 tokens")
     assert llm.startswith("llm: language model of 2 blocks, width 128, 4 heads of 32, MLP 96, vocabulary 500, ")

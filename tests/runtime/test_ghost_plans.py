@@ -25,8 +25,6 @@ PLANNED = [name for name in FAMILIES if name != "whisper"]  # its decoder is not
 
 # Edges that only the model has, and only the plan.
 KNOWN = {
-    # The projector reads the last block but one, so that the last is never computed: plans do.
-    "llava": ({"vision.1>projector.0"}, {"vision.1>vision.2", "vision.2>projector.0"}),
     # Features are added behind a block: the model's glue leaves that to the next one.
     "qwen3_vl": (
         {"deepstack0.0>llm.1", "deepstack1.0>llm.2"},

@@ -31,10 +31,9 @@ HERE = Path(__file__).parent
 # Parameters of units that no loss depends on: LLaVA's last block and norm, the pooling of Gemma's tower.
 UNUSED = {"llava": 4136, "gemma3": 4064}
 OTHER_FLOPS = {
-    "llava": {"vision.2"},  # of which the plan knows no better than that it runs
     "gemma3": {"llm.0", "llm.2"},  # windows are a mask here, under which all pairs are computed
-    # The library fills 17 patches of a tile up to 24, and the projector reads three states of each.
-    "mllama": {"vision.0", "vision.1", "vision.2", "vision.3", "projector.0"},
+    # The library fills 17 patches of a tile up to 24.
+    "mllama": {"vision.0", "vision.1", "vision.2", "vision.3"},
 }
 # Blocks that two ranks share otherwise, or of which that counts on other layers: a table that stands beside the first.
 OTHER_BLOCKS = {name: set(layers) - {"projector.0"} for name, layers in OTHER_FLOPS.items()} | {

@@ -51,10 +51,18 @@ def projector_module(
     norm_first: bool = False,
     gated: bool = False,
     stored: int = 0,
+    reads: int = 1,
 ) -> ModelModule:
     """`pool` tokens averaged, `merge` joined, a norm before or after joining, linears between the widths `dims`."""
     projector = Projector(
-        dims=dims, merge=merge, pool=pool, gated=gated, norm=norm, norm_before_merge=norm_first, bias=bias is not False
+        dims=dims,
+        merge=merge,
+        pool=pool,
+        gated=gated,
+        norm=norm,
+        norm_before_merge=norm_first,
+        bias=bias is not False,
+        reads=reads,
     )
     return ModelModule(
         name=name, kind="projector", modality=modality, projector=projector, stored=stored, source=SOURCE

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from mmplan.scenario.document import shown
+from mmplan.scenario.formats.hf.read_layer import up_to_read_layer
 from mmplan.scenario.formats.hf.text import text_module
 from mmplan.scenario.formats.hf.towers import TOWERS, tower_of
 from mmplan.scenario.formats.hf_fields import Fields
@@ -11,16 +12,14 @@ from mmplan.scenario.scenario import Model, ModelModule
 
 
 def vip_llava(config: Fields, name: str) -> Model:
-    """Several layers of the tower side by side, a norm, two linears: of the wider first linear one layer's part is
-    counted as work, the rest as stored numbers."""
+    """Several layers of the tower side by side, a norm, two linears; the norm is stored, its work that of one layer."""
     layers = config.get("vision_feature_layers")
     if not isinstance(layers, list) or not 0 < len(layers) < 100:
         raise config.error("vision_feature_layers", f"expected a list of layers, found {shown(layers)}")
     vision, llm = _classed(config, tower_of(config)), text_module(config, "text_config")
     width, joined = llm.output_width, len(layers) * vision.output_width
-    stored = (joined - vision.output_width) * width + 2 * joined
-    config.log.notes.append(f"the projector's product with {len(layers) - 1} of {len(layers)} layers is not counted")
-    return chain(name, vision, projector_module((vision.output_width, width, width), stored=stored), llm)
+    dims = (vision.output_width, width, width)
+    return chain(name, vision, projector_module(dims, reads=len(layers), stored=2 * joined), llm)
 
 
 def _one_layer(config: Fields) -> None:
@@ -40,11 +39,11 @@ def _classed(config: Fields, vision: ModelModule) -> ModelModule:
 
 
 def llava(config: Fields, name: str) -> Model:
-    """LLaVA 1.5 and Pixtral-12B: two linears. The tower's last block runs though LLaVA reads the one before it."""
+    """LLaVA 1.5 and Pixtral-12B: two linears."""
     if config.has("mm_vision_tower"):
         return original_llava(config, name)
     _one_layer(config)
-    vision = _classed(config, tower_of(config))
+    vision = up_to_read_layer(config, _classed(config, tower_of(config)))
     llm = text_module(config, "text_config")
     width, bias = llm.output_width, config.get("multimodal_projector_bias")
     return chain(name, vision, projector_module((vision.output_width, width, width), bias=bias), llm)
@@ -98,6 +97,7 @@ def original_llava(config: Fields, name: str) -> Model:
     if vision.vision is not None and vision.vision.class_token:
         keep = config.get("mm_vision_select_feature") == "cls_patch"
         vision = replace(vision, vision=replace(vision.vision, keep_class_token=keep))
+    vision = up_to_read_layer(config, vision, "mm_vision_select_layer")
     kind = {"llava": "llama", "llava_llama": "llama", "llava_mistral": "mistral", "llava_qwen": "qwen2"}[config.kind]
     text = config.read_as(kind)
     llm = text_module(text)
@@ -232,16 +232,16 @@ def llama4(config: Fields, name: str) -> Model:
 
 def mllama(config: Fields, name: str) -> Model:
     """Llama 3.2 Vision: the text model's cross layers read the projected image tokens. The projector also reads
-    intermediate outputs of the tower: their weights are stored, their product is not counted."""
+    intermediate outputs of the tower, here the last one so often."""
     vision, tower = tower_of(config), config.part("vision_config")
     llm = text_module(config, "text_config", tied=False, rows=8)
     width, hidden = tower.count("vision_output_dim"), vision.output_width
     further = tower.get("intermediate_layers_indices")
-    joined = hidden * (1 + (len(further) if isinstance(further, list) else 5))
+    reads = 1 + (len(further) if isinstance(further, list) else 5)
+    joined = hidden * reads
     if joined != width:
         raise tower.error("vision_output_dim", f"the projector reads {joined} numbers of a token, found {width}")
-    stored = (width - hidden) * llm.output_width
-    return chain(name, vision, projector_module((hidden, llm.output_width), stored=stored), llm, last="cross_attention")
+    return chain(name, vision, projector_module((hidden, llm.output_width), reads=reads), llm, last="cross_attention")
 
 
 def kimi_k25(config: Fields, name: str) -> Model:
