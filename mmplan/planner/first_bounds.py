@@ -14,23 +14,19 @@ the least seconds per byte that any block offers. Where ranks have several chunk
 all layers: the lightest that fits.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from mmplan.cost_models.layer import Layer
-from mmplan.cost_models.layout import Layout, trained_on_rank
-from mmplan.cost_models.load import Load
-from mmplan.cost_models.memory_states import layer_counts
-from mmplan.cost_models.planned_memory import planned_kept_bytes
+from mmplan.cost_models.layout import Layout
 from mmplan.planner.configurations import Column, Configurations
 from mmplan.planner.contract import GroupGraph
-from mmplan.planner.first_ends import Floats, in_pools, whole_ends
+from mmplan.planner.first_ends import Floats, whole_ends
+from mmplan.planner.first_tables import FirstTables, first_tables
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import allowed_levels, quickest_levels, room_bytes_of
 from mmplan.planner.stage_order import tail_start
-from mmplan.planner.upsets import BoolArray, IntArray
+from mmplan.planner.upsets import IntArray
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.schedule_names import ScheduleName
 
@@ -77,9 +73,11 @@ class _Model:
     levels_bytes: Floats
 
 
-def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurations) -> FirstBounds:
-    """Bounds of all rows."""
-    model = _model(prices, groups, configurations)
+def first_bounds(
+    prices: Prices, groups: GroupGraph, configurations: Configurations, tables: FirstTables | None = None
+) -> FirstBounds:
+    """Bounds of all rows; `tables` where they are known."""
+    model = _model(prices, groups, configurations, tables or first_tables(prices, configurations))
     ends, which = whole_ends(prices, configurations, model.counts)
     room_bytes = room_bytes_of(prices.scenario)
     size_of = np.searchsorted(model.sizes, configurations.microbatch_size)
@@ -131,125 +129,37 @@ def first_bounds(prices: Prices, groups: GroupGraph, configurations: Configurati
     return FirstBounds(step_ns=step_ns, roomy_ns=roomy_ns, any_order_ns=any_order_ns, need_bytes=need_bytes)
 
 
-def _model(prices: Prices, groups: GroupGraph, configurations: Configurations) -> _Model:
-    sizes = np.unique(configurations.microbatch_size).astype(np.int64)
+def _model(prices: Prices, groups: GroupGraph, configurations: Configurations, tables: FirstTables) -> _Model:
     kinds, member = prices.kinds, prices.members(groups).astype(np.float64)
     levels, quickest = allowed_levels(prices.scenario), quickest_levels(prices.scenario)
-    alike = prices.alike_at(*quickest, levels[-1])
-    costs, scenario = prices.costs, prices.scenario
-
-    pools = range(len(prices.scenario.cluster.pools))
-
-    def at_once(layer: Layer, layout: Layout, size: int) -> tuple[Load, int]:
-        """Of how many microbatches, and the load of these."""
-        count = layout.microbatches_of(layer.module)
-        return prices.loads(int(sizes[size]) * count)[layer.module], count
-
-    def work_s(layer: Layer, layout: Layout, size: int) -> list[float]:
-        """By pool; then of the forward, in the quickest. Each at the quickest level."""
-        (load, count), found = at_once(layer, layout, size), []
-        for level in quickest:
-            ways = in_pools(prices, replace(layout, recompute=level))
-            forward_s = [costs.forward_s(layer, load, at) / count for at in ways]
-            backward_s = [costs.backward_s(layer, load, at) / count for at in ways]
-            both_s = [there_s + back_s for there_s, back_s in zip(forward_s, backward_s, strict=True)]
-            found.append([*both_s, min(forward_s)])
-        return found[0] if len(found) == 1 else np.min(found, axis=0).tolist()
-
-    def kept_bytes(layer: Layer, layout: Layout, size: int) -> list[float]:
-        """At the quickest and the leanest level."""
-        load, count = at_once(layer, layout, size)
-        return [planned_kept_bytes(layer, load, scenario, layout.at(levels[end])) / count for end in (0, -1)]
-
-    def counts(layer: Layer, layout: Layout, _: int) -> list[float]:
-        trained, held = trained_on_rank(layer, layout), layer_counts(layer, layout.shard(layer))
-        spread = layer.module in layout.spread
-        dense = (0, held.dense) if spread else (held.dense, 0)
-        frozen = (0, held.dense_frozen) if spread else (held.dense_frozen, 0)
-        reduced = (trained.dense, trained.spread, trained.experts)
-        every = (dense[0] + frozen[0], dense[1] + frozen[1], held.expert + held.expert_frozen)
-        own = (*every, *(every if layer.has_backward else (0, 0, 0)), *reduced)
-        none = (0,) * len(own)
-        return [
-            *reduced,
-            *dense,
-            held.expert,
-            *frozen,
-            held.expert_frozen,
-            *(own if layer.module not in layout.together else none),
-            *(own if layer.module in layout.together else none),
-        ]
-
-    bases = configurations.bases
-    used = np.zeros((len(bases), len(sizes)), dtype=np.bool_)
-    used[configurations.base, np.searchsorted(sizes, configurations.microbatch_size)] = True
-    of_bases = alike_bases(kinds, bases)
-    *by_pool, forward_s = np.moveaxis(tabulated(kinds, alike, of_bases, used, len(pools) + 1, work_s), 2, 0)
+    *by_pool, forward_s = np.moveaxis(tables.work_s, 2, 0)
     by_pool_s = np.stack(by_pool, axis=2)
     kind_s = by_pool_s.min(axis=2)
     group_s = kind_s @ member.T  # [base, size, group]
     works = kind_s > 0
     ratios = np.where(works[:, :, None], by_pool_s / np.where(works, kind_s, 1.0)[:, :, None], np.inf)
-    unrecomputed, kept = np.moveaxis(tabulated(kinds, alike, of_bases, used, 2, kept_bytes), 2, 0)
+    unrecomputed, kept = np.moveaxis(tables.kept_bytes, 2, 0)
     saved = unrecomputed - kept
     # which kinds a level recomputes that the quickest does not; unknown where attention alone may be recomputed
     drops = np.array([[Layout(recompute=level).recomputed(layer) != "none" for layer in kinds] for level in levels])
     selective = "selective" in levels
     further = drops[:1] & False if selective or len(quickest) > 1 else drops & ~drops[0]
     rates = np.where(saved > 0, forward_s / np.where(saved > 0, saved, 1.0), np.inf).min(axis=2)
-    held = tabulated(kinds, prices.alike, of_bases, used[:, :1] | True, 27, counts)[:, 0] @ member.sum(axis=0)
     return _Model(
-        sizes=sizes,
+        sizes=tables.sizes,
         path_s=_paths(groups, group_s),
-        lag_s=_lags(prices, groups, configurations, sizes),
+        lag_s=_lags(prices, groups, configurations, tables.sizes),
         kept_bytes=kept @ member.sum(axis=0),
         busiest_s=busiest(group_s, member, int((configurations.pp * configurations.vp).max())),
         total_s=group_s.sum(axis=2),
         pace=ratios.min(axis=3),
-        counts=held,
+        counts=tables.counts[:, 0] @ member.sum(axis=0),
         in_a_row=tail_start(len(groups.groups), groups.pairs) == 0,
         unrecomputed_bytes=unrecomputed @ member.sum(axis=0),
         levels_s=group_s.sum(axis=2) + np.stack([forward_s @ (of * member.sum(axis=0)) for of in further]),
         levels_bytes=np.stack([np.where(of | selective, kept, unrecomputed) @ member.sum(axis=0) for of in further]),
         saving_s_per_byte=np.where(np.isfinite(rates), rates, 0.0) * (not selective),
     )
-
-
-AlikeBases = list[tuple[Layout, IntArray]]
-
-
-def alike_bases(kinds: tuple[Layer, ...], bases: tuple[Layout, ...]) -> list[AlikeBases]:
-    """[kind] the first of the layouts that are the same to a layer, and the places of all of them."""
-    found = []
-    for layer in kinds:
-        places: dict[Hashable, list[int]] = {}
-        for index, base in enumerate(bases):
-            same = (base.shard(layer), base.sharing(layer), base.microbatches_of(layer.module))
-            places.setdefault(same, []).append(index)
-        found.append([(bases[alike[0]], np.array(alike)) for alike in places.values()])
-    return found
-
-
-def tabulated(
-    kinds: tuple[Layer, ...],
-    alike: Sequence[int],
-    of_bases: Sequence[AlikeBases],
-    used: BoolArray,
-    width: int,
-    price: Callable[[Layer, Layout, int], list[float]],
-) -> Floats:
-    """[base, size, value, kind], zero where no configuration has base and size; layouts that are the same to a layer
-    are priced once."""
-    table = np.zeros((*used.shape, width, len(kinds)))
-    for kind, layer in enumerate(kinds):
-        if (first := alike.index(alike[kind])) < kind:
-            table[..., kind] = table[..., first]
-            continue
-        for base, places in of_bases[kind]:
-            with_size = used[places]
-            for size in np.flatnonzero(with_size.any(axis=0)).tolist():
-                table[places[with_size[:, size]], size, :, kind] = price(layer, base, size)
-    return table
 
 
 def _paths(groups: GroupGraph, group_s: Floats) -> Floats:

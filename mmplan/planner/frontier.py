@@ -1,16 +1,14 @@
 """Configurations in the order of their lower bounds, which are sharpened only where the search comes near them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
 
-from mmplan.planner.bounds import NEVER, Known, lower_bounds
-from mmplan.planner.configurations import Configurations
-from mmplan.planner.contract import GroupGraph
+from mmplan.planner.bounds import NEVER
 from mmplan.planner.first_bounds import FirstBounds
+from mmplan.planner.looks import Looks
 from mmplan.planner.objective import Scale
-from mmplan.planner.pricing import Prices
 from mmplan.planner.upsets import BoolArray, IntArray
 
 # Configurations sharpened at once: few at first, as the first ones often decide.
@@ -22,23 +20,18 @@ class Bounds:
     """Per configuration: the step takes at least `step_ns`, NEVER where no cut fits into memory; with any memory at
     least `roomy_ns`; the busiest stage works at least `busiest_ns` per microbatch. Sharp where `sharp`."""
 
-    prices: Prices
-    groups: GroupGraph
-    configurations: Configurations
+    looks: Looks
     step_ns: IntArray
     roomy_ns: IntArray
     busiest_ns: IntArray
     sharp: BoolArray
-    known: Known = field(default_factory=Known)
 
     @classmethod
-    def of(cls, prices: Prices, groups: GroupGraph, configurations: Configurations, first: FirstBounds) -> "Bounds":
+    def of(cls, looks: Looks, first: FirstBounds) -> "Bounds":
         """Those of the first look."""
-        count = len(configurations)
+        count = len(first.step_ns)
         return cls(
-            prices=prices,
-            groups=groups,
-            configurations=configurations,
+            looks=looks,
             step_ns=first.step_ns.copy(),
             roomy_ns=first.roomy_ns,
             busiest_ns=np.zeros(count, dtype=np.int64),
@@ -49,10 +42,8 @@ class Bounds:
         """Look closer at some rows."""
         open_rows = rows[~self.sharp[rows] & (self.step_ns[rows] != NEVER)]
         if len(open_rows):
-            some = [self.configurations[row] for row in open_rows]
-            found = lower_bounds(self.prices, self.groups, some, self.known)
-            self.step_ns[open_rows] = np.maximum(self.step_ns[open_rows], found.step_ns)
-            self.busiest_ns[open_rows] = found.busiest_ns
+            step_ns, self.busiest_ns[open_rows] = self.looks.closer(open_rows)
+            self.step_ns[open_rows] = np.maximum(self.step_ns[open_rows], step_ns)
         self.sharp[rows] = True
 
 

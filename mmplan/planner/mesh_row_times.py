@@ -10,7 +10,8 @@ from mmplan.cost_models.layer import Layer
 from mmplan.cost_models.layout import Layout
 from mmplan.planner.configurations import Configurations
 from mmplan.planner.contract import GroupGraph
-from mmplan.planner.first_bounds import alike_bases, busiest, tabulated
+from mmplan.planner.first_bounds import busiest
+from mmplan.planner.first_tables import alike_bases, tabulated
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import quickest_levels
 from mmplan.planner.upsets import IntArray
@@ -50,8 +51,9 @@ def row_times(
     used = np.zeros((len(rows.bases), len(sizes)), dtype=np.bool_)
     used[rows.base[chosen], np.searchsorted(sizes, rows.microbatch_size[chosen])] = True
     member = prices.members(groups).astype(np.float64)
-    of_bases = alike_bases(prices.kinds, rows.bases)
-    group_s = tabulated(prices.kinds, prices.alike_at(*levels), of_bases, used, 1, work_s)[:, :, 0] @ member.T
+    alike = prices.alike_at(*levels)
+    of_bases = alike_bases(prices.kinds, alike, rows.bases)
+    group_s = tabulated(prices.kinds, alike, of_bases, used, 1, work_s)[:, :, 0] @ member.T
     down_s = group_s.copy()
     for producer, consumer in sorted(groups.pairs, reverse=True):
         down_s[..., producer] = np.maximum(down_s[..., producer], group_s[..., producer] + down_s[..., consumer])

@@ -12,6 +12,7 @@ from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_result import CutResult
 from mmplan.planner.first_bounds import FirstBounds, first_bounds
 from mmplan.planner.frontier import Bounds
+from mmplan.planner.looks import Looks
 from mmplan.planner.objective import STEP_TIME, Objective, Scale, scale_of
 from mmplan.planner.priced_groups import PricedGroups, priced_groups
 from mmplan.planner.pricing import Prices
@@ -105,13 +106,14 @@ def space_of(
         prices.scenario, len(priced.groups.groups), lambda layout: prices.most_samples(layout, room_bytes)
     )
     tell(f"bounding {len(configurations):,} configurations")
-    first = first_bounds(priced.prices, priced.groups, configurations)
+    looks = Looks(prices, priced.groups, configurations)
+    first = first_bounds(prices, priced.groups, configurations, looks.tables())
     return Space(
         priced=priced,
         coarse=coarse,
         configurations=configurations,
         first=first,
-        bounds=Bounds.of(priced.prices, priced.groups, configurations, first),
+        bounds=Bounds.of(looks, first),
         scale=scale_of(objective, prices.scenario.cluster, configurations.ranks),
     )
 
