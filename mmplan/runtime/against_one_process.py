@@ -61,14 +61,14 @@ def compare_with_one_process(
         processes=count,
         loss=sum(run.steps[0].losses.values()),
         loss_in_one=sum(losses.values()),
-        differences=_differences(parts, expected, trained),
-        missing=_missing(parts, expected, trained),
+        differences=differences(parts, expected, trained),
+        missing=missing(parts, expected, trained),
     )
 
 
-def _differences(
-    parts: list[GradientPart], expected: Mapping[str, Tensor], trained: set[str]
-) -> tuple[Difference, ...]:
+def differences(parts: list[GradientPart], expected: Mapping[str, Tensor], trained: set[str]) -> tuple[Difference, ...]:
+    """Of what ranks have of gradients, from those of one process; the largest first. What is not trained is to have
+    none."""
     least = max((float(expected[name].abs().max()) for name in expected.keys() & trained), default=0.0) / 1000
     found: dict[str, float] = {}
     for part in parts:
@@ -89,7 +89,8 @@ def _differences(
     )
 
 
-def _missing(parts: list[GradientPart], expected: Mapping[str, Tensor], trained: set[str]) -> tuple[str, ...]:
+def missing(parts: list[GradientPart], expected: Mapping[str, Tensor], trained: set[str]) -> tuple[str, ...]:
+    """Trained parameters of which no ranks have some elements."""
     seen = Counter[str]()
     for part in parts:
         seen[part.name] += part.values.numel()
@@ -108,7 +109,12 @@ def _whole_model(plan: Plan) -> Whole:
             torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
             for module, loss in parts.items():
                 losses[module] = losses.get(module, 0.0) + float(loss.detach())
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, losses
+    gradients: dict[str, Tensor] = {}
+    named = ((layer.id, *each) for layer in graph.layers() for each in model.layer(layer.id).named_parameters())
+    for layer, name, parameter in named:
+        if parameter.grad is not None:
+            gradients[f"{layer}/{name}"] = parameter.grad  # as ranks name them
+    return gradients, losses
 
 
 def _whole_job(plan: Plan, job: Job) -> Whole:

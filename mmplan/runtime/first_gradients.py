@@ -51,12 +51,15 @@ class FirstGradients:
         self._before: list[tuple[Piece, Tensor]] = [(piece, piece.tensors[WEIGHT].clone()) for piece in pieces]
         self._trained = {stage.places[one.parameter].name for stage in stages for one in stage.state.trained()}
 
-    def save(self, path: Path) -> None:
-        """What the step took from the weights, and which are trained."""
-        parts = [
+    def parts(self) -> list[GradientPart]:
+        """By what the step took from the weights."""
+        return [
             GradientPart(
                 name=piece.name, offset=piece.box.offset, values=(before - piece.tensors[WEIGHT]).cpu() / STEP_LENGTH
             )
             for piece, before in self._before
         ]
-        torch.save((parts, self._trained), path)
+
+    def save(self, path: Path) -> None:
+        """Those, and which parameters are trained."""
+        torch.save((self.parts(), self._trained), path)

@@ -21,6 +21,7 @@ from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.planner.plan import Plan
 from mmplan.planner.schedules.reschedule import refuse_unusable, with_family
+from mmplan.runtime.first_gradients import STEP_LENGTH
 from mmplan.runtime.ghost.importing import record_job
 from mmplan.runtime.ghost.job import Job, count_labels, load_job
 from mmplan.scenario.formats.hf_config import read_hf_config
@@ -31,7 +32,6 @@ from mmplan.scenario.technique import ContextParallel
 MODELS = FAMILIES | EXPERT_FAMILIES | {"adapted": adapted}
 STATISTICS = "running statistics in two stages, recomputed"
 SPLIT = "own model as recorded, in two stages, split backwards"
-STEP_LENGTH = 2.0**20
 PLAIN = Optimizer(name="sgd", learning_rate=STEP_LENGTH)
 
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from job_fault_cases import FAULTS, faulty
-from job_plan_cases import SPLIT, STEP_LENGTH, job_of
+from job_plan_cases import SPLIT, job_of
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -23,6 +23,7 @@ from mmplan.planner.step_loads import part_size
 from mmplan.runtime.checkpoint.pieces import pieces_of, to_write
 from mmplan.runtime.clock import WallClock
 from mmplan.runtime.executor import run_step
+from mmplan.runtime.first_gradients import FirstGradients, GradientPart
 from mmplan.runtime.ghost.model import saved_buffers
 from mmplan.runtime.ghost.recording import Recorder, loss_of
 from mmplan.runtime.ghost.splits import find_splits
@@ -92,17 +93,8 @@ def in_bf16(module: nn.Module) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """A box of a parameter's gradient: the first element in the whole parameter, the values."""
-
-    name: str
-    offset: tuple[int, ...]
-    gradient: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class JobRankResult:
-    parts: Sequence[Part]
+    parts: Sequence[GradientPart]
     split: int  # parameters of which the rank has a part
     notes: tuple[str, ...]
     written: dict[str, int]  # elements that the rank writes to checkpoints, of those that it holds
@@ -142,8 +134,7 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
     ):
         prepared = prepare_job(plan, job_of(family), rank, CPU, groups, notes.append)
     program, stages = prepared.step(0)
-    held = [(stage.places[one.parameter], one) for stage in prepared.stages for one in stage.state.held()]
-    before = [one.tensors["weight"].clone() for _, one in held]
+    gradients = FirstGradients(prepared.stages)
     postponed = Postponed()
     for stage in prepared.stages:
         stage.watch = postponed
@@ -159,11 +150,7 @@ def run_job_rank(family: str, plan: Plan, rank: int, control: dist.ProcessGroup)
     sends = [action for action in program.actions if action.kind == "SEND"]
     shared = [action for action in program.actions if action.kind not in ("SEND", "RECV")]
     return JobRankResult(
-        parts=[
-            Part(name=place.name, offset=box.offset, gradient=(weight - one.tensors["weight"])[inside] / STEP_LENGTH)
-            for (place, one), weight in zip(held, before, strict=True)
-            for box, inside in place.boxes(one.box)
-        ],
+        parts=gradients.parts(),
         split=sum(place.shape != tuple(p.shape) for stage in prepared.stages for p, place in stage.places.items()),
         notes=tuple(notes),
         written=written,
@@ -200,13 +187,13 @@ def require_gradients(family: str, plan: Plan, results: Sequence[JobRankResult])
     for rank in results:
         for part in rank.parts:
             if part.name not in expected:
-                assert not part.gradient.any(), part.name
+                assert not part.values.any(), part.name
                 continue
             gradient = expected[part.name]
-            at = tuple(slice(a, a + n) for a, n in zip(part.offset, part.gradient.shape, strict=True))
-            error = (part.gradient - gradient[at]).abs().max() / gradient.abs().max().clamp_min(least)
+            at = tuple(slice(a, a + n) for a, n in zip(part.offset, part.values.shape, strict=True))
+            error = (part.values - gradient[at]).abs().max() / gradient.abs().max().clamp_min(least)
             assert error < 1e-5, f"{part.name}: relative error {error:.1e}"
-            seen[part.name] += part.gradient.numel()
+            seen[part.name] += part.values.numel()
     assert all(seen[key] >= gradient.numel() for key, gradient in expected.items())
     assert abs(sum(rank.loss for rank in results) - loss) <= 1e-5 * abs(loss)
 

@@ -1,6 +1,6 @@
 """`mmplan import job`: a scenario of a job's own model, by running its forward without weights on its first batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -35,7 +35,8 @@ def read_jobs(paths: Sequence[Path]) -> Reading:
     """
     if len(paths) > 1:
         raise InputError(f"a scenario has one model: expected one job, found {counted(len(paths), 'file')}")
-    model, precision = record_job(load_job(paths[0]))
+    notes: list[str] = []
+    model, precision = record_job(load_job(paths[0]), notes.append)
     assert model.recorded is not None
     frozen = [module.name for module in model.modules if module.training.mode == "frozen"]
     return Reading(
@@ -54,18 +55,24 @@ def read_jobs(paths: Sequence[Path]) -> Reading:
             f"no file says the batch and the cluster: batch.global {ASSUMED_BATCH} and four CPU cores are assumed",
             "a recording does not say what is left of a layer on ranks that share rows or experts: describe the model "
             "by hf_config for cp and ep",
+            *notes,
         ),
     )
 
 
-def record_job(job: Job) -> tuple[Model, Dtype]:
-    """The model of a job as it is recorded, and what its activations are made of."""
+def record_job(job: Job, note: Callable[[str], None] = lambda text: None) -> tuple[Model, Dtype]:
+    """The model of a job as it is recorded, and what its activations are made of. Args: note: is told why its layers
+    cannot be shared."""
     model = build_weightless(job.model)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     batches = [cast_batch(batch, dtype) for batch in taken(job, iter(job.batches(1)), MOST_SAMPLES)]
-    shared = blocks_on_ranks(model, batches, TP_DEGREES)
+    try:
+        shared = blocks_on_ranks(model, batches, TP_DEGREES)
+    except InputError as error:
+        note(f"tp is 1: {error}")
+        shared = {}
     recorder = Recorder(model, find_units(model), Counting(model, dtype, shared))
     recordings = [recorder.record(batch) for batch in batches]
     precisions: tuple[Dtype, ...] = ("fp32", "bf16", "fp16")
@@ -77,7 +84,11 @@ def record_job(job: Job) -> tuple[Model, Dtype]:
 def blocks_on_ranks(
     model: nn.Module, batches: Sequence[Batch], degrees: Sequence[int]
 ) -> dict[int, dict[str, SharedBlock]]:
-    """By these degrees of tensor parallelism, units that so many ranks can share, as one of them has them."""
+    """By these degrees of tensor parallelism, units that so many ranks can share, as one of them has them.
+
+    Raises:
+        InputError: a block draws random numbers.
+    """
     units = find_units(model)
     recorder = Recorder(model, units)
     for batch in batches if degrees else ():
