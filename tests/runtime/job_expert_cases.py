@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from job_plan_cases import cut, scenario_of, with_training
-from job_plan_runs import PROCESSES, four_processes
+from job_plan_runs import PROCESSES, job_process
 from torch import Tensor, nn
 
 from mmplan.errors import InputError
@@ -115,7 +115,7 @@ def told_of_calls(ranks: TensorRanks, rank: int) -> list[str]:
 
 def run_expert_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes; writes its results to `folder`."""
-    with four_processes(rank, folder) as results:
+    with job_process(rank, folder) as results:
         alone = [dist.new_group([one]) for one in range(PROCESSES)]
         pair = dist.new_group([0, 1])
         if rank < 2:

@@ -35,7 +35,7 @@ from mmplan.runtime.places import idle_ranks, place_of
 from mmplan.runtime.state import StageState
 from mmplan.runtime.tensor_sums import TensorRanks
 
-PROCESSES, PLANS = 4, "plans.pt"
+PROCESSES, MORE_PROCESSES, PLANS = 4, 5, "plans.pt"
 CPU = torch.device("cpu")
 
 
@@ -220,14 +220,14 @@ def require_written_once(family: str, results: Sequence[JobRankResult]) -> None:
 
 
 @contextmanager
-def four_processes(rank: int, folder: str) -> Iterator[dict[str, Any]]:
+def job_process(rank: int, folder: str, processes: int = PROCESSES) -> Iterator[dict[str, Any]]:
     """One of them, that has run the plans in the folder: their results by name, which it saves in the end."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=90))
+    store = dist.FileStore(f"{folder}/store", processes)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=timedelta(seconds=90))
     plans = torch.load(Path(folder) / PLANS, weights_only=False)
-    results, world = dict[str, Any](), dist.new_group(range(PROCESSES))
+    results, world = dict[str, Any](), dist.new_group(range(processes))
     for name, (family, plan) in plans.items():
         results[name] = run_job_rank(family, plan, rank, world)
     yield results
@@ -267,7 +267,7 @@ def splits_of(more: nn.Module, ranks: TensorRanks) -> tuple[list[str], tuple[str
 
 def run_job_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes; writes its results to `folder`."""
-    with four_processes(rank, folder) as results:
+    with job_process(rank, folder) as results:
         world, split = dist.new_group(range(PROCESSES)), torch.load(Path(folder) / PLANS, weights_only=False)[SPLIT]
         for fault in FAULTS:
             with faulty(fault):
@@ -282,3 +282,9 @@ def run_job_cases(rank: int, folder: str) -> None:
                 "convolution": nn.Conv1d(5, 5, 1),
             }
             results["splits"] = {name: splits_of(more, ranks) for name, more in others.items()}
+
+
+def run_uneven_jobs(rank: int, folder: str) -> None:
+    """The same of five, of these plans alone."""
+    with job_process(rank, folder, MORE_PROCESSES):
+        pass

@@ -12,13 +12,27 @@ pytest.importorskip("transformers")
 from case_processes import chosen, run_on_ranks
 from job_fault_cases import FAULTS
 from job_plan_cases import SPLIT, STATISTICS, job_plans
-from job_plan_runs import PLANS, PROCESSES, require_buffers, require_gradients, require_written_once, run_job_cases
-from meshed_job_cases import meshed_jobs
+from job_plan_runs import (
+    MORE_PROCESSES,
+    PLANS,
+    PROCESSES,
+    require_buffers,
+    require_gradients,
+    require_written_once,
+    run_job_cases,
+    run_uneven_jobs,
+)
+from meshed_job_cases import meshed_jobs, uneven_jobs
 
 from mmplan.planner.plan import Plan
 
 pytestmark = pytest.mark.distributed
 
+UNEVEN = (
+    "LLaVA, 3 replicas of the tower beside 2, ZeRO-3",
+    "LLaVA, 2 replicas of the tower beside 3, recomputed",
+    "LLaVA, slices to rows on 2 x tp 2",
+)
 MIXED = (
     "own model as recorded, in four stages",
     "Qwen2-Audio as recorded, in two stages",
@@ -49,6 +63,12 @@ MIXED = (
     "LLaVA, slices from tp 2",
     "LLaVA, tower on 2 replicas, language model on tp 2",
     "cross-attention, slices from tp 2 to rows",
+    "Qwen2.5-VL, tower on 2 replicas, rows gathered",
+    "Qwen2-Audio, clips on tp 2, broadcasts",
+    "Gemma 3, tied over stages, a tower of its own",
+    "DeepStack, tower on 2 replicas, slices to tp 2",
+    "a tower on tp 2 beside experts over 2 replicas, ZeRO-3",
+    *UNEVEN,
 )
 EVERY = (
     "LLaVA, ZeRO-3",
@@ -121,6 +141,12 @@ EVERY = (
     "LLaVA, slices from tp 2",
     "LLaVA, tower on 2 replicas, rows",
     "cross-attention, slices from tp 2 to rows",
+    "Qwen2.5-VL, tower on 2 replicas, rows gathered",
+    "Qwen2-Audio, clips on tp 2, broadcasts",
+    "Gemma 3, tied over stages, a tower of its own",
+    "DeepStack, tower on 2 replicas, slices to tp 2",
+    "a tower on tp 2 beside experts over 2 replicas, ZeRO-3",
+    *UNEVEN,
 )
 NAMES = tuple(chosen(dict.fromkeys(EVERY), MIXED))
 
@@ -132,16 +158,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plans(folder: Path) -> dict[str, tuple[str, Plan]]:
-    return chosen(job_plans(folder) | meshed_jobs(folder), MIXED)
+    return chosen(job_plans(folder) | meshed_jobs(folder) | uneven_jobs(folder), MIXED)
 
 
 @pytest.fixture(scope="module")
 def results(folder: Path, plans: dict[str, tuple[str, Plan]]) -> dict[str, list[Any]]:
-    torch.save(plans, folder / PLANS)
+    even = {name: plan for name, plan in plans.items() if name not in UNEVEN}
+    torch.save(even, folder / PLANS)
     ranks = run_on_ranks(run_job_cases, PROCESSES, folder)
-    return {name: [rank[name] for rank in ranks] for name in (*plans, *FAULTS)} | {
-        "splits": [ranks[0]["splits"], ranks[1]["splits"]]
-    }
+    found = {name: [rank[name] for rank in ranks] for name in (*even, *FAULTS)}
+    if uneven := {name: plan for name, plan in plans.items() if name in UNEVEN}:
+        (folder / "uneven").mkdir()
+        torch.save(uneven, folder / "uneven" / PLANS)
+        more = run_on_ranks(run_uneven_jobs, MORE_PROCESSES, folder / "uneven")
+        found |= {name: [rank[name] for rank in more] for name in uneven}
+    return found | {"splits": [ranks[0]["splits"], ranks[1]["splits"]]}
 
 
 def test_every_plan_is_named(plans: dict[str, tuple[str, Plan]]) -> None:

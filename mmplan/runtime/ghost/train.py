@@ -354,11 +354,12 @@ def _program(
             each other does not enter its program.
         parts: of each microbatch.
     """
-    shared = held_bytes(laid.held, plan)
+    shared, planned = held_bytes(laid.held, plan), plan_pipeline(plan, graph)
     pipeline = replace(
-        plan_pipeline(plan, graph),
-        reduce_bytes=tuple(one.reduce for one in shared),
-        shared_bytes=() if plan.sharding == "none" else shared,
+        planned,
+        # Stages that the plan lets reduce do so where nothing is left to sum, too: actions are those of the plan.
+        reduce_bytes=tuple(max(one.reduce, size) for one, size in zip(shared, planned.reduce_bytes, strict=True)),
+        shared_bytes=shared,
         ties=tie_sums(laid.held, plan),
     )
     sizes = np.zeros((sum(mesh.dp for mesh in (plan.base, *plan.meshes)), plan.microbatches, cuts), dtype=np.int64)
