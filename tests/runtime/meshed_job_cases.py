@@ -4,7 +4,7 @@ ranks."""
 from dataclasses import replace
 from pathlib import Path
 
-from job_plan_cases import cut, going, scenario_of, with_training
+from job_plan_cases import cut, going, scenario_of, sequential, with_training
 from meshed_plan_cases import SIGHT, crossing_by, own
 
 from mmplan.planner.plan import Plan
@@ -19,6 +19,7 @@ def meshed_jobs(folder: Path) -> dict[str, tuple[str, Plan]]:
     frozen = with_training(llava, "vision", "frozen")
     apart, both = own(*SIGHT, dp=2, first=2), cut(llava, "projector.0", dp=2)
     wide, crossed = cut(llava, "projector.0", samples=2), cut(mllama, "projector.0", samples=2)
+    rows = cut(sequential(llava), "projector.0", samples=2)
     chain = cut(llava, "projector.0", "llm.0", samples=2, recompute="full", sharding="parameters")
     three = replace(llava, global_batch=6)
     plans = {
@@ -39,7 +40,8 @@ def meshed_jobs(folder: Path) -> dict[str, tuple[str, Plan]]:
         "LLaVA, slices to tp 2": crossing_by("slices", replace(wide, tp=2, meshes=(apart,))),
         "LLaVA, broadcasts to tp 2": crossing_by("broadcast", replace(wide, tp=2, meshes=(apart,))),
         "LLaVA, slices from tp 2": crossing_by("slices", replace(both, meshes=(own(*SIGHT, tp=2, first=2),))),
-        "LLaVA, tower on 2 replicas, rows": replace(wide, cp=2, meshes=(apart,)),
+        "LLaVA, tower on 2 replicas, rows": crossing_by("placed", replace(wide, cp=2, meshes=(apart,))),
+        "LLaVA, tower on 2 replicas, rows over tp": replace(rows, tp=2, meshes=(apart,)),
     }
     found = {name: ("llava", plan) for name, plan in plans.items()}
     return found | {
