@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 OLDER = Path(sys.prefix) / "transformers"
 
 
-FILES = [("test_ghost_plans.py", ""), ("test_ghost_execution.py", "")]
+FILES = [("test_ghost_plans.py", ""), ("test_ghost_execution.py", ""), ("test_loss_curves.py", "")]
 if os.environ.get("MMPLAN_EVERY_PLAN"):  # a minute more
     FILES.append(("test_job_experts.py", "every_gradient"))
 

@@ -27,7 +27,7 @@ TWO_STAGES = (
 )
 ONE_STAGE = (tuple(layer for stage in TWO_STAGES for layer in stage),)
 LLAVA_TWO_STAGES = (
-    ("vision.embed", "vision.0-2", "projector.0", "llm.embed", "llm.0"),
+    ("vision.embed", "vision.0-1", "projector.0", "llm.embed", "llm.0"),
     ("llm.1-2", "llm.head", "llm.loss"),
 )
 LLAVA_ONE_STAGE = (tuple(layer for stage in LLAVA_TWO_STAGES for layer in stage),)

@@ -23,12 +23,12 @@ from mmplan.scenario.formats.hf_config import read_hf_config
 from mmplan.scenario.scenario import Optimizer, Scenario, Training
 
 JOB = Path(__file__).parent / "llava_job.py"
-TOWER = ("vision.embed", "vision.0-2", "projector.0")
+TOWER = ("vision.embed", "vision.0-1", "projector.0")  # the model reads the states before the last block
 LLM = ("llm.embed", "llm.0-2", "llm.head", "llm.loss")
 STAGES = {
     1: [(*TOWER, *LLM)],
     2: [(*TOWER, "llm.embed", "llm.0"), ("llm.1-2", "llm.head", "llm.loss")],
-    4: [("vision.embed", "vision.0"), ("vision.1-2", "projector.0"), ("llm.embed",), LLM[1:]],
+    4: [("vision.embed", "vision.0"), ("vision.1", "projector.0"), ("llm.embed",), LLM[1:]],
 }
 
 
