@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
 from mmplan.errors import CheckError, InputError
 from mmplan.planner.check import check_plan
 from mmplan.planner.configurations import list_configurations
@@ -14,6 +16,7 @@ from mmplan.planner.formats.language_chain import without_spread
 from mmplan.planner.formats.linearised import Draft
 from mmplan.planner.pins import has_pins, overruled, parse_pins, pinned
 from mmplan.planner.plan import Plan, load_plan, save_plan
+from mmplan.planner.row_handovers import row_handovers
 from mmplan.planner.search import optimize
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
@@ -54,6 +57,22 @@ def test_a_plan_says_checks_and_keeps_what_is_cut(plan: Plan, tmp_path: Path) ->
     for name, why in (("projector", "vision, which it reads, is not"), ("llm", "is no module that can be")):
         found = check_plan(replace(plan, patches=(name,)))
         assert any(finding.message == f"{name} is cut along patches, and {why}" for finding in found)
+
+
+def test_what_rows_over_ranks_take_each_way_is_told(plan: Plan) -> None:
+    """The tiny projector joins 4 rows: a sum of its results there, a gather back, as long as to gather its rows and
+    the gradient of these. With cp its output takes places among the rows of the text."""
+    graph, costs = build_graph(plan.scenario), AnalyticCostModel(plan.scenario)
+    columns = replace(plan, tp=1, cp=2, spread=("vision",))
+    rows = replace(columns, spread=("vision", "projector"), patches=("vision", "projector"))
+    (before,) = row_handovers(columns, graph, costs)
+    joined, placed = row_handovers(rows, graph, costs)
+    assert (before.tensor, before.way, list(before.seconds)) == ("vision.3>projector", "gathered", ["gathered"])
+    assert (joined.tensor, joined.way) == ("vision.3>projector.0", "strided")
+    assert (placed.tensor, placed.way) == ("projector.0>llm", "placed")
+    assert joined.seconds["strided"] <= before.seconds["gathered"] * 1.01
+    assert placed.seconds["placed"] < placed.seconds["gathered"]
+    assert row_handovers(replace(plan, patches=()), graph, costs) == ()
 
 
 def test_questions_name_the_way_of_each_module(plan: Plan) -> None:
