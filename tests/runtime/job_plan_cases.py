@@ -147,6 +147,7 @@ def job_plans(folder: Path) -> dict[str, tuple[str, Plan]]:
         "LLaVA, four tensor-parallel ranks": ("llava", cut(llava, tp=4)),
         "frozen tower, tensor parallel, ZeRO-3": ("llava", cut(frozen, tp=2, **zero_3)),
         "Gemma 3, tied over stages, tensor parallel": ("gemma3", cut(gemma, "llm.0", tp=2)),
+        "Gemma 3, tied, tensor parallel, ZeRO-3": ("gemma3", cut(gemma, tp=2, **zero_3)),
         "DeepStack, tensor parallel, ZeRO-3": ("qwen3_vl", cut(deep, tp=2, **zero_3)),
         "cross-attention, tensor parallel, ZeRO-3, recomputed": (
             "mllama",

@@ -93,6 +93,7 @@ EVERY = (
     "LLaVA, four tensor-parallel ranks",
     "frozen tower, tensor parallel, ZeRO-3",
     "Gemma 3, tied over stages, tensor parallel",
+    "Gemma 3, tied, tensor parallel, ZeRO-3",
     "DeepStack, tensor parallel, ZeRO-3",
     "cross-attention, tensor parallel, ZeRO-3, recomputed",
     "LLaVA in two stages, rows, ZeRO-3",

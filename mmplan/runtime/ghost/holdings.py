@@ -42,7 +42,8 @@ class Holdings:
     """pieces: of each stage; layers: of pieces, the plan's; trained: names of parameters; slots: of each stage,
     None but where replicas share out its pieces one by one; ties: what several stages hold; messages: what replicas
     say of gradients where they do not sum them whole; cuts: parameters of which tp ranks have parts; experts: those
-    that lie on ranks of their own; dealt: those of modules whose images ranks take in turn."""
+    that lie on ranks of their own; dealt: those of modules whose images ranks take in turn; logits: modules of whose
+    logits tp ranks have columns."""
 
     model: nn.Module
     pieces: tuple[tuple[str, ...], ...]
@@ -54,6 +55,7 @@ class Holdings:
     cuts: Mapping[str, Cut]
     experts: HeldExperts | None = None
     dealt: Dealt | None = None
+    logits: frozenset[str] = frozenset()
 
     @property
     def tied(self) -> frozenset[int]:

@@ -1,5 +1,6 @@
-"""What ranks hold of a user's own model beyond what the plan counts: token tables, heads and layers that stay whole on
-tensor-parallel ranks, with logits of the whole vocabulary, and what stages share while replicas share out state.
+"""What ranks hold of a user's own model beyond what the plan counts: layers that stay whole on tensor-parallel ranks,
+token tables and heads among them where they cannot be split, with logits of the whole vocabulary, and what stages share
+while replicas share out state.
 """
 
 from collections import Counter
@@ -32,14 +33,14 @@ def require_memory(
         InputError: one holds more than its devices have.
     """
     for stage in stages:
-        states, logits = states_beyond(plan, graph, held, stage), logits_beyond(plan, graph, stage)
+        states, logits = states_beyond(plan, graph, held, stage), logits_beyond(plan, graph, held, stage)
         if states + logits == 0:
             continue
         counted, capacity = plan.stages[stage].memory_bytes, plan.stages[stage].capacity_bytes
         told = (
             f"stage {stage} holds {format_bytes(states)} of weights, gradients and optimizer state and "
-            f"{format_bytes(logits)} of logits that the plan counts as shared out (token tables, heads, tied "
-            "parameters and what cannot be split stay whole)"
+            f"{format_bytes(logits)} of logits that the plan counts as shared out (what stages share, heads "
+            "with cp and what cannot be split stay whole)"
         )
         if counted + states + logits > capacity:
             raise InputError(
@@ -63,10 +64,11 @@ def states_beyond(plan: Plan, graph: ComputationGraph, held: Holdings, stage: in
     return max(0, states - sum(planned_state_bytes(layer, plan.scenario, layout) for layer in layers))
 
 
-def logits_beyond(plan: Plan, graph: ComputationGraph, stage: int) -> int:
+def logits_beyond(plan: Plan, graph: ComputationGraph, held: Holdings, stage: int) -> int:
     """Bytes of logits that each rank of a stage keeps, without those that the plan counts."""
     layout, loads = plan.layout(stage), mean_loads(plan.scenario, plan.microbatch_size)
-    losses = [graph.layer(layer) for layer in plan.stages[stage].layers if graph.layer(layer).kind == "loss"]
+    layers = (graph.layer(layer) for layer in plan.stages[stage].layers)
+    losses = [layer for layer in layers if layer.kind == "loss" and layer.module not in held.logits]
     whole = Layout(cp=layout.cp, dp=layout.dp)
     more = (
         planned_kept_bytes(layer, loads[layer.module], plan.scenario, whole)

@@ -11,7 +11,6 @@ from mmplan.cost_models.layer import splits_rows
 from mmplan.errors import InputError
 from mmplan.planner.mesh import Mesh
 from mmplan.planner.plan import Plan, module_of
-from mmplan.runtime.failure import described
 from mmplan.runtime.ghost.adapters import refuse_adapters
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.expert_trials import experts_of, find_expert_splits
@@ -32,19 +31,19 @@ from mmplan.runtime.ghost.split_experts import ExpertSplit
 from mmplan.runtime.ghost.split_linears import Split, model_cuts
 from mmplan.runtime.ghost.splits import Found, find_splits
 from mmplan.runtime.ghost.traffic import Owners
-from mmplan.runtime.ghost.types_of_pieces import set_types, types_of
+from mmplan.runtime.ghost.types_of_pieces import recorded_in, set_types, types_of
 from mmplan.runtime.ghost.units import find_units, parameter_names
+from mmplan.runtime.ghost.vocabulary import Vocabulary, find_vocabulary
 from mmplan.runtime.ghost.weightless import build_weightless
 from mmplan.runtime.places import Place
 from mmplan.runtime.tensor_sums import TensorRanks
-from mmplan.scenario.precisions import unlike_precisions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Laid:
     """A real model laid over a plan; of its units on this rank `splits`: what tp ranks share, `elsewhere`: of units of
     other stages, `experts`: what ep ranks do; `rows`: how they run on a rank's rows; `images`: ranks that take images
-    of modules in turn; `floats`: the type of batches."""
+    of modules in turn; `vocabulary`: what they have some ids of; `floats`: the type of batches."""
 
     model: nn.Module
     floats: torch.dtype
@@ -57,6 +56,7 @@ class Laid:
     ranks: TensorRanks | None = None
     rows: RowsOfUnits | None = None
     images: ImageRanks | None = None
+    vocabulary: Vocabulary | None = None
 
     @property
     def sequence(self) -> SequenceWays | None:
@@ -79,7 +79,7 @@ def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -
         for one in {id(one): one for one in (model, recorded)}.values():
             set_types(one, find_units(one).keys(), graph, layer_of, types)
         recorder = Recorder(recorded, find_units(recorded))
-        recordings = _recorded_again(plan, recorder, [cast_batch(batch, types.between) for batch in first])
+        recordings = recorded_in(plan.scenario, recorder, [cast_batch(batch, types.between) for batch in first])
     refuse_adapters(plan, graph, model, layer_of)
     losses = [layer.id for layer in graph.layers() if layer.kind in ("loss", "end")]
     owners = Owners(layer_of=layer_of, loss_layer=losses[-1], used=frozenset(used_pieces(recordings)) & layer_of.keys())
@@ -95,17 +95,6 @@ def lay(plan: Plan, job: Job, graph: ComputationGraph, first: Sequence[Batch]) -
     )
     laid = Laid(model=model, floats=types.between, recorder=recorder, owners=owners, held=held, splits={}, experts={})
     return laid, recordings
-
-
-def _recorded_again(plan: Plan, recorder: Recorder, batches: Sequence[Batch]) -> tuple[Recording, ...]:
-    """With modules of unlike types."""
-    try:
-        return tuple(map(recorder.record, batches))
-    except RuntimeError as error:
-        raise InputError(
-            f"precision: with {unlike_precisions(plan.scenario)} the model's own code fails ({described(error)}): give "
-            "these modules one precision"
-        ) from error
 
 
 def share(
@@ -133,6 +122,8 @@ def share(
     layout = plan.layout(stages[0])
     if ranks is not None and layout.tp * layout.ep > 1:
         mine = _share_out(plan, graph, mine, at, stages, ranks, device, note)
+    if ranks is not None and layout.tp > 1:
+        mine, recordings = _share_vocabulary(plan, graph, mine, stages, ranks, device, first)
     if ranks is not None and ranks.spread:
         mine, recordings = _deal_images(plan, mine, ranks, device, first)
     if ranks is not None and ranks.context is not None:
@@ -195,6 +186,41 @@ def _share_out(
             "in the scenario and optimize again"
         )
     return replace(laid, held=held, splits=found.splits, elsewhere=elsewhere, experts=shared, ranks=ranks)
+
+
+def _share_vocabulary(
+    plan: Plan,
+    graph: ComputationGraph,
+    laid: Laid,
+    stages: Sequence[int],
+    ranks: TensorRanks,
+    device: torch.device,
+    first: Sequence[Batch],
+) -> tuple[Laid, tuple[Recording, ...]]:
+    """Token tables and heads of which each rank has some ids; the batches are recorded again so. Collective over these
+    ranks."""
+    here = {piece for stage in stages for piece in laid.held.pieces[stage]} & laid.owners.used
+    here -= dealt_pieces(plan, laid)
+    layers = {name: graph.layer(laid.owners.layer_of[name]) for name in find_units(laid.model) if name in here}
+    with_loss = next(stage.layers for stage in plan.stages if laid.owners.loss_layer in stage.layers)
+    heads = [name for name, layer in layers.items() if layer.kind == "head" and layer.id in with_loss]
+    found, recordings = find_vocabulary(
+        laid.recorder,
+        tables=[name for name, layer in layers.items() if layer.kind == "token_embed"],
+        heads=heads if ranks.context is None else (),
+        apart={name for tie in laid.held.ties for name in tie.names},
+        record=lambda: tuple(laid.recorder.record(cast_batch(batch, laid.floats)) for batch in first),
+        ranks=ranks,
+        device=device,
+    )
+    if found is None:
+        return laid, recordings
+    held = replace(
+        laid.held,
+        cuts={**laid.held.cuts, **found.cuts(laid.model)},
+        logits=frozenset(layers[head].module for head in found.heads),
+    )
+    return replace(laid, held=held, vocabulary=found), recordings
 
 
 def _with_rows(plan: Plan, graph: ComputationGraph, laid: Laid, stages: Sequence[int], ranks: TensorRanks) -> set[str]:

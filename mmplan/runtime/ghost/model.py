@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from mmplan.runtime.ghost.cut_columns import cut_columns
 from mmplan.runtime.ghost.cut_rows import cut_rows
 from mmplan.runtime.ghost.flow import Source
 from mmplan.runtime.ghost.joined_images import ImageRanks, own_parts
@@ -26,6 +27,7 @@ from mmplan.runtime.ghost.recording import Batch, Recording, loss_of
 from mmplan.runtime.ghost.rows_of_units import RowsOfUnits
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import parameter_names
+from mmplan.runtime.ghost.vocabulary import Vocabulary
 from mmplan.runtime.ghost.weightless import set_parameter
 from mmplan.runtime.numerics.boundary import map_floats
 
@@ -50,6 +52,7 @@ class Pass:
         exchanging: units whose forward exchanges something with ranks that share them.
         rows: how units run on a rank's rows.
         images: ranks that take images of modules in turn.
+        vocabulary: units of which the rank has some ids.
         joins: which of their outputs are made whole: module and call -> positions.
 
     Attributes:
@@ -67,6 +70,7 @@ class Pass:
     exchanging: Set[str] = frozenset()
     rows: RowsOfUnits | None = None
     images: ImageRanks | None = None
+    vocabulary: Vocabulary | None = None
     joins: Mapping[tuple[str, int], Sequence[int]] = field(default_factory=dict)
     outputs: dict[Source, Tensor] = field(default_factory=dict)
     loss: Tensor | None = None
@@ -216,7 +220,9 @@ class GhostModel:
         return tree_unflatten(leaves, spec)
 
     def _apart(self, work: Pass, source: Source, tensor: Any) -> Any:
-        """An output as glue holds it: with the shape of all rows where this rank has some."""
+        """An output as glue holds it: with the shape of all rows, or columns, where this rank has some."""
+        if work.vocabulary is not None and source.unit in work.vocabulary.heads:
+            return cut_columns(tensor, work.vocabulary.follow(source.unit))
         call = work.recording.of.get((source.unit, source.call))
         if work.rows is None or call is None or call.rows is None or source not in work.recording.apart:
             return tensor

@@ -23,6 +23,7 @@ from mmplan.runtime.ghost.flow import Flow, Source, Whole, joined_of, of_units
 from mmplan.runtime.ghost.half_meta import META, any_routing, as_input, half_meta
 from mmplan.runtime.ghost.image_ways import Deal
 from mmplan.runtime.ghost.own_buffers import changed_buffers, dry_run, state_of
+from mmplan.runtime.ghost.recorded_columns import RecordedColumns
 from mmplan.runtime.ghost.recorded_rows import RecordedRows, row_arguments
 from mmplan.runtime.ghost.trials import fresh
 from mmplan.runtime.ghost.unit_rows import (
@@ -101,7 +102,8 @@ class Recording:
     """All calls in their order, and what the loss is made of; `glue`: parameters that are read outside of units.
 
     `cut`: outputs of which ranks have rows; `whole`: those of them that glue needs whole; `summed_bytes`: of losses
-    that ranks compute of their rows; `joined`: calls of modules whose images they take in turn.
+    that ranks compute of their rows; `joined`: calls of modules whose images they take in turn; `labelled`: rows of
+    logits of which ranks have columns, by head; `whole_logits`: heads of which glue needs all columns.
     """
 
     calls: tuple[Call, ...]
@@ -111,6 +113,8 @@ class Recording:
     whole: frozenset[Source] = frozenset()
     summed_bytes: int = 0
     joined: Mapping[tuple[str, int], Joined] = field(default_factory=dict)
+    labelled: Mapping[str, int] = field(default_factory=dict)
+    whole_logits: frozenset[str] = frozenset()
     of: Mapping[tuple[str, int], Call] = field(init=False)
     outputs: Mapping[tuple[str, int], Output] = field(init=False)
 
@@ -143,7 +147,8 @@ class Recorder:
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.arguments: dict[Any, tuple[Any, Any]] = {}  # of the first call of each form
         self.cut: frozenset[str] = frozenset()  # units whose rows ranks may share
-        self.parts = True  # ranks then have parts of the loss, and of gradients of weights in glue
+        self.heads: frozenset[str] = frozenset()  # units whose columns ranks may share
+        self.parts = True  # ranks of `cut` have parts of the loss, and of gradients of weights in glue
         self.images: Dealing | None = None
         self.changed: set[str] = set()  # buffers, by forwards
         self.kinds: dict[tuple[Any, tuple[Any, ...]], list[tuple[Any, Any]]] = {}  # of these, form and pattern
@@ -157,6 +162,11 @@ class Recorder:
 
     def unit(self, name: str) -> nn.Module:
         return self._units[name]
+
+    @property
+    def names(self) -> Set[str]:
+        """Of all units."""
+        return self._units.keys()
 
     def units_in(self, module: str) -> list[str]:
         return [name for name in self._units if name == module or name.startswith(f"{module}.")]
@@ -177,7 +187,7 @@ class Recorder:
     def _recorded(self, batch: Batch) -> Recording:
         flow = Flow(self._names)
         calls: list[Call] = []
-        seen = RecordedRows(parts=self.parts)
+        seen, logits = RecordedRows(parts=self.parts), RecordedColumns()
         numbers = dict.fromkeys(self._units, 0)
 
         def recorded(name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,6 +206,7 @@ class Recorder:
                     result, ran = self._run(name, forward, args, kwargs, flow)
                 reads, parameters = flow.sources([arguments[position] for position in ran.used])
                 result = result if rows is None else seen.carried(name, number, result, rows[1])
+                result = logits.carried(name, result) if name in self.heads else result
                 result = result if self._counting is None else self._counting.entered(result)
                 flow.begin(name, number, tree_leaves(result))
                 call = Call(
@@ -243,6 +254,8 @@ class Recorder:
             cut=frozenset(Source(*output) for output in seen.cut),
             whole=frozenset(Source(*output) for output in seen.whole),
             summed_bytes=seen.summed_bytes,
+            labelled=logits.labelled,
+            whole_logits=frozenset(logits.whole),
             joined={} if images is None else images.joined,
         )
 

@@ -18,6 +18,7 @@ from mmplan.runtime.ghost.recording import Batch, Recording
 from mmplan.runtime.ghost.rows_of_units import RowsOfUnits
 from mmplan.runtime.ghost.traffic import Owners
 from mmplan.runtime.ghost.turns import Turns
+from mmplan.runtime.ghost.vocabulary import Vocabulary
 from mmplan.runtime.held import Buffer, Place
 from mmplan.runtime.norms import wide
 from mmplan.runtime.numerics.modality_parts import SHARED
@@ -98,6 +99,7 @@ class GhostStage(WeightedStage):
         sums: what it exchanges with `ranks` that share its layers; without these nothing.
         rows: how its units run on a rank's rows; None: they run whole.
         images: ranks that take images of modules in turn; None: there are none.
+        vocabulary: units of which the rank has some ids; None: there are none.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class GhostStage(WeightedStage):
         sums: StageSums,
         rows: RowsOfUnits | None,
         images: ImageRanks | None,
+        vocabulary: Vocabulary | None,
         ranks: TensorRanks | None,
         count_kept: bool,
         parts: Mapping[Parameter, str],
@@ -124,7 +127,7 @@ class GhostStage(WeightedStage):
     ) -> None:
         super().__init__(stage, state, store, places, parts, count_kept=count_kept, buffers=buffers)
         self._turns, self._scales, self._sums, self._ranks = turns, scales, sums, ranks
-        self._images = images
+        self._images, self._vocabulary = images, vocabulary
         self._rows = rows
         self._layers = frozenset(layers)
         self._own, self._recomputed, self._owners = own, recomputed, owners
@@ -176,6 +179,7 @@ class GhostStage(WeightedStage):
             exchanging=self._sums.exchanging,
             rows=self._rows,
             images=self._images,
+            vocabulary=self._vocabulary,
             joins=joins,
         )
         kept: dict[int, int] = {}

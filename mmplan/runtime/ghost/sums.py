@@ -8,6 +8,7 @@ from mmplan.runtime.ghost.row_trials import RowWays
 from mmplan.runtime.ghost.sequence_bytes import SequenceSums
 from mmplan.runtime.ghost.split_bytes import SplitSums
 from mmplan.runtime.ghost.stage import JointSums, StageSums
+from mmplan.runtime.ghost.vocabulary import VocabularySums
 
 
 def sums_of(plan: Plan, laid: Laid, stage: int, own: frozenset[str], recomputed: frozenset[str]) -> StageSums:
@@ -33,6 +34,9 @@ def sums_of(plan: Plan, laid: Laid, stage: int, own: frozenset[str], recomputed:
             over_cp=plan.layout(stage).cp > 1,
         )
         sums = JointSums(of_splits, of_images)
+    if laid.vocabulary is not None:
+        of_ids = VocabularySums(model=laid.model, vocabulary=laid.vocabulary, units=own, trained=laid.held.trained)
+        sums = JointSums(sums, of_ids)
     if laid.sequence is not None:
         of_sequence = SequenceSums(
             model=laid.model,

@@ -40,6 +40,7 @@ from mmplan.runtime.ghost.sums import sums_of
 from mmplan.runtime.ghost.traffic import recorded_graph
 from mmplan.runtime.ghost.turns import Turns
 from mmplan.runtime.ghost.units import find_units
+from mmplan.runtime.ghost.vocabulary import require_columns
 from mmplan.runtime.ghost.weightless import initial_value, lost_values
 from mmplan.runtime.groups import GroupOf
 from mmplan.runtime.held import Buffer
@@ -132,6 +133,7 @@ def prepare_job(
         parts = [[example.recording for example in microbatch] for microbatch in examples]
         for recording in chain.from_iterable(parts):
             notice(recording)
+            require_columns(recording)
             if laid.rows is not None:
                 laid.rows.look(own_calls(laid, own, recording))
         require_equal_calls(list(chain.from_iterable(parts)), laid.experts, groups.tensor, device)
@@ -217,6 +219,9 @@ def _stages(
                 model.change(name, partial(laid.sequence.set_up, name=name))
             else:
                 model.change(name, partial(set_up, splits=splits, ranks=groups.tensor))
+        if laid.vocabulary is not None:
+            for name in laid.vocabulary.units:
+                model.change(name, partial(laid.vocabulary.set_up, name=name))
         for name, split in laid.experts.items():
             model.change(name, partial(set_up_experts, split=split, ranks=groups.tensor))
     stages = {}
@@ -244,6 +249,7 @@ def _stages(
             sums=sums_of(plan, laid, index, own, recomputed),
             rows=laid.rows,
             images=laid.images,
+            vocabulary=laid.vocabulary,
             ranks=groups.tensor,
             turns=Turns(state, laid.held.slots[index]),
             count_kept=device.type == "cpu",

@@ -5,7 +5,7 @@ Of modules inside one another that hold pieces of one module alone the outermost
 between modules of unlike types works in fp32, so that nothing is rounded on the way from one to the next.
 """
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.errors import InputError
 from mmplan.runtime.dtypes import TORCH_DTYPES
+from mmplan.runtime.failure import described
 from mmplan.runtime.ghost.image_calls import around
+from mmplan.runtime.ghost.recording import Batch, Recorder, Recording
 from mmplan.runtime.ghost.units import parameter_names
 from mmplan.runtime.numerics.boundary import map_floats
+from mmplan.scenario.precisions import unlike_precisions
 from mmplan.scenario.scenario import Scenario
 
 
@@ -68,6 +71,17 @@ def set_types(
         for part in around(model, units & module_of.keys(), own & units).values():
             part.register_forward_pre_hook(border.enter, with_kwargs=True)
             part.register_forward_hook(border.leave, always_call=True)
+
+
+def recorded_in(scenario: Scenario, recorder: Recorder, batches: Sequence[Batch]) -> tuple[Recording, ...]:
+    """Raises InputError where the model's own code does not run with modules of unlike types."""
+    try:
+        return tuple(map(recorder.record, batches))
+    except RuntimeError as error:
+        raise InputError(
+            f"precision: with {unlike_precisions(scenario)} the model's own code fails ({described(error)}): give "
+            "these modules one precision"
+        ) from error
 
 
 class _Border:
