@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from case_processes import given_to
 from tiny_plans import hand_plan, tiny_scenario
 from worker_runs import WorkerRuns
 
@@ -19,7 +20,7 @@ from mmplan.runtime.run_options import RunOptions
 from mmplan.scenario.scenario import ModelModule, Moe, Optimizer, Scenario, Training
 from mmplan.scenario.technique import Compression, Sharding
 
-PROCESSES, PLANS = 4, "plans.pt"
+PROCESSES = 4
 JOBS = {name: Path(__file__).parent / f"{name}_job.py" for name in ("llava", "dropout")}
 TWO_STAGES = (
     ("vision.embed", "vision.0", "projector.0", "audio.embed", "audio.0", "audio_projector.0", "llm.embed"),
@@ -155,7 +156,7 @@ def run_checkpoint_cases(rank: int, folder: str) -> None:
     runs = _Runs(rank, Path(folder))
     results: dict[str, object] = {}
     # Made once, because that takes longer than a run.
-    saved, moved, experts, jobs = torch.load(Path(folder) / PLANS, weights_only=False)
+    saved, moved, experts, jobs = given_to(folder)
     for name, plan in saved.items():
         results[name] = runs.saved(name, plan)
     results["moved"], results["moved experts"] = runs.moved("moved", moved), runs.moved("moved experts", experts)

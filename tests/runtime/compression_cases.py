@@ -1,14 +1,12 @@
 """What each of four processes, two nodes of two ranks, finds out about compressed gradients."""
 
 import io
-import os
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from case_processes import meeting
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
@@ -294,25 +292,19 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
 
 def run_compression_cases(rank: int, folder: str) -> None:
     """Body of one of the processes; writes its results to `folder`."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=30))
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "inside"))
-    hook_gradients = {}
-    for kind in HOOKS:
-        setup = Setup(kind, mesh)
-        setup.backward(*batch(rank, 0))
-        hook_gradients[kind] = alike(setup.gradients())
-    results = {
-        "alike": hook_gradients,
-        "telescopes": {kind: telescopes(kind, rank, mesh) for kind in HOOKS},
-        "resumes": {kind: resumes(kind, rank, mesh) for kind in (*HOOKS, *SHARDED)},
-        "fp8": {kind: error_of_all_in_fp8(kind, rank, mesh) for kind in ("top k", "two levels", *SHARDED)},
-        "overflow": overflow(rank, mesh),
-        "bytes": {kind: bytes_of_a_step(kind, rank, mesh) for kind in HOOKS},
-        "refusals": refusals(mesh),
-    }
-    torch.save(results, Path(folder) / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    with meeting(rank, folder, PROCESSES) as results:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("across", "inside"))
+        hook_gradients = {}
+        for kind in HOOKS:
+            setup = Setup(kind, mesh)
+            setup.backward(*batch(rank, 0))
+            hook_gradients[kind] = alike(setup.gradients())
+        results |= {
+            "alike": hook_gradients,
+            "telescopes": {kind: telescopes(kind, rank, mesh) for kind in HOOKS},
+            "resumes": {kind: resumes(kind, rank, mesh) for kind in (*HOOKS, *SHARDED)},
+            "fp8": {kind: error_of_all_in_fp8(kind, rank, mesh) for kind in ("top k", "two levels", *SHARDED)},
+            "overflow": overflow(rank, mesh),
+            "bytes": {kind: bytes_of_a_step(kind, rank, mesh) for kind in HOOKS},
+            "refusals": refusals(mesh),
+        }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 from tiny_plans import AUDIO, FOUR_STAGES, TWO_STAGES, VISION, hand_plan, tiny_scenario
 
@@ -104,6 +105,7 @@ def _experts(scenario: Scenario) -> Scenario:
     return replace(scenario, model=model)
 
 
+@cache
 def cases() -> dict[str, Plan]:
     """Name -> plan; every one has microbatches without images among those with."""
     tiny = replace(tiny_scenario(), global_batch=6)

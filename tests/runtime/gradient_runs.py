@@ -1,17 +1,16 @@
 """What four processes run of the pipelines of `gradient_cases.py`, and one process that has the whole model."""
 
-import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from gradient_cases import FAULTS, LEFT_OUT, NO_WEIGHTS, PROCESSES, STALE, TABLE_ON_TWO, WRONG_SCALE, cases
+from case_processes import given_to, meeting
+from gradient_cases import FAULTS, LEFT_OUT, NO_WEIGHTS, PROCESSES, STALE, TABLE_ON_TWO, WRONG_SCALE
 from torch import Tensor
 
 from mmplan.cost_models.build import build_graph
@@ -171,22 +170,18 @@ def _faulty() -> dict[str, Any]:
 
 
 def run_all_cases(rank: int, folder: str) -> None:
-    """Body of one of the four processes; writes its results to `folder`."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=30))
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    world = dist.new_group(range(PROCESSES))
-    results = {
-        name: run_rank(plan, rank, pairs[rank // 2] if plan.dp == 2 else None, world) for name, plan in cases().items()
-    }
-    with patch("mmplan.runtime.ties.all_reduce"):
-        results[LEFT_OUT] = run_rank(cases()[TABLE_ON_TWO], rank, pairs[rank // 2], world)
-    for fault, patched in _faulty().items():
-        plan = cases()[FAULTS[fault]]
-        with patched:
-            results[fault] = run_rank(plan, rank, pairs[rank // 2] if plan.dp == 2 else None, world)
-    torch.save(results, Path(folder) / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    """Body of one of the four processes, which get the plans."""
+    plans: dict[str, Plan] = given_to(folder)
+    with meeting(rank, folder, PROCESSES) as results:
+        pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        world = dist.new_group(range(PROCESSES))
+
+        def run(name: str) -> RankResult:
+            return run_rank(plans[name], rank, pairs[rank // 2] if plans[name].dp == 2 else None, world)
+
+        results |= {name: run(name) for name in plans}
+        with patch("mmplan.runtime.ties.all_reduce"):
+            results[LEFT_OUT] = run(TABLE_ON_TWO)
+        for fault, patched in _faulty().items():
+            with patched:
+                results[fault] = run(FAULTS[fault])

@@ -1,17 +1,16 @@
 """What four processes run of the plans of `job_plan_cases.py`, and what is asked of their results."""
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from case_processes import given_to, meeting
 from job_fault_cases import FAULTS, faulty
 from job_plan_cases import SPLIT, job_of
 from torch import Tensor, nn
@@ -35,7 +34,7 @@ from mmplan.runtime.places import idle_ranks, place_of
 from mmplan.runtime.state import StageState
 from mmplan.runtime.tensor_sums import TensorRanks
 
-PROCESSES, MORE_PROCESSES, PLANS = 4, 5, "plans.pt"
+PROCESSES, MORE_PROCESSES = 4, 5
 CPU = torch.device("cpu")
 
 
@@ -221,19 +220,12 @@ def require_written_once(family: str, results: Sequence[JobRankResult]) -> None:
 
 @contextmanager
 def job_process(rank: int, folder: str, processes: int = PROCESSES) -> Iterator[dict[str, Any]]:
-    """One of them, that has run the plans in the folder: their results by name, which it saves in the end."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", processes)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=timedelta(seconds=90))
-    plans = torch.load(Path(folder) / PLANS, weights_only=False)
-    results, world = dict[str, Any](), dist.new_group(range(processes))
-    for name, (family, plan) in plans.items():
-        results[name] = run_job_rank(family, plan, rank, world)
-    yield results
-    torch.save(results, Path(folder) / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    """One of them, that has run the plans that it is given: their results by name, to be added to."""
+    with meeting(rank, folder, processes, timeout_s=90.0) as results:
+        world = dist.new_group(range(processes))
+        for name, (family, plan) in given_to(folder).items():
+            results[name] = run_job_rank(family, plan, rank, world)
+        yield results
 
 
 class OwnBlocks(nn.Module):
@@ -268,7 +260,7 @@ def splits_of(more: nn.Module, ranks: TensorRanks) -> tuple[list[str], tuple[str
 def run_job_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes; writes its results to `folder`."""
     with job_process(rank, folder) as results:
-        world, split = dist.new_group(range(PROCESSES)), torch.load(Path(folder) / PLANS, weights_only=False)[SPLIT]
+        world, split = dist.new_group(range(PROCESSES)), given_to(folder)[SPLIT]
         for fault in FAULTS:
             with faulty(fault):
                 results[fault] = run_job_rank(*split, rank, world)

@@ -1,14 +1,12 @@
 """Blocks of a user's own that two context-parallel ranks try to run on their rows, and the code of these ranks."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from case_processes import meeting
 from torch import Tensor, nn
 
 from mmplan.errors import InputError
@@ -135,20 +133,13 @@ def exchanged(ranks: RowRanks) -> str:
 
 def run_row_cases(rank: int, folder: str) -> None:
     """Body of one of two processes; writes its results to `folder`."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    peers = Peers(RANKS, rank, dist.group.WORLD)
-    ranks = RowRanks(TensorRanks(degree=1, index=0, group=None, context=peers, width=peers), peers)
-    told = {}
-    for name, (block, masked) in BLOCKS.items():
-        told[name] = tried(lambda block=block, masked=masked: Model(block(), masked=masked), ranks)
-    for name, way in WAYS:
-        block, masked = BLOCKS[name]
-        other = replace(ranks, ranks=replace(ranks.ranks, context_parallel=way))
-        told[f"{name}, {way}"] = tried(lambda block=block, masked=masked: Model(block(), masked=masked), other)
-    told["heads"] = exchanged(ranks)
-    torch.save(told, Path(folder) / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    with meeting(rank, folder, RANKS) as results:
+        peers = Peers(RANKS, rank, dist.group.WORLD)
+        ranks = RowRanks(TensorRanks(degree=1, index=0, group=None, context=peers, width=peers), peers)
+        for name, (block, masked) in BLOCKS.items():
+            results[name] = tried(lambda block=block, masked=masked: Model(block(), masked=masked), ranks)
+        for name, way in WAYS:
+            block, masked = BLOCKS[name]
+            other = replace(ranks, ranks=replace(ranks.ranks, context_parallel=way))
+            results[f"{name}, {way}"] = tried(lambda block=block, masked=masked: Model(block(), masked=masked), other)
+        results["heads"] = exchanged(ranks)

@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from case_processes import given_to
 from checkpoint_cases import JOBS, ONE_STAGE, TWO_STAGES, meshed, tiny, with_experts
 from tiny_plans import hand_plan
 from worker_runs import WorkerRuns
@@ -23,7 +24,7 @@ from mmplan.runtime.run_options import RunOptions
 from mmplan.scenario.catalogue import catalogue_device
 from mmplan.scenario.scenario import Optimizer, Scenario
 
-PROCESSES, PLANS = 4, "plans.pt"
+PROCESSES = 4
 ALIKE = {"vision": 2.0**12, "audio": 2.0**12, "text": 2.0**12, "shared": 2.0**12}
 UNLIKE = {"vision": 2.0**15, "audio": 2.0**14, "text": 2.0**11, "shared": 2.0**13}
 LOUD = {**ALIKE, "vision": 2.0**30}
@@ -94,7 +95,7 @@ class Overflowing:
 def run_scaled_cases(rank: int, folder: str) -> None:
     """Body of one of the four processes."""
     cases = _Cases(rank, Path(folder))
-    made, jobs = torch.load(Path(folder) / PLANS, weights_only=False)
+    made, jobs = given_to(folder)
     cases.run("alike", made["one process"], 1, ALIKE)
     for name, plan in made.items():
         cases.run(name, plan, 1, UNLIKE)

@@ -1,14 +1,11 @@
 """What each of four processes finds out about tensors laid on a mesh."""
 
-import os
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
+from case_processes import meeting
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -220,24 +217,18 @@ def refusals(rank: int, mesh: DeviceMesh, square: DeviceMesh) -> dict[str, str]:
 
 def run_shard_tensor_cases(rank: int, folder: str) -> None:
     """Body of one of the processes; writes its results to `folder`."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=30))
-    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
-    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    x = patches()
-    results = {
-        "own": {n: shard(x, mesh, SPECS[n], lengths=LENGTHS).own_lengths for n in ("samples", "tokens", "rows")},
-        "round_trips": round_trips(mesh),
-        "moves": moves(mesh),
-        "gradients": gradients(mesh),
-        "two_axes": two_axes(square),
-        "placed": placed(rank, mesh),
-        "pooled": pooled(rank, mesh),
-        "held": held(rank, mesh),
-        "refusals": refusals(rank, mesh, square),
-    }
-    torch.save(results, Path(folder) / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    with meeting(rank, folder, PROCESSES) as results:
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+        square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        x = patches()
+        results |= {
+            "own": {n: shard(x, mesh, SPECS[n], lengths=LENGTHS).own_lengths for n in ("samples", "tokens", "rows")},
+            "round_trips": round_trips(mesh),
+            "moves": moves(mesh),
+            "gradients": gradients(mesh),
+            "two_axes": two_axes(square),
+            "placed": placed(rank, mesh),
+            "pooled": pooled(rank, mesh),
+            "held": held(rank, mesh),
+            "refusals": refusals(rank, mesh, square),
+        }

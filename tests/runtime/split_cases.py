@@ -1,14 +1,11 @@
 """Models whose layers are split over a tensor-parallel group, and what each process of the group finds out."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from case_processes import given_to, meeting
 from expert_models import SHAPES, glm, intern_vl, text_only
 from gradient_runs import perturb
 from layer_zoo import (
@@ -183,25 +180,11 @@ def run_case(scenario: Scenario, ranks: TensorRanks, samples: tuple[Sample, ...]
 
 
 def run_split_cases(rank: int, folder: str) -> None:
-    """Body of one of the two processes; writes its results to `folder`."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=30))
-    results = {
-        (name, blind): run_case(
-            scenario,
-            TensorRanks(
-                degree=PROCESSES,
-                index=rank,
-                group=None,
-                sequence=("llm",) if scenario.technique.sequence_parallel else (),
-            ),
-            BLIND if blind else SAMPLES,
-        )
-        for name, scenario in split_cases().items()
-        for blind in (False, True)
-    }
-    torch.save(results, Path(folder) / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    """Body of one of the two processes, which get the scenarios."""
+    scenarios: dict[str, Scenario] = given_to(folder)
+    with meeting(rank, folder, PROCESSES) as results:
+        for name, scenario in scenarios.items():
+            sequence = ("llm",) if scenario.technique.sequence_parallel else ()
+            for blind in (False, True):
+                ranks = TensorRanks(degree=PROCESSES, index=rank, group=None, sequence=sequence)  # it counts bytes
+                results[name, blind] = run_case(scenario, ranks, BLIND if blind else SAMPLES)

@@ -1,18 +1,14 @@
 """What four processes run of the plans of `tensor_plan_cases.py`."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from gradient_cases import PROCESSES, cases
+from case_processes import given_to, meeting
 from gradient_runs import CPU, perturb, table_name, trained_weights
-from meshed_plan_cases import uneven_cases
-from tensor_plan_cases import tensor_cases
 from torch import Tensor
 
 from mmplan.cost_models.build import build_graph
@@ -34,7 +30,6 @@ from mmplan.runtime.tensor_sums import TensorRanks
 from mmplan.runtime.train import build_stages, load_stages, step_data, tie_stages
 from mmplan.scenario.scenario import Optimizer
 
-MORE_PROCESSES = 5
 STEP_LENGTH = 1e3  # so long that rounding of the weights hides nothing of their gradients
 
 
@@ -172,22 +167,9 @@ def _idle(rank: int, control: dist.ProcessGroup) -> TensorRankResult:
 
 
 def run_tensor_cases(rank: int, folder: str) -> None:
-    """Body of one of the four processes; writes its results to `folder`."""
-    _run_cases(rank, folder, tensor_cases(), PROCESSES)
-
-
-def run_uneven_cases(rank: int, folder: str) -> None:
-    """The same of five."""
-    _run_cases(rank, folder, uneven_cases(cases()["1f1b"].scenario), MORE_PROCESSES)
-
-
-def _run_cases(rank: int, folder: str, plans: dict[str, Plan], processes: int) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", processes)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=processes, timeout=timedelta(seconds=30))
-    world = dist.new_group(range(processes))
-    results = {name: run_tensor_rank(plan, rank, world) for name, plan in plans.items()}
-    torch.save(results, Path(folder) / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    """Body of one of as many processes as the plans need, which they get."""
+    plans: dict[str, Plan] = given_to(folder)
+    processes = max(plan.rank_count for plan in plans.values())
+    with meeting(rank, folder, processes) as results:
+        world = dist.new_group(range(processes))
+        results |= {name: run_tensor_rank(plan, rank, world) for name, plan in plans.items()}

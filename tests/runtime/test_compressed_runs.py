@@ -13,7 +13,7 @@ from mmplan.runtime.validate import validate
 from mmplan.scenario.asked import Zone
 from mmplan.scenario.technique import Compression
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("at_hand")]
 STEPS = 4
 
 

@@ -20,6 +20,7 @@ from mmplan.runtime.requirements import why_not_executed
 from mmplan.runtime.validate import validate
 from mmplan.scenario.load import load_scenario
 
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("at_hand")]
 JOB = Path(__file__).parent / "own_model_job.py"
 
 
@@ -34,7 +35,6 @@ def whole_loss(count: int, samples: int, seed: int) -> float:
     return sum(losses) / count
 
 
-@pytest.mark.distributed
 def test_a_model_of_ones_own_is_imported_planned_and_run(tmp_path: Path) -> None:
     text = fragment_text(read_files(["job", str(JOB)]))
     assert "# read: tp 2: ranks share 3 of 10 layers; each has the others whole" in text

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from case_processes import run_on_ranks
 from job_expert_cases import expert_plans, run_expert_cases
 from job_plan_cases import cut, job_of, scenario_of
-from job_plan_runs import PLANS, PROCESSES, require_gradients, require_written_once
+from job_plan_runs import PROCESSES, require_gradients, require_written_once
 from safetensors.torch import load_file
 from tiny_plans import tiny_scenario
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from mmplan.runtime.launch import execute
 from mmplan.runtime.run_options import Checkpoints
 from mmplan.scenario.scenario import Optimizer
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("at_hand")]
 
 NAMES = (
     "an expert on each rank",
@@ -59,8 +59,7 @@ def plans(folder: Path) -> dict[str, tuple[str, Plan]]:
 
 @pytest.fixture(scope="module")
 def results(folder: Path, plans: dict[str, tuple[str, Plan]]) -> dict[str, list[Any]]:
-    torch.save(plans, folder / PLANS)
-    ranks = run_on_ranks(run_expert_cases, PROCESSES, folder)
+    ranks = run_on_ranks(run_expert_cases, PROCESSES, folder, plans)
     return {name: [rank[name] for rank in ranks] for name in plans} | {
         name: [rank[name] for rank in ranks[:2]] for name in ("own", "calls")
     }

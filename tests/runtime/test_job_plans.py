@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("transformers")
 
@@ -14,7 +13,6 @@ from job_fault_cases import FAULTS
 from job_plan_cases import SPLIT, STATISTICS, job_plans
 from job_plan_runs import (
     MORE_PROCESSES,
-    PLANS,
     PROCESSES,
     require_buffers,
     require_gradients,
@@ -167,13 +165,11 @@ def plans(folder: Path) -> dict[str, tuple[str, Plan]]:
 @pytest.fixture(scope="module")
 def results(folder: Path, plans: dict[str, tuple[str, Plan]]) -> dict[str, list[Any]]:
     even = {name: plan for name, plan in plans.items() if name not in UNEVEN}
-    torch.save(even, folder / PLANS)
-    ranks = run_on_ranks(run_job_cases, PROCESSES, folder)
+    ranks = run_on_ranks(run_job_cases, PROCESSES, folder, even)
     found = {name: [rank[name] for rank in ranks] for name in (*even, *FAULTS)}
     if uneven := {name: plan for name, plan in plans.items() if name in UNEVEN}:
         (folder / "uneven").mkdir()
-        torch.save(uneven, folder / "uneven" / PLANS)
-        more = run_on_ranks(run_uneven_jobs, MORE_PROCESSES, folder / "uneven")
+        more = run_on_ranks(run_uneven_jobs, MORE_PROCESSES, folder / "uneven", uneven)
         found |= {name: [rank[name] for rank in more] for name in uneven}
     return found | {"splits": [ranks[0]["splits"], ranks[1]["splits"]]}
 

@@ -22,6 +22,7 @@ from mmplan.runtime.validate import validate
 from mmplan.scenario.formats.hf_config import read_hf_config
 from mmplan.scenario.scenario import Optimizer, Scenario, Training
 
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("at_hand")]
 JOB = Path(__file__).parent / "llava_job.py"
 TOWER = ("vision.embed", "vision.0-1", "projector.0")  # the model reads the states before the last block
 LLM = ("llm.embed", "llm.0-2", "llm.head", "llm.loss")
@@ -56,7 +57,6 @@ def with_training(scenario: Scenario, module: str, mode: str) -> Scenario:
     return replace(scenario, model=replace(scenario.model, modules=modules))
 
 
-@pytest.mark.distributed
 def test_loss_curves_are_equal_under_different_plans(scenario: Scenario) -> None:
     alone = losses(hand_plan(scenario, STAGES[1]))
     assert alone[-1] < alone[0]
@@ -70,7 +70,6 @@ def test_loss_curves_are_equal_under_different_plans(scenario: Scenario) -> None
     assert losses(again) == pytest.approx(alone, rel=1e-5)
 
 
-@pytest.mark.distributed
 def test_a_frozen_tower_and_split_backwards_change_no_loss(scenario: Scenario) -> None:
     frozen = with_training(scenario, "vision", "frozen")
     alone = losses(hand_plan(frozen, STAGES[1]))
@@ -85,7 +84,6 @@ def test_a_frozen_tower_and_split_backwards_change_no_loss(scenario: Scenario) -
     assert losses(replace(plan, orders=orders, schedule="zb-h1")) == pytest.approx(alone, rel=1e-5)
 
 
-@pytest.mark.distributed
 def test_rows_of_a_manifest_train_alike_under_different_plans(scenario: Scenario, tmp_path: Path) -> None:
     for index in range(5):
         (tmp_path / f"{index}.png").write_bytes(bytes([index]))
@@ -109,7 +107,6 @@ def test_rows_of_a_manifest_train_alike_under_different_plans(scenario: Scenario
         execute(hand_plan(scenario, STAGES[1]), local=1, steps=1, data=data)
 
 
-@pytest.mark.distributed
 def test_a_run_begins_with_the_weights_that_were_saved(scenario: Scenario, tmp_path: Path) -> None:
     torch.manual_seed(5)
     real = llava()[0]()

@@ -119,6 +119,7 @@ def test_a_wrong_number_of_processes_is_refused_with_the_arithmetic() -> None:
 
 
 @pytest.mark.distributed
+@pytest.mark.usefixtures("at_hand")
 def test_tensor_parallel_training_follows_one_process_and_sums_the_predicted_bytes() -> None:
     """Two ranks share every layer of two stages; losses are those of two ranks with whole layers."""
     whole = two_stage_plan()

@@ -21,7 +21,7 @@ Results = dict[str, list[RankResult]]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    ranks = run_on_ranks(run_all_cases, PROCESSES, tmp_path_factory.mktemp("ranks"))
+    ranks = run_on_ranks(run_all_cases, PROCESSES, tmp_path_factory.mktemp("ranks"), CASES)
     return {name: [rank[name] for rank in ranks] for name in (*CASES, LEFT_OUT, *FAULTS)}
 
 

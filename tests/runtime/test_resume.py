@@ -15,7 +15,6 @@ from checkpoint_cases import (
     LLAVA_ONE_STAGE,
     LLAVA_TWO_STAGES,
     ONE_STAGE,
-    PLANS,
     PROCESSES,
     Continued,
     compressed,
@@ -41,7 +40,7 @@ from mmplan.runtime.launch import execute
 from mmplan.runtime.measurement import Measurement
 from mmplan.scenario.formats.hf_config import read_hf_config
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("at_hand")]
 
 SAVED, MOVED = saved_plans(), moved_plans()
 
@@ -64,8 +63,9 @@ def job_plans(folder: Path) -> list[Plan]:
 
 @pytest.fixture(scope="module")
 def results(folder: Path) -> dict[str, Any]:
-    torch.save((SAVED, MOVED, moved_experts(), job_plans(folder)), folder / PLANS)
-    measured: dict[str, Any] = run_on_ranks(run_checkpoint_cases, PROCESSES, folder)[0]
+    measured: dict[str, Any] = run_on_ranks(
+        run_checkpoint_cases, PROCESSES, folder, (SAVED, MOVED, moved_experts(), job_plans(folder))
+    )[0]
     return measured
 
 

@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from scaled_cases import (
     ALIKE,
     OVERFLOWING,
-    PLANS,
     PROCESSES,
     QUIET,
     STEPS,
@@ -63,8 +62,7 @@ def results(folder: Path) -> dict[str, Any]:
         "replicas": hand_plan(scenario, LLAVA_TWO_STAGES, dp=2),
         "tensor parallel": replace(hand_plan(scenario, LLAVA_TWO_STAGES), tp=2),
     }
-    torch.save((KINDS, jobs), folder / PLANS)
-    measured: dict[str, Any] = run_on_ranks(run_scaled_cases, PROCESSES, folder)[0]
+    measured: dict[str, Any] = run_on_ranks(run_scaled_cases, PROCESSES, folder, (KINDS, jobs))[0]
     return measured
 
 

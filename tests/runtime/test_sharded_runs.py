@@ -12,7 +12,7 @@ from mmplan.runtime.measurement import Measurement
 from mmplan.runtime.validate import validate
 from mmplan.scenario.technique import Sharding
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("at_hand")]
 
 
 def plan_with(sharding: Sharding, recompute: RecomputeLevel) -> Plan:

@@ -19,7 +19,7 @@ Results = list[dict[tuple[str, bool], SplitResult]]
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_on_ranks(run_split_cases, PROCESSES, tmp_path_factory.mktemp("ranks"))
+    return run_on_ranks(run_split_cases, PROCESSES, tmp_path_factory.mktemp("ranks"), CASES)
 
 
 @pytest.mark.distributed

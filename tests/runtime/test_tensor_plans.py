@@ -6,23 +6,27 @@ from gradient_cases import PROCESSES, cases
 from gradient_runs import whole_model
 from meshed_plan_cases import uneven_cases
 from tensor_plan_cases import tensor_cases
-from tensor_plan_runs import MORE_PROCESSES, TensorRankResult, run_tensor_cases, run_uneven_cases
+from tensor_plan_runs import TensorRankResult, run_tensor_cases
 
 from mmplan.runtime.places import widths
 from mmplan.runtime.tensor_parallel import name_in_whole, slice_of
 
 pytestmark = pytest.mark.distributed
 
-UNEVEN = uneven_cases(cases()["1f1b"].scenario)
-CASES = tensor_cases() | UNEVEN
+EVEN, UNEVEN = tensor_cases(), uneven_cases(cases()["1f1b"].scenario)
+CASES = EVEN | UNEVEN
+MORE_PROCESSES = 5
 Results = dict[str, list[TensorRankResult]]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    ranks = run_on_ranks(run_tensor_cases, PROCESSES, tmp_path_factory.mktemp("ranks"))
-    more = run_on_ranks(run_uneven_cases, MORE_PROCESSES, tmp_path_factory.mktemp("more"))
-    return {name: [rank[name] for rank in (more if name in UNEVEN else ranks)] for name in CASES}
+    """Of four processes, and of five for meshes that take no fewer."""
+    found: Results = {}
+    for plans, processes in ((EVEN, PROCESSES), (UNEVEN, MORE_PROCESSES)):
+        ranks = run_on_ranks(run_tensor_cases, processes, tmp_path_factory.mktemp("ranks"), plans)
+        found |= {name: [rank[name] for rank in ranks] for name in plans}
+    return found
 
 
 @pytest.mark.parametrize("name", CASES)

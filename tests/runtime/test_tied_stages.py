@@ -18,7 +18,7 @@ from mmplan.runtime.validate import validate
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.technique import Sharding
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("at_hand")]
 STEPS, BEHIND = 4, 2
 ONE_STAGE = (tuple(layer for stage in TWO_STAGES for layer in stage),)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from mmplan.cost_models.analytic import AnalyticCostModel
@@ -25,6 +26,19 @@ def tiny_scenario() -> Scenario:
     return load_scenario(SCENARIOS / "tiny.yaml")
 
 
+@cache
+def _layer_seconds(scenario: Scenario, microbatch_size: int) -> dict[str, tuple[float, float]]:
+    """Layer id -> its forward, and its backward."""
+    graph, costs, loads = build_graph(scenario), AnalyticCostModel(scenario), mean_loads(scenario, microbatch_size)
+    return {
+        layer.id: (
+            costs.forward_s(layer, loads[layer.module], 1),
+            costs.dgrad_s(layer, loads[layer.module], 1) + costs.wgrad_s(layer, loads[layer.module], 1),
+        )
+        for layer in graph.layers()
+    }
+
+
 def hand_plan(
     scenario: Scenario,
     stages: Sequence[Sequence[str]],
@@ -33,18 +47,15 @@ def hand_plan(
     microbatch_size: int = 1,
     schedule: ScheduleName = "1f1b",
 ) -> Plan:
-    graph, costs, loads = build_graph(scenario), AnalyticCostModel(scenario), mean_loads(scenario, microbatch_size)
+    layer_seconds = _layer_seconds(scenario, microbatch_size)
     parts = []
     for short in stages:
-        layers = [graph.layer(layer) for layer in expand_ids(short)]
+        layers = expand_ids(short)
         parts.append(
             StagePlan(
-                layers=tuple(layer.id for layer in layers),
-                forward_s=sum(costs.forward_s(layer, loads[layer.module], 1) for layer in layers),
-                backward_s=sum(
-                    costs.dgrad_s(layer, loads[layer.module], 1) + costs.wgrad_s(layer, loads[layer.module], 1)
-                    for layer in layers
-                ),
+                layers=tuple(layers),
+                forward_s=sum(layer_seconds[layer][0] for layer in layers),
+                backward_s=sum(layer_seconds[layer][1] for layer in layers),
                 finish_s=0.0,
                 in_flight=1,
                 memory_bytes=1,

@@ -1,6 +1,8 @@
 """Whole runs in processes that are there already, one after the other: starting processes takes longer than a run."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,7 +13,7 @@ from mmplan.planner.plan import Plan
 from mmplan.runtime.board import Board
 from mmplan.runtime.measurement import Measurement, OnNote
 from mmplan.runtime.run_options import RunOptions
-from mmplan.runtime.worker import run_worker
+from mmplan.runtime.worker import main, run_worker
 
 
 class WorkerRuns:
@@ -35,7 +37,17 @@ class WorkerRuns:
         world = plan.rank_count
         if self._rank >= world:
             return None
-        os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-        store = dist.FileStore(str(self._folder / f"store{self._count}"), world)
-        with patch.object(Board, "meeting", lambda board: store):  # another one for each run
+        with self._met(self._folder / f"store{self._count}", world):
             return run_worker(plan, options, None, on_note, print)
+
+    def work(self, scratch: Path, world: int) -> int:
+        """A run that a launcher has written down in its folder; returns what the process would end with."""
+        with self._met(scratch / "store", world):
+            return main([str(scratch)])
+
+    @contextmanager
+    def _met(self, file: Path, world: int) -> Iterator[None]:
+        os.environ |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        store = dist.FileStore(str(file), world)
+        with patch.object(Board, "meeting", lambda board: store):  # another one for each run
+            yield

@@ -25,7 +25,7 @@ from mmplan.runtime.health.readings import load_readings
 from mmplan.runtime.launch import execute
 from mmplan.scenario.formats.hf_config import read_hf_config
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.usefixtures("at_hand")]
 
 COMPARED = {"gradient_attenuation", "gradient_variance", "attention_collapse", "headroom"}
 

@@ -1,0 +1,21 @@
+"""What whole runs of several files share."""
+
+from collections.abc import Iterator
+from unittest.mock import patch
+
+import pytest
+from run_pool import RunPool
+
+
+@pytest.fixture(scope="session")
+def run_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunPool]:
+    pool = RunPool(lambda: tmp_path_factory.mktemp("pool"))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def at_hand(run_pool: RunPool) -> Iterator[None]:
+    """Runs that `execute` starts here have processes that are there already."""
+    with patch("mmplan.runtime.launch._run_processes", run_pool.run):
+        yield
