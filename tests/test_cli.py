@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_runs import mmplan
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "scenarios" / "tiny.yaml"
-
-
-def mmplan(*arguments: str | Path | int, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mmplan", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -186,15 +182,17 @@ def test_an_error_document_that_cannot_be_written_is_no_second_error(folder: Pat
 
 @pytest.mark.distributed
 def test_all_processes_of_torchrun_together_write_one_document(folder: Path) -> None:
-    def under_torchrun(processes: int) -> subprocess.CompletedProcess[str]:
+    def under_torchrun(plan: str) -> dict[str, Any]:
         run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-        command = ["-m", "mmplan", "execute", "best.plan.json", "--steps", "1", "--json", "-"]
-        whole = [*run, "--nproc-per-node", str(processes), *command]
-        return subprocess.run(whole, capture_output=True, text=True, cwd=folder, check=False, timeout=120)
+        command = ["--nproc-per-node", "2", "-m", "mmplan", "execute", plan, "--steps", "1", "--json", "-"]
+        done = subprocess.run([*run, *command], capture_output=True, text=True, cwd=folder, check=False, timeout=120)
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
 
-    refused = json.loads(under_torchrun(3).stdout)
-    assert refused["message"] == "torchrun started 3 processes, the plan needs 4"
-    assert json.loads(under_torchrun(4).stdout)["schema"] == "mmplan.run/1"
+    (folder / "two.yaml").write_text(TINY.read_text().replace("devices_per_node: 4", "devices_per_node: 2"))
+    assert mmplan("optimize", "two.yaml", "-o", "two.plan.json", "--naive", cwd=folder).returncode == 0
+    assert under_torchrun("best.plan.json")["message"] == "torchrun started 2 processes, the plan needs 4"
+    assert under_torchrun("two.plan.json")["schema"] == "mmplan.run/1"
 
 
 @pytest.mark.parametrize("rest", [[], ["--json", "-"]])

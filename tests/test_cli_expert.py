@@ -1,11 +1,10 @@
 """`mmplan compare --expert`: published recipes beside a plan, as a user sees them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_runs import mmplan
 
 TINY = Path(__file__).parents[1] / "scenarios" / "tiny.yaml"
 RECIPES = """
@@ -13,11 +12,6 @@ recipes:
   pipeline: {source: "a test of mmplan", pp: 4, vp: 2, microbatch: 1}
   three: {source: "a test of mmplan, which wants 3 devices", pp: 3}
 """
-
-
-def mmplan(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mmplan", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
 
 
 @pytest.fixture(scope="module")

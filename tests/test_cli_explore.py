@@ -2,27 +2,25 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from command_runs import mmplan
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "scenarios" / "tiny.yaml"
 
 
-def mmplan(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mmplan", *map(str, arguments)]
-    wide = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120, env=wide)
+def wide(*arguments: str | Path, cwd: Path) -> CompletedProcess[str]:
+    """In a terminal of so many columns that no sentence is broken."""
+    return mmplan(*arguments, cwd=cwd, COLUMNS="200")
 
 
 def document(*arguments: str | Path, cwd: Path) -> dict[str, Any]:
     """The document of `--json -`, which must be all there is on stdout."""
-    parsed: dict[str, Any] = json.loads(mmplan(*arguments, "--json", "-", cwd=cwd).stdout)
+    parsed: dict[str, Any] = json.loads(wide(*arguments, "--json", "-", cwd=cwd).stdout)
     return parsed
 
 
@@ -36,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_why_not_and_zone_prices_stand_in_tables_and_document(folder: Path) -> None:
     questions = ("--why-not", "pp=4", "--why-not", "tp=3", "--zone-prices")
-    result = mmplan("optimize", "zoned.yaml", *questions, "--json", "why.json", cwd=folder)
+    result = wide("optimize", "zoned.yaml", *questions, "--json", "why.json", cwd=folder)
     assert result.returncode == 0, result.stderr
     assert "Why not ..." in result.stdout
     assert "What zones cost per step" in result.stdout
@@ -49,7 +47,7 @@ def test_why_not_and_zone_prices_stand_in_tables_and_document(folder: Path) -> N
 
 def test_a_sweep_writes_table_csv_picture_and_document(folder: Path) -> None:
     vary = ("--vary", "cluster.nodes=0..2+1", "--vary", "batch.global=16,32")
-    result = mmplan("sweep", TINY, *vary, "-o", "rows.csv", "--plot", "rows.png", "--json", "rows.json", cwd=folder)
+    result = wide("sweep", TINY, *vary, "-o", "rows.csv", "--plot", "rows.png", "--json", "rows.json", cwd=folder)
     assert result.returncode == 0, result.stderr
     assert "(1) " in result.stdout
     with (folder / "rows.csv").open() as file:
@@ -70,12 +68,12 @@ def test_a_front_writes_its_plans(folder: Path) -> None:
 
 
 def test_a_drift_is_answered_with_a_new_plan(folder: Path) -> None:
-    assert mmplan("optimize", TINY, "-o", "best.plan.json", cwd=folder).returncode == 0
+    assert wide("optimize", TINY, "-o", "best.plan.json", cwd=folder).returncode == 0
     (folder / "live.yaml").write_text("schema: mmplan.modalities/1\nmodalities: {vision: {forward: 200 ms}}\n")
     asked = ("--profile", "live.yaml", "--restart", "10 s", "--steps", "1000", "-o", "new.plan.json")
     found = document("replan", "best.plan.json", *asked, cwd=folder)
     assert (found["advice"], found["switch"]["restart_s"]) == ("switch", 10.0)
-    assert mmplan("check", "new.plan.json", cwd=folder).returncode == 0
+    assert wide("check", "new.plan.json", cwd=folder).returncode == 0
 
 
 # arguments, end of the sentence on stderr
@@ -98,14 +96,14 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[" ".join(case[0][2:]) for case in REFUSED])
 def test_what_is_wrong_is_one_sentence(folder: Path, arguments: tuple[str, ...], message: str) -> None:
-    result = mmplan(*arguments, cwd=folder)
+    result = wide(*arguments, cwd=folder)
     assert result.returncode == 2
     assert result.stderr.startswith("error: ") and result.stderr.rstrip().endswith(message), result.stderr
     assert result.stderr.count("\n") == 1
 
 
 def test_pareto_makes_the_folder_of_its_plans(tmp_path: Path) -> None:
-    result = mmplan("pareto", TINY, "--against", "devices", "-o", "front", cwd=tmp_path)
+    result = wide("pareto", TINY, "--against", "devices", "-o", "front", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert list((tmp_path / "front").glob("*.plan.json"))
 
@@ -122,6 +120,6 @@ def test_pareto_makes_the_folder_of_its_plans(tmp_path: Path) -> None:
 def test_options_that_say_nothing_together_are_refused(
     tmp_path: Path, arguments: tuple[str | Path, ...], sentence: str
 ) -> None:
-    result = mmplan(*arguments, cwd=tmp_path)
+    result = wide(*arguments, cwd=tmp_path)
     assert result.returncode == 2
     assert sentence in result.stderr

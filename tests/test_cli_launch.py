@@ -1,19 +1,12 @@
 """`mmplan launch` and the matrix of `mmplan export` as a user runs them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_runs import mmplan
 
 ROOT = Path(__file__).parents[1]
-
-
-def mmplan(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mmplan", *arguments]
-    given = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=given, check=False, timeout=120)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
 """Sparklines, bytes on links, and what `mmplan data` shows."""
 
 import json
-import subprocess
-import sys
 from io import StringIO
 from pathlib import Path
 
 import pytest
+from command_runs import mmplan
 from rich.console import Console
 
 from mmplan.planner.advice import advise
@@ -80,14 +79,9 @@ def test_tokens_of_tiny_are_those_of_its_distribution() -> None:
     assert vision.differing == pytest.approx(2 * vision.lacking * (1 - vision.lacking))
 
 
-def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mmplan", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
-
-
 def test_data_of_a_plan_writes_picture_document_and_the_advised_plan(tmp_path: Path) -> None:
-    assert run("optimize", TINY, "-o", "p.json", cwd=tmp_path).returncode == 0
-    result = run("data", TINY, "p.json", "-o", "q.json", "--plot", "d.png", "--json", "d.json", cwd=tmp_path)
+    assert mmplan("optimize", TINY, "-o", "p.json", cwd=tmp_path).returncode == 0
+    result = mmplan("data", TINY, "p.json", "-o", "q.json", "--plot", "d.png", "--json", "d.json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     document = json.loads((tmp_path / "d.json").read_text())
     assert document["schema"] == "mmplan.data/1"
@@ -95,21 +89,21 @@ def test_data_of_a_plan_writes_picture_document_and_the_advised_plan(tmp_path: P
     assert len(document["compositions"][0]["step_s"]) == 64
     assert json.loads((tmp_path / "q.json").read_text())["composition"] == document["advice"]["composition"]
     assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
-    assert run("check", "q.json", cwd=tmp_path).returncode == 0
-    hangs = run("check", "q.json", "--runtime", "fsdp", cwd=tmp_path)
+    assert mmplan("check", "q.json", cwd=tmp_path).returncode == 0
+    hangs = mmplan("check", "q.json", "--runtime", "fsdp", cwd=tmp_path)
     assert hangs.returncode == 1
     assert "hang under fsdp" in hangs.stdout
-    unknown = run("check", "q.json", "--runtime", "foo", cwd=tmp_path)
+    unknown = mmplan("check", "q.json", "--runtime", "foo", cwd=tmp_path)
     assert unknown.returncode == 2
     assert "no rules are known for runtime 'foo'" in unknown.stderr
 
 
 def test_a_plan_of_another_scenario_and_a_missing_plan_are_refused(tmp_path: Path) -> None:
-    assert run("optimize", TINY, "-o", "p.json", cwd=tmp_path).returncode == 0
-    other = run("data", ROOT / "scenarios" / "tiny-rehearsal.yaml", "p.json", cwd=tmp_path)
+    assert mmplan("optimize", TINY, "-o", "p.json", cwd=tmp_path).returncode == 0
+    other = mmplan("data", ROOT / "scenarios" / "tiny-rehearsal.yaml", "p.json", cwd=tmp_path)
     assert other.returncode == 2
     assert "a plan of scenario tiny" in other.stderr
-    nothing = run("data", TINY, "-o", "q.json", cwd=tmp_path)
+    nothing = mmplan("data", TINY, "-o", "q.json", cwd=tmp_path)
     assert nothing.returncode == 2
     assert "a plan is needed" in nothing.stderr
 
