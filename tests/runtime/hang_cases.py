@@ -1,10 +1,6 @@
-"""Two processes that reproduce the hangs which `mmplan check --runtime` explains, each with and without its fix.
-
-python hang_cases.py RANK FOLDER      # writes FOLDER/outcome-RANK.json: case -> [with the fix, without it]
-"""
+"""Two processes that reproduce the hangs which `mmplan check --runtime` explains, each with and without its fix."""
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -110,17 +106,14 @@ def outcome(case: Callable[[int, bool], None], rank: int, fixed: bool, wait_s: f
     return result[0]
 
 
-def main() -> None:
-    name, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+def run_hang_case(name: str, rank: int, folder: str) -> None:
+    """One of the two; what happened with the fix and without it is in files of the folder."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    store = f"file://{folder / name}.store"
+    store = f"file://{folder}/{name}.store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=90))
     for fixed, wait_s in ((True, 60.0), (False, HANGS_AFTER_S)):
         found = outcome(CASES[name], rank, fixed, wait_s)
-        (folder / f"{name}-{rank}-{'with' if fixed else 'without'}").write_text(found)
+        (Path(folder) / f"{name}-{rank}-{'with' if fixed else 'without'}").write_text(found)
     time.sleep(HANGS_AFTER_S)  # a rank that is done stays, like a training process in its next step
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,27 +1,25 @@
 """The hangs that `mmplan check --runtime` explains happen, and do not with the fix: pairs of gloo processes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-CASES = ("fsdp", "zero2", "text-only", "fixed-order")
+from case_processes import multiprocessing
+from hang_cases import CASES, run_hang_case
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where every process of every case wrote what happened with the fix and without it."""
     path = tmp_path_factory.mktemp("hangs")
-    script = str(Path(__file__).parent / "hang_cases.py")
+    context = multiprocessing.get_context("forkserver")
     processes = [
-        subprocess.Popen([sys.executable, script, case, str(rank), str(path)], stderr=subprocess.DEVNULL)
-        for case in CASES
-        for rank in range(2)
+        context.Process(target=run_hang_case, args=(case, rank, str(path))) for case in CASES for rank in range(2)
     ]
     try:
         for process in processes:
-            process.wait(timeout=150)
+            process.start()
+        for process in processes:
+            process.join(timeout=150)
     finally:
         for process in processes:
             process.kill()
