@@ -1,5 +1,5 @@
 """Which modules can have the rows of their images cut over ranks (patch groups, the third axis of 2.5D sharding):
-encoders, and projectors behind them, which may join or average every few rows that follow each other.
+encoders, and projectors behind them; both may join or average every few rows that follow each other.
 """
 
 from functools import lru_cache
@@ -29,8 +29,8 @@ ROW_BY_ROW = (Linear, Norm, Scale, Activation, Multiply, Add, Rope, Stored)
 @lru_cache(maxsize=16)
 def patch_modules(model: Model) -> tuple[str, ...]:
     """Names of modules that read images or sound and whose blocks work row by row but for their attention: rows are
-    neither added nor dropped (a class token behind the last block is), so that a rank keeps its own. With the
-    projectors that can take these rows as they lie."""
+    neither added nor dropped (a class token behind the last block is), so that a rank keeps its own; at most averaged
+    at the end. With the projectors that can take these rows as they lie."""
     raw = tuple(module.name for module in model.modules if module.vision is not None or module.audio is not None)
     cut = tuple(name for name in raw if not _needing(model, name))
     behind = (module.name for module in model.modules if module.projector is not None)
@@ -53,7 +53,8 @@ def _needing(model: Model, name: str) -> list[Op]:
     """Operators of a module that need rows of other ranks, of which it has not."""
     layers = [layer for layer in model_layers(model) if layer.module == name]
     if model.module(name).projector is None:
-        return [op for layer in layers if "block" in layer.kind for op in layer.ops if not _keeps_rows(op)]
+        blocks = [layer for layer in layers if "block" in layer.kind]
+        return [op for layer in blocks for op in layer.ops if not _keeps_rows(op) and not strided(op, layer)]
     (layer,) = layers
     if model.module(name).form is not None:
         return list(layer.ops)

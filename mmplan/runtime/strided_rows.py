@@ -1,4 +1,4 @@
-"""Projectors whose ranks have some rows each join or average every few rows: a strided reduce-scatter, whose gradient
+"""Layers whose ranks have some rows each join or average every few rows: a strided reduce-scatter, whose gradient
 is gathered (`cost_models/strided.py`)."""
 
 from collections.abc import Sequence

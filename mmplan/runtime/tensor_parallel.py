@@ -269,7 +269,8 @@ class SplitLayer(LayerModule):
         return a + cut_rows(add_rows(a.new_zeros(rows.count, a.shape[1]), b, at), rows, self._ranks)
 
     def _several_rows(self, op: Pool | MergeRows, x: Tensor, batch: Microbatch) -> Tensor:
-        lengths, peers = batch.context_lengths[self.layer.module], self._ranks.peers(self._whole)
+        of = batch.context_lengths if self.layer.kind == "projector" else batch.lengths
+        lengths, peers = of[self.layer.module], self._ranks.peers(self._whole)
         if isinstance(op, Pool):
             return averaged_rows(x, lengths, op.size, self._ranks, peers)
         return joined_rows(x, lengths, op.merge, self._ranks, peers)

@@ -91,14 +91,16 @@ def test_rows_go_to_their_places_where_tp_is_1_and_modules_run_each_microbatch_a
     assert saved_s == pytest.approx(both_s - whole_s - placed_s)
 
 
-def test_class_tokens_that_are_dropped_and_pools_speak_against_it() -> None:
+def test_class_tokens_that_are_dropped_speak_against_it_and_sound_that_is_pooled_does_not() -> None:
     vision = SCENARIO.model.module("vision")
     assert vision.vision is not None and vision.vision.class_token
     plain = replace(vision, vision=replace(vision.vision, class_token=False))
     modules = tuple(plain if module.name == "vision" else module for module in SCENARIO.model.modules)
     model = replace(SCENARIO.model, modules=modules)
-    assert patch_modules(model) == BOTH and patch_modules(SCENARIO.model) == ()
-    assert [row_changing(SCENARIO.model, name) for name in ("vision", "audio")] == ["DropClassToken", "Pool"]
+    sound = ("audio", "audio_projector")
+    assert patch_modules(model) == ("vision", "audio", "projector", "audio_projector")
+    assert patch_modules(SCENARIO.model) == sound
+    assert [row_changing(SCENARIO.model, name) for name in ("vision", "audio")] == ["DropClassToken", ""]
     assert row_changing(model, "vision") == ""
 
 

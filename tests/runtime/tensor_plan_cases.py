@@ -8,7 +8,7 @@ from meshed_plan_cases import meshed_cases
 from padded_plan_cases import padded_cases
 from row_plan_cases import DEEP, ONE_STAGE, TALKER, attention_again, row_cases
 from sequence_plan_cases import sequence_cases
-from tiny_plans import AUDIO, TWO_STAGES, changed_module, changed_projector, hand_plan
+from tiny_plans import AUDIO, TWO_STAGES, changed_module, changed_projector, hand_plan, pooled_sound
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
@@ -55,6 +55,7 @@ MIXED = (
     "patches of a frozen encoder",
     "patches, replicas that share weights",
     "patches pooled by 4, replicas that share weights",
+    "patches placed among rows of text in another stage",
     "in front of two stages, several microbatches at once",
     "an encoder in two stages dealt out, several microbatches at once",
     "gradients shared by replicas, several microbatches at once",
@@ -78,6 +79,8 @@ MIXED = (
     "slices from tp 2 to rows on 2 ranks, cross-attention",
     "slices from patches on 2 ranks to tp 2",
     "broadcasts from patches on 2 ranks to tp 2",
+    "placed among rows on 2 ranks from 2 replicas",
+    "patches through projectors, slices to tp 2",
     "a key head on two ranks, backwards in two parts",
     "key heads that tp does not divide",
     "a key head on two ranks, rows",
@@ -165,6 +168,13 @@ def _patch_cases(models: dict[str, Scenario]) -> dict[str, Plan]:
             halves, spread=encoders, patches=("vision", "projector")
         ),
         "patches pooled by 4 in front of rows of text": replace(pooled, cp=2, spread=behind, patches=behind),
+        "sound pooled by 3 where its frames lie, recomputed": replace(
+            pooled_sound(hand_plan(tiny, ONE_STAGE, microbatch_size=2), 3),
+            cp=2,
+            spread=("audio",),
+            patches=("audio",),
+            stages=recomputed,
+        ),
         "patches placed among rows of text in another stage": replace(
             changed_projector(hand_plan(tiny, TIED_STAGES, microbatch_size=2), "audio_projector", pool=4),
             cp=2,

@@ -93,3 +93,11 @@ def changed_projector(plan: Plan, name: str, *, pool: int) -> Plan:
         for m in plan.scenario.model.modules
     )
     return replace(plan, scenario=replace(plan.scenario, model=replace(plan.scenario.model, modules=modules)))
+
+
+def pooled_sound(plan: Plan, pool: int) -> Plan:
+    """The plan with an audio encoder that averages every `pool` tokens behind its last block."""
+    modules = tuple(
+        replace(m, audio=replace(m.audio, pool=pool)) if m.audio is not None else m for m in plan.scenario.model.modules
+    )
+    return replace(plan, scenario=replace(plan.scenario, model=replace(plan.scenario.model, modules=modules)))
