@@ -10,7 +10,8 @@ from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import StepTime, cut_stages, plan_from_cut
 from mmplan.planner.objective import Objective
 from mmplan.planner.quantise import floor_ns
-from mmplan.planner.schedules.reschedule import scheduled
+from mmplan.planner.schedules.reschedule import timed_schedule
+from mmplan.planner.second_process import both
 from mmplan.planner.simulate import simulate
 from mmplan.planner.space import Answer, Space, sketch_configuration
 from mmplan.planner.step_times import step_times
@@ -25,6 +26,7 @@ DRAWN_STEPS = 40  # for a 90th percentile: four are above it
 SHARPENED = 96  # configurations looked at for rivals
 # Forwards (stages x microbatches) simulated in all when leaders are compared: 30 to 45 us each, 1.5 s in all.
 MOST_FORWARDS = 40_000
+FORWARDS_OF_TWO = 1_000  # from which on two processes simulate: with a search they take a second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,14 +111,23 @@ def first_in_simulation(
     values = {one.configuration: space.scale.value_of(one.configuration, one.step_ns) for one in rivals}
     allowed = [one for one in rivals if values[one.configuration] <= most]
     leaders = sorted(allowed, key=lambda one: values[one.configuration])
-    forwards = 0
+    forwards = np.cumsum([one.configuration.pp * one.configuration.microbatches for one in (best, *leaders)])
+    tried = (best, *leaders)[: int((forwards <= MOST_FORWARDS).sum())] if leaders else ()
+
+    def steps_s(some: Sequence[Candidate]) -> list[float | None]:
+        return [None if deadline.passed() else step_s(one) for one in some]
+
+    def step_s(one: Candidate) -> float:
+        return p90_s(space, one) if objective.name == "p90-time" else simulated_s(space, one, search_s, deadline)
+
+    worth = len(tried) > 1 and int(forwards[len(tried) - 1]) >= FORWARDS_OF_TWO
+    found = both(lambda: steps_s(tried[::2]), lambda: steps_s(tried[1::2]), worth=worth)
     chosen, least = best, NEVER
-    for one in (best, *leaders):
-        forwards += one.configuration.pp * one.configuration.microbatches
-        if forwards > MOST_FORWARDS or not leaders or deadline.passed():
+    for place, one in enumerate(tried):
+        seconds = found[place % 2][place // 2]
+        if seconds is None:  # the time is up
             break
-        step_s = p90_s(space, one) if objective.name == "p90-time" else simulated_s(space, one, search_s, deadline)
-        value = space.scale.value_of(one.configuration, floor_ns(step_s))
+        value = space.scale.value_of(one.configuration, floor_ns(seconds))
         if value < least:
             chosen, least = one, value
     return chosen
@@ -137,5 +148,7 @@ def simulated_s(space: Space, one: Candidate, search_s: float, deadline: Deadlin
     graph, costs = space.prices.graph, space.prices.costs
     plan = plan_from_cut(space.prices, one.configuration, one.stages, bound_s=0.0, status="feasible", wall_s=0.0)
     if search_s > 0 and plan.pp > 1 and one.configuration.vp == 1:
-        plan = scheduled(plan, graph, costs, search_s=search_s, stop=deadline.stop)
+        plan, step_s = timed_schedule(plan, graph, costs, search_s=search_s, stop=deadline.stop)
+        if step_s is not None:
+            return step_s
     return simulate(plan, graph, costs).step_time_s

@@ -58,16 +58,14 @@ class Second(Generic[Asked, Told]):
 
     def told(self) -> Told:
         """The answer; waits for it."""
+        (question,) = self._asked
+        told: tuple[Told] | None = None
         if self._pipe is not None:
             try:
-                found: Told = self._pipe.recv()
+                told = self._pipe.recv()
             except (EOFError, OSError):
                 self._lost()
-            else:
-                self._asked = []
-                return found
-        (question,) = self._asked
-        found = self._answer(question)
+        found = self._answer(question) if told is None else told[0]
         self._asked = []
         return found
 
@@ -109,7 +107,13 @@ def _serve(pipe: Connection, answer: Callable[[Asked], Told]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, which then ends this one
         gc.freeze()  # or looking for garbage copies all that both processes share
         while True:
-            pipe.send(answer(pipe.recv()))
+            question = pipe.recv()
+            try:
+                told = (answer(question),)
+            except Exception:  # the process that asks does the same, and raises the same
+                pipe.send(None)
+            else:
+                pipe.send(told)
     finally:
         os._exit(0)
 

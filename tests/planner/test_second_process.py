@@ -36,12 +36,13 @@ def test_what_is_not_worth_a_process_gets_none() -> None:
     assert both(lambda: os.getpid(), lambda: os.getpid(), worth=False) == (os.getpid(), os.getpid())
 
 
-def test_errors_are_raised_as_without_a_second_process(cores: bool) -> None:
+def test_errors_are_raised_as_without_a_second_process(cores: bool, caplog: pytest.LogCaptureFixture) -> None:
     def refuse() -> int:
         raise InputError("no such thing", key="batch.global")
 
     with pytest.raises(InputError, match=r"batch\.global.*no such thing"):
         both(lambda: 1, refuse)
+    assert not caplog.text
     with pytest.raises(InputError, match="no such thing"):
         both(refuse, lambda: time.sleep(60) if cores else None)  # nobody waits for the other
 

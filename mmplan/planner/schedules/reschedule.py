@@ -187,15 +187,28 @@ def scheduled(
         InfeasibleError: none of the allowed schedules fits the plan's stages and memory.
         NoPlanFoundError: only a searched schedule is allowed, and the search found none within memory.
     """
+    return timed_schedule(plan, graph, costs, search_s=search_s, seed=seed, stop=stop)[0]
+
+
+def timed_schedule(
+    plan: Plan,
+    graph: ComputationGraph,
+    costs: CostModel,
+    *,
+    search_s: float,
+    seed: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[Plan, float | None]:
+    """The same with the mean step in simulation, None where there was nothing to compare."""
     allowed = plan.scenario.constraints.schedule
     names = [name for name in SCHEDULE_NAMES if name in allowed] if allowed else [plan.schedule]
     small = len(plan.stages) * plan.microbatches <= MOST_SEARCHED
     searched_too = (not allowed and search_s > 0 and small) or "optimized" in names
     if names == [plan.schedule] and not searched_too:
-        return plan  # nothing to compare
+        return plan, None
     best = plan if plan.schedule in names else None
     if best is not None and plan.batch_factor > 1:
-        return best
+        return best, None
     best_s = simulate(plan, graph, costs).step_time_s if best is not None else float("inf")
     refused = []
     for choice in compare_families(plan, [n for n in names if n not in ("optimized", plan.schedule)], graph, costs):
@@ -211,10 +224,10 @@ def scheduled(
         except NoPlanFoundError:
             if best is None:
                 raise
-            return best
+            return best, best_s
         step_s = simulate(searched, graph, costs).step_time_s
         if best is None or step_s < best_s * (1 - WORTH):
-            best = searched
+            best, best_s = searched, step_s
     if best is None:
         raise InfeasibleError(f"no schedule of constraints.schedule is for the best cut: {'; '.join(refused)}")
-    return best
+    return best, best_s
