@@ -72,9 +72,10 @@ class Prices:
         self._peak_loads: dict[int, dict[str, Load]] = {}
         self._times: dict[Hashable, tuple[float, float]] = {}
         self._bytes: dict[Hashable, int] = {}
+        self._working: dict[Hashable, tuple[int, ...]] = {}
         self._trained: dict[Hashable, Trained] = {}
         self._priced: dict[tuple[Layout, int], tuple[LayerPrice, ...]] = {}
-        self._losses: dict[tuple[int, Layout, int], LayerPrice] = {}
+        self._drops: dict[RecomputeLevel, tuple[bool, ...]] = {}
         self._members: dict[int, tuple[GroupGraph, Counts]] = {}  # by id; the groups are held so that it stays theirs
         self._lags: dict[Hashable, tuple[float, ...]] = {}
         self._among: dict[frozenset[str], Prices] = {}
@@ -93,6 +94,7 @@ class Prices:
                 self.alike.append(like)
             self.kind_of[layer.id] = known[like, turn]
         self.kinds = tuple(kinds)
+        self._loss_kinds = _loss_kinds(self.kinds)
         self._first = {like: self.alike.index(like) for like in dict.fromkeys(self.alike)}
 
     def alike_at(self, *levels: RecomputeLevel) -> tuple[int, ...]:
@@ -136,7 +138,8 @@ class Prices:
             other.kinds, other.alike = tuple(self.kinds[kind] for kind in kept), [self.alike[kind] for kind in kept]
             other.kind_of = {layer: turn[kind] for layer, kind in self.kind_of.items() if kind in turn}
             other._first = {like: other.alike.index(like) for like in dict.fromkeys(other.alike)}
-            other._bytes, other._priced, other._losses, other._members = {}, {}, {}, {}
+            other._loss_kinds, other._drops = _loss_kinds(other.kinds), {}
+            other._bytes, other._working, other._priced, other._members = {}, {}, {}, {}
             other._among = {}
             self._among[modules] = other
         return self._among[modules]
@@ -144,7 +147,7 @@ class Prices:
     def with_costs(self, costs: CostModel) -> "Prices":
         """The same scenario, graph and loads under another cost model."""
         other = copy(self)
-        other.costs, other._times, other._priced, other._losses, other._lags = costs, {}, {}, {}, {}
+        other.costs, other._times, other._priced, other._lags = costs, {}, {}, {}
         other._among = {}
         return other
 
@@ -176,22 +179,27 @@ class Prices:
         if layout.recompute == "selective":
             return self._priced_at(layout, microbatch_size)
         kept, dropped = self._alone(layout, microbatch_size, False), self._alone(layout, microbatch_size, True)
-        found = []
-        for kind, layer in enumerate(self.kinds):
-            if layer.kind == "loss":  # what it needs at work beyond other layers depends on these
-                found.append(self._priced_once(self.alike[kind], layer, layout, microbatch_size))
-            else:
-                found.append(dropped[kind] if layout.recomputed(layer) == "full" else kept[kind])
+        drops = self._dropped(layout.recompute)
+        found = [there if drop else here for here, there, drop in zip(kept, dropped, drops, strict=True)]
+        for kind in self._loss_kinds:  # what it needs at work beyond other layers depends on these
+            found[kind] = self._loss_at(layout, microbatch_size, kind, kept[kind])
         return tuple(found)
 
-    def _priced_once(self, kind: int, layer: Layer, layout: Layout, microbatch_size: int) -> LayerPrice:
-        key = (kind, layout, microbatch_size)
-        if key not in self._losses:
-            load, peak = (self._loads_at(layout, microbatch_size)[at][layer.module] for at in range(2))
-            self._losses[key] = self._price(
-                kind, layer, load, peak, layout, self.working_bytes(layout, microbatch_size)
-            )
-        return self._losses[key]
+    def _loss_at(self, layout: Layout, microbatch_size: int, kind: int, plain: LayerPrice) -> LayerPrice:
+        """The price of a loss beside layers that recompute, of that beside layers that do not."""
+        layer, peaks = self.kinds[kind], self._loads_at(layout, microbatch_size)[1]
+        asked = layer, peaks[layer.module], self.scenario, layout
+        few, many = (
+            loss_working_bytes(*asked, self.working_bytes(one, microbatch_size)) for one in (layout.at("none"), layout)
+        )
+        return replace(plain, state_bytes=plain.state_bytes - few + many)
+
+    def _dropped(self, level: RecomputeLevel) -> tuple[bool, ...]:
+        """[kind] whether a level recomputes it as a whole."""
+        if level not in self._drops:
+            at = Layout(recompute=level)
+            self._drops[level] = tuple(at.recomputed(layer) == "full" for layer in self.kinds)
+        return self._drops[level]
 
     def _loads_at(self, layout: Layout, microbatch_size: int) -> tuple[Loads, Loads]:
         """(mean, peak) loads of what each module runs at once."""
@@ -255,14 +263,28 @@ class Prices:
 
     def _most_at_work(self, layout: Layout, microbatch_size: int) -> int:
         whole, (_, loads) = 0, self._loads_at(layout, microbatch_size)
-        every = zip(self.alike, self.kinds, strict=True)
-        work = max(self._working_bytes(like, layer, loads[layer.module], layout) for like, layer in every)
+        if layout.recompute in ("none", "selective", "full"):
+            work = max(self._at_work(layout, microbatch_size))
+        else:
+            here, there = (self._at_work(layout.at(level), microbatch_size) for level in ("none", "full"))
+            drops = self._dropped(layout.recompute)
+            work = max(many if drop else few for few, many, drop in zip(here, there, drops, strict=True))
         if layout.sharding == "parameters":
             several = layout.replicas > 1, layout.expert_replicas > 1
             key = ("gathered", replace(layout, dp=1, recompute="none"), several)
             layers, scenario = self.kinds, self.scenario
             whole = _once(self._bytes, key, lambda: max(gathered_bytes(layer, scenario, layout) for layer in layers))
         return work + whole + self._travelling_bytes(layout, loads)
+
+    def _at_work(self, layout: Layout, microbatch_size: int) -> tuple[int, ...]:
+        """[kind] what each needs at work, but for weights that are gathered."""
+
+        def ask() -> tuple[int, ...]:
+            (_, loads), every = self._loads_at(layout, microbatch_size), zip(self.alike, self.kinds, strict=True)
+            return tuple(self._working_bytes(like, layer, loads[layer.module], layout) for like, layer in every)
+
+        alike = replace(layout, dp=1, sharding="none", pools=(0,))
+        return _once(self._working, (alike, microbatch_size), ask)
 
     def _travelling_bytes(self, layout: Layout, loads: Loads) -> int:
         """Of one layer what is on its way to host memory or from it."""
@@ -310,6 +332,10 @@ class Prices:
             _once(self._trained, (kind, shard, sharing), lambda: trained_on_rank(layer, layout)),
             together,
         )
+
+
+def _loss_kinds(kinds: tuple[Layer, ...]) -> tuple[int, ...]:
+    return tuple(kind for kind, layer in enumerate(kinds) if layer.kind == "loss")
 
 
 def way_s(

@@ -19,7 +19,7 @@ from mmplan.planner.contract import GroupGraph
 from mmplan.planner.cut_problem import CutEdge, CutProblem, Level, StageKind
 from mmplan.planner.mesh import Mesh
 from mmplan.planner.pricing import Counts, Prices, way_s
-from mmplan.planner.quantise import floor_bytes, floor_ns, seconds
+from mmplan.planner.quantise import floor_bytes, floor_ns, floors_ns, seconds
 from mmplan.planner.tied_cut import copied, cut_ties, tied_matrices, tied_s
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Scenario
@@ -187,7 +187,7 @@ def build_problem(
     Raises:
         InputError: a step or its memory is beyond what 64-bit integers count.
     """
-    cluster, size = prices.scenario.cluster, configuration.microbatch_size
+    cluster, size, ranks = prices.scenario.cluster, configuration.microbatch_size, configuration.layout
     member = prices.members(groups)
     pools_of = [configuration.layout_of(stage, cluster).pools for stage in range(configuration.pp)]
     if anywhere:
@@ -198,7 +198,7 @@ def build_problem(
     for pools in sorted(set(pools_of)):
         names = allowed_levels(prices.scenario)
         for name in names:
-            layout = replace(configuration.layout, recompute=name, pools=pools)
+            layout = replace(ranks, recompute=name, pools=pools)
             levels.append(_level(prices, member, layout, size, alone=configuration.pp == 1))
         machine = machine_of(prices.scenario, pools)
         ends = finish_parts(prices, groups, configuration, pools)
@@ -288,7 +288,7 @@ def finish_parts(
 
 def _floors_ns(member: Counts, seconds_of_kind: Sequence[float]) -> tuple[int, ...]:
     """Sums of each group in whole nanoseconds."""
-    return tuple(map(floor_ns, (member @ np.array(seconds_of_kind)).tolist()))
+    return floors_ns(member @ np.array(seconds_of_kind))
 
 
 def _sums(member: Counts, bytes_of_kind: Sequence[int]) -> tuple[int, ...]:

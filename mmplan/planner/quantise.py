@@ -20,6 +20,11 @@ def floor_ns(seconds: float) -> int:
     return math.floor(seconds * NS_PER_S)
 
 
+def floors_ns(durations_s: npt.NDArray[np.float64]) -> tuple[int, ...]:
+    """`floor_ns` of each."""
+    return tuple(map(int, np.floor(durations_s * NS_PER_S).tolist()))
+
+
 def seconds(ns: int) -> float:
     return ns / NS_PER_S
 
