@@ -5,7 +5,8 @@ mean load of the data has the mean FLOPs and bytes exactly. Seconds are linear t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import add, attrgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,14 @@ class Load:
     chunk_tokens: float = 0.0
 
     def __add__(self, other: "Load") -> "Load":
-        return Load(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
+        return Load(*map(add, _values(self), _values(other)))
 
     def scaled(self, factor: float) -> "Load":
         """Every field times `factor`."""
-        return Load(*(getattr(self, name) * factor for name in self.__slots__))
+        return Load(*(value * factor for value in _values(self)))
+
+
+_values = attrgetter(*(field.name for field in fields(Load)))
 
 
 Loads = Mapping[str, Load]  # module name -> its load in one microbatch

@@ -24,10 +24,16 @@ def sample_loads(scenario: Scenario, samples: Sequence[Sample]) -> dict[str, Loa
 def summed_loads(model: Model, samples: Sequence[Sample]) -> dict[str, Load]:
     """The same of a model."""
     total = {module.name: Load() for module in model.modules}
-    for sample in samples:
-        for name, load in _one_sample(model, sample).items():
+    for loads in each_load(model, samples):
+        for name, load in loads.items():
             total[name] += load
     return total
+
+
+def each_load(model: Model, samples: Sequence[Sample]) -> list[dict[str, Load]]:
+    """The loads of each sample; equal ones, of which data often has many, are measured once."""
+    known = {sample: _one_sample(model, sample) for sample in dict.fromkeys(samples)}
+    return [known[sample] for sample in samples]
 
 
 def mean_loads(scenario: Scenario, microbatch_size: int) -> dict[str, Load]:
@@ -192,7 +198,7 @@ def _one_sample(model: Model, sample: Sample) -> dict[str, Load]:
             sides = [module.form.read_by_queries(length) for length in read]
             context = sum(read) + (sum(own) if module.form.together else 0)
             context_pairs = sum(queries * keys for queries, keys in sides)
-        loads[module.name] = Load(
+        loads[module.name] = Load() + Load(
             sequences=len(own),
             tokens=sum(own),
             pairs=sum(length**2 for length in own),

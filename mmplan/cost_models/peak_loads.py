@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from mmplan.cost_models.load import Load
-from mmplan.cost_models.loads import summed_loads
+from mmplan.cost_models.loads import each_load
 from mmplan.scenario.samples import reference_samples
 from mmplan.scenario.scenario import Data, Model, Scenario
 
@@ -15,7 +15,7 @@ class MicrobatchLoads:
     """Mean and peak loads of a job's microbatches; the reference samples are measured once for all sizes."""
 
     def __init__(self, model: Model, data: Data) -> None:
-        self._each = [summed_loads(model, (sample,)) for sample in reference_samples(data)]
+        self._each = each_load(model, reference_samples(data))
         self._peaks: dict[int, dict[str, Load]] = {}
         self._names = [module.name for module in model.modules]
 
