@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,17 +108,21 @@ def list_configurations(
     bases = tuple(_bases(scenario))
     shardings = [SHARDINGS.index(one) for one in allowed_shardings(scenario)]
     most = [scenario.global_batch if most_samples is None else most_samples(base) for base in bases]
+    known: dict[tuple[int, ...], _Cells] = {}
     parts = [
-        part
+        (index, sharding, dp, cells)
         for index, base in enumerate(bases)
         for dp in _replicas(scenario, base)
-        for part in _sizes(scenario, groups, base, dp, index, shardings, most[index])
+        if len((cells := _cells(scenario, groups, base, dp, most[index], known)).pp)
+        for sharding in _worth_sharding(scenario, base, dp, shardings)
     ]
     if not parts:
         raise InfeasibleError(why_empty(scenario, groups, sorted({base.tp for base in bases})))
-    base, sharding, dp, pp, size, count, vp = (
-        np.concatenate([part[column] for part in parts]).astype(np.int32, copy=False) for column in range(7)
+    lengths = [len(cells.pp) for *_, cells in parts]
+    base, sharding, dp = (
+        np.repeat(np.array([part[column] for part in parts], dtype=np.int32), lengths) for column in range(3)
     )
+    pp, size, count, vp = (np.concatenate([part[3][column] for part in parts]) for column in range(4))
     return Configurations(
         bases=bases,
         schedule="gpipe" if set(scenario.constraints.schedule) == {"gpipe"} else "1f1b",
@@ -316,28 +320,48 @@ def _replicas(scenario: Scenario, base: Layout) -> Iterator[int]:
             yield dp
 
 
-def _sizes(
-    scenario: Scenario, groups: int, base: Layout, dp: int, index: int, shardings: Sequence[int], most_samples: int
-) -> Iterator[tuple[Column, ...]]:
-    """Columns of base, sharding, dp, pp, microbatch size and count, and chunks per rank."""
+class _Cells(NamedTuple):
+    """Columns of rows that share base, sharding and dp."""
+
+    pp: Column
+    microbatch_size: Column
+    microbatches: Column
+    vp: Column
+
+
+def _cells(
+    scenario: Scenario,
+    groups: int,
+    base: Layout,
+    dp: int,
+    most_samples: int,
+    known: dict[tuple[int, ...], _Cells],
+) -> _Cells:
+    """Stages, microbatches and chunks per rank; `known` are those of this call's scenario and groups, as most layouts
+    of as many ranks have the same."""
     rules, share = scenario.constraints, scenario.global_batch // dp
     deepest = min(groups, scenario.cluster.device_count // (base.tp * base.cp * dp))
-    stages = np.array([pp for pp in range(1, deepest + 1) if not rules.pp or pp in rules.pp], dtype=np.int32)
     allowed = [size for size in divisors(share) if not rules.microbatch or size in rules.microbatch]
-    if not allowed:
-        return
-    sizes = np.array([size for size in allowed if size <= max(most_samples, allowed[0])], dtype=np.int32)
-    chunks = np.array(allowed_chunks(scenario), dtype=np.int32)
-    vp, pp, size = (values.ravel() for values in np.meshgrid(chunks, stages, sizes, indexing="ij"))
+    sizes = [size for size in allowed if size <= max(most_samples, allowed[0])]
+    key = (share, deepest, len(sizes), base.batch_factor)
+    if key in known:
+        return known[key]
+    stages = [pp for pp in range(1, deepest + 1) if not rules.pp or pp in rules.pp]
+    vp, pp, size = (
+        values.ravel()
+        for values in np.meshgrid(
+            *(np.array(one, dtype=np.int32) for one in (allowed_chunks(scenario), stages, sizes)), indexing="ij"
+        )
+    )
     count = share // size
     whole = (vp == 1) | ((pp > 1) & (pp * vp <= groups) & (count % pp == 0) & (base.batch_factor == 1))
     whole &= count % base.batch_factor == 0
     kept = whole & (pp.astype(np.int64) * vp * count <= MOST_FORWARDS)
-    vp, pp, size = vp[kept], pp[kept], size[kept]
-    if not len(pp):
-        return
-    # where each weight has one rank, in modules with ranks of their own too, the first allowed way stands for all
-    several = replace(base, dp=dp).most_replicas > 1 or rules.modules != ()
-    for sharding in shardings if several else shardings[:1]:
-        full = np.full_like
-        yield full(pp, index), full(pp, sharding), full(pp, dp), pp, size, share // size, vp
+    known[key] = _Cells(pp[kept], size[kept], count[kept], vp[kept])
+    return known[key]
+
+
+def _worth_sharding(scenario: Scenario, base: Layout, dp: int, shardings: Sequence[int]) -> Sequence[int]:
+    """Where each weight has one rank, in modules with ranks of their own too, the first allowed way stands for all."""
+    several = replace(base, dp=dp).most_replicas > 1 or scenario.constraints.modules != ()
+    return shardings if several else shardings[:1]
