@@ -25,7 +25,10 @@ from mmplan.planner.lower import lower
 from mmplan.planner.mesh import partners
 from mmplan.planner.plan import Plan, scenario_hash
 from mmplan.planner.program import Program
+from mmplan.planner.second_process import both
 from mmplan.planner.step_loads import mean_step_loads
+
+LARGE_FORWARDS = 5_000  # stages x microbatches from which on two processes check: half a second
 
 
 def check_plan(plan: Plan) -> tuple[Finding, ...]:
@@ -34,10 +37,15 @@ def check_plan(plan: Plan) -> tuple[Finding, ...]:
     if findings:
         return findings
     graph, costs = build_graph(plan.scenario), AnalyticCostModel(plan.scenario)
-    findings = (*check_numbers(plan, graph, costs), *check_chunk_certificate(plan, graph, costs))
     program = lower(plan, graph, mean_step_loads(plan))
-    findings = (*findings, *check_schedule_certificate(plan), *check_program(program))
-    return (*findings, *check_tensors(plan, graph, program))
+
+    def beside() -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+        numbers = (*check_numbers(plan, graph, costs), *check_chunk_certificate(plan, graph, costs))
+        return (*numbers, *check_schedule_certificate(plan)), check_tensors(plan, graph, program)
+
+    large = len(plan.stages) * plan.microbatches >= LARGE_FORWARDS
+    of_program, (of_numbers, of_tensors) = both(lambda: check_program(program), beside, worth=large)
+    return (*of_numbers, *of_program, *of_tensors)
 
 
 def require_structure(plan: Plan) -> None:
