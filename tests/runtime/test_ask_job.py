@@ -140,6 +140,19 @@ def test_what_a_trial_refuses_is_told_with_the_constraint(folder: Path) -> None:
     assert told is not None and "set `constraints.modules: {vision: {cp: 1}}`" in told
 
 
+def test_a_parameter_that_stages_of_unlike_meshes_hold_is_told_with_the_constraint(folder: Path) -> None:
+    """The glue of this model reads a norm of the tower beside the head."""
+    plan = cut(scenario_of("gemma3", folder), "projector.0")
+    with pytest.raises(InputError, match=r"layer_norm1\.weight' is held by stages 0 and 1, .* `constraints\.modules`"):
+        ask_job(replace(plan, meshes=(own(*SIGHT, first=1),)), job_of("glue"))
+
+
+def test_batches_that_a_replica_runs_in_turn_are_told(folder: Path) -> None:
+    plan = replace(cut(scenario_of("llava", folder), "projector.0", samples=2), meshes=(own(*SIGHT, dp=2, first=1),))
+    (told,) = ask_job(plan, job_of("llava"))
+    assert told.startswith("a replica of all other modules runs a microbatch as 2 batches of 1 sample, because")
+
+
 def test_check_ends_with_one_where_the_job_does_not_run(folder: Path) -> None:
     plan, file = cut(scenario_of("llava", folder), "llm.0", tp=2), folder / "plan.json"
     save_plan(plan, file)

@@ -19,8 +19,9 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.step_loads import part_size
 from mmplan.runtime.ghost.job import Job, load_job, taken
 from mmplan.runtime.ghost.job_memory import require_memory
-from mmplan.runtime.ghost.laying import Laid, lay, own_buffers, share
+from mmplan.runtime.ghost.laying import Laid, lay, share
 from mmplan.runtime.ghost.recording import Batch, Recording
+from mmplan.runtime.ghost.run_notes import own_buffers, told_parts
 from mmplan.runtime.ghost.train import FIRST_BATCHES
 from mmplan.runtime.groups import tensor_ranks_of
 from mmplan.runtime.places import place_of
@@ -59,7 +60,7 @@ def ask_job(plan: Plan, job: Job) -> tuple[str, ...]:
         shared = _ask(_with_fewest(plan, mesh), graph, laid, stages, first, notes.append)
         require_memory(plan, graph, shared.held, stages, notes.append)
         own += own_buffers(plan, shared, mesh)
-    return *notes, *own
+    return *notes, *told_parts(plan), *own
 
 
 def _ask(

@@ -1,6 +1,6 @@
 """A user's own model laid over a plan: its pieces on the plan's layers, and what ranks share of its units."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.layer import splits_rows
 from mmplan.errors import InputError
-from mmplan.planner.mesh import Mesh
-from mmplan.planner.plan import Plan, module_of
+from mmplan.planner.plan import Plan
 from mmplan.runtime.ghost.adapters import refuse_adapters
 from mmplan.runtime.ghost.alignment import align, used_pieces
 from mmplan.runtime.ghost.expert_trials import experts_of, find_expert_splits
@@ -19,8 +18,6 @@ from mmplan.runtime.ghost.holdings import Holdings, dealt_parameters, holdings
 from mmplan.runtime.ghost.image_calls import ImageCalls, around
 from mmplan.runtime.ghost.job import Job
 from mmplan.runtime.ghost.joined_images import ImageRanks
-from mmplan.runtime.ghost.model import saved_buffers
-from mmplan.runtime.ghost.own_buffers import told_own_buffers
 from mmplan.runtime.ghost.own_rows import RowRanks
 from mmplan.runtime.ghost.recording import Batch, Call, Recorder, Recording
 from mmplan.runtime.ghost.row_trials import RowWays
@@ -350,30 +347,6 @@ def _cut_rows(
     for recording in recordings:
         ways.look(own_calls(laid, stages, recording))
     return replace(laid, rows=ways), recordings
-
-
-def own_buffers(plan: Plan, laid: Laid, mesh: Mesh) -> tuple[str, ...]:
-    """A sentence on buffers of a mesh's modules that forwards change where ranks compute of other samples, rows or
-    images, if any are."""
-    dealt = dealt_pieces(plan, laid)
-    apart = {piece: one for one in plan.meshes for piece in pieces_on(laid, one)}
-
-    def around(buffer: str, units: Iterable[str]) -> str:
-        return next((unit for unit in units if buffer.startswith(f"{unit}.")), "")
-
-    def unlike(buffer: str) -> bool:
-        return bool(mesh.dp > 1 or around(buffer, laid.recorder.cut) or around(buffer, dealt))
-
-    changed = [name for name in saved_buffers(laid.model) if name in laid.recorder.changed and unlike(name)]
-    own = [name for name in changed if apart.get(around(name, apart), plan.base) == mesh]
-    widths = {"dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp if dealt else 1}
-    told = " x ".join(f"{axis}={width}" for axis, width in widths.items() if width > 1)
-    return told_own_buffers(laid.model, own, f"the ranks of {told}")
-
-
-def pieces_on(laid: Laid, mesh: Mesh) -> frozenset[str]:
-    """Of the modules of a mesh of their own."""
-    return frozenset(piece for piece, layer in laid.owners.layer_of.items() if module_of(layer) in mesh.modules)
 
 
 def own_calls(laid: Laid, stages: Sequence[int], recording: Recording) -> list[Call]:

@@ -28,10 +28,11 @@ from mmplan.runtime.ghost.handovers import Handover, Parts, handover
 from mmplan.runtime.ghost.holdings import copies_of, held_bytes, places_of, state_of, tie_sums
 from mmplan.runtime.ghost.job import Job, taken
 from mmplan.runtime.ghost.job_memory import require_memory
-from mmplan.runtime.ghost.laying import Laid, cast_batch, lay, own_buffers, own_calls, share
+from mmplan.runtime.ghost.laying import Laid, cast_batch, lay, own_calls, share
 from mmplan.runtime.ghost.model import Crossing, GhostModel, saved_buffers
 from mmplan.runtime.ghost.pretrained import Pretrained
 from mmplan.runtime.ghost.recording import Batch, Recording
+from mmplan.runtime.ghost.run_notes import own_buffers, told_parts
 from mmplan.runtime.ghost.scaled import UnitParts, crossing, parts_of
 from mmplan.runtime.ghost.split_experts import set_up_experts
 from mmplan.runtime.ghost.split_linears import set_up
@@ -108,9 +109,9 @@ def prepare_job(
     own = plan.stages_of(at.row)
     laid, recordings = share(plan, graph, whole, at, own, groups.tensor, device, first, note)
     require_memory(plan, graph, laid.held, own, note)
-    for mesh in (plan.base, *plan.meshes):
-        for text in own_buffers(plan, laid, mesh):
-            note(text)
+    own_each = [text for mesh in (plan.base, *plan.meshes) for text in own_buffers(plan, laid, mesh)]
+    for text in (*told_parts(plan), *own_each):
+        note(text)
     pretrained = Pretrained(weights, laid.model) if weights is not None and samples == 0 else None
     if samples == 0:
         _tell_lost([name for name in lost_values(laid.model) if pretrained is None or pretrained.lacks(name)], note)
