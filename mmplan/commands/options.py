@@ -52,7 +52,10 @@ SecondsOption = partial(typer.Option, parser=seconds, metavar="SECONDS")
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json.")]
 ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario YAML file.")]
 Gap = Annotated[float, typer.Option(min=0.0, max=1.0, help="Each search stops when this gap is proven.")]
-TimeLimit = Annotated[float, typer.Option(min=0.1, help="Seconds after which a search keeps its best plan so far.")]
+TimeLimit = Annotated[
+    float,
+    typer.Option(min=0.1, help="Seconds after which a search keeps its best plan so far; of optimize, all it does."),
+]
 ScheduleSearch = Annotated[
     float, typer.Option(min=0.0, help="Counted seconds to look for a better schedule of each best cut; 0: keep 1F1B.")
 ]

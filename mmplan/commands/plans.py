@@ -19,7 +19,7 @@ from mmplan.commands.options import (
 )
 from mmplan.errors import InputError
 from mmplan.files import require_folder
-from mmplan.planner.stopping import SCHEDULE_SEARCH_S, TIME_LIMIT_S
+from mmplan.planner.stopping import SCHEDULE_SEARCH_S, TIME_LIMIT_S, Deadline
 
 
 def optimize(
@@ -72,12 +72,13 @@ def optimize(
     wanted, loaded = objective_of(objective, deadline, searched=not naive), load_scenario(scenario)
     require_prices(wanted, loaded.cluster, scenario)
     asked = questions(loaded, why_not or (), zone_prices, by_step_time=not naive and objective == "step-time")
+    ends = Deadline(limit_s=time_limit)
     with search_progress(loaded.name) as progress:
         limits = Limits(gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)
         own = replace(limits, objective=wanted, schedule_search_s=schedule_search)
         result = naive_result(loaded) if naive else own.solve(loaded)
-        told = [why_not_plan(loaded, result.plan, pins, limits) for pins in asked]
-        prices = zone_costs(loaded, result.plan.certificate, limits) if zone_prices else ()
+        told = [why_not_plan(loaded, result.plan, pins, limits.until(ends)) for pins in asked]
+        prices = zone_costs(loaded, result.plan.certificate, limits.until(ends)) if zone_prices else ()
     target = output or Path(f"{loaded.name}.plan.json")
     save_plan(result.plan, target)
     prediction = simulate_plan(result.plan)

@@ -24,7 +24,7 @@ MOST_CUTS = 1_000  # so many are all tried: some 0.2 s
 # Limits over the floor that are tried until one gives a cut; between it and the last without, a lesser one is sought.
 GROWTH = (1.0, 1.002, 1.005, 1.01, 1.02, 1.04, 1.07, 1.12, 1.2, 1.35, 1.6, 2.0, 3.0, 6.0, 1e4)
 HALVINGS = 8
-ROUNDS, DECISIVE_ROUNDS = 12, 48  # of prices per limit; where a proof there would end the search
+ROUNDS, DECISIVE_ROUNDS = 12, 200  # of prices per limit; where a proof there would end the search
 
 
 def solve_chunks(
@@ -85,10 +85,9 @@ def _at_level(
     if cutoff_ns is not None:
         enough_ns = lowered_ns(cutoff_ns, tolerance)
         search.ask(min(most_ns, search.limit_below(enough_ns)), DECISIVE_ROUNDS)
-        if search.bound_ns >= enough_ns or search.low_ns > most_ns:
+        search.ask(min(most_ns, search.limit_below(cutoff_ns)))  # one that is better by less is welcome
+        if search.best is None and (search.bound_ns >= enough_ns or search.low_ns > most_ns):
             return CutResult(stage_of=None, objective_ns=None, bound_ns=enough_ns, exhausted=False)
-        most_ns = min(most_ns, search.limit_below(cutoff_ns))
-        search.ask(most_ns)
     else:
         search.ask(most_ns)
         if search.low_ns > most_ns:

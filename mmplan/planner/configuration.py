@@ -16,6 +16,7 @@ from mmplan.scenario.technique import Sharding
 # Chunks per rank that are tried where constraints ask for interleaving without numbers; more save little of a bubble
 # that is a sixth already.
 CHUNKS = (1, 2, 3, 4, 6)
+FEW_CHUNKS = (1, 2, 3, 4)  # where they leave it open
 # Forwards of one replica: 64 stages x 8,192 microbatches. A program of that size takes a minute to build and check.
 MOST_FORWARDS = 524_288
 

@@ -14,7 +14,7 @@ from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.patches import patch_modules, read_by, row_changing
 from mmplan.errors import InfeasibleError, InputError
 from mmplan.planner.batch_factors import batch_factors
-from mmplan.planner.configuration import CHUNKS, MOST_FORWARDS, Configuration, divisors, why_empty
+from mmplan.planner.configuration import CHUNKS, FEW_CHUNKS, MOST_FORWARDS, Configuration, divisors, why_empty
 from mmplan.planner.undivided import undivided_by_tp, undivided_experts
 from mmplan.scenario.scenario import Scenario, Transformer
 from mmplan.scenario.schedule_names import ScheduleName
@@ -156,17 +156,14 @@ def allowed_shardings(scenario: Scenario) -> tuple[Sharding, ...]:
 
 
 def allowed_chunks(scenario: Scenario) -> tuple[int, ...]:
-    """Chunks per rank: several where constraints ask for them, by number or by naming the interleaved schedule; one
-    where any other schedule is allowed.
-
-    Not unasked, because their proofs can stay open (`docs/decisions/006`).
-    """
+    """Chunks per rank: up to four where constraints name none, and more where they name the interleaved schedule;
+    several only where it is allowed, one where any other is."""
     rules = scenario.constraints
     one, several = (
         not rules.schedule or set(rules.schedule) != {"interleaved"},
         not rules.schedule or "interleaved" in rules.schedule,
     )
-    wanted = rules.vp or (CHUNKS if "interleaved" in rules.schedule else (1,))
+    wanted = rules.vp or (CHUNKS if "interleaved" in rules.schedule else FEW_CHUNKS)
     return tuple(vp for vp in wanted if (one if vp == 1 else several))
 
 

@@ -89,11 +89,15 @@ def nearest(family: Family, space: Space, deadline: Deadline) -> str | None:
 
 
 def _leanest(space: Space) -> list[int]:
-    """The configurations that need least where all stages need the same, in the order of the list."""
-    need_bytes = space.first.need_bytes
-    if len(need_bytes) <= MOST_LEAN:
-        return list(range(len(need_bytes)))
-    return sorted(np.argpartition(need_bytes, MOST_LEAN)[:MOST_LEAN].tolist())
+    """The configurations that need least where all stages need the same, in the order of the list; without several
+    chunks per rank, which need no less, where one is allowed."""
+    chunks = space.configurations.vp
+    rows = np.flatnonzero(chunks == chunks.min())
+    need_bytes = space.first.need_bytes[rows]
+    if len(rows) <= MOST_LEAN:
+        found: list[int] = rows.tolist()
+        return found
+    return sorted(rows[np.argpartition(need_bytes, MOST_LEAN)[:MOST_LEAN]].tolist())
 
 
 def _shortage_unknown(space: Space) -> str:

@@ -14,6 +14,7 @@ the least seconds per byte that any block offers. Where ranks have several chunk
 all layers: the lightest that fits.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,8 @@ from mmplan.planner.first_tables import FirstTables, first_tables
 from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import allowed_levels, quickest_levels, room_bytes_of
 from mmplan.planner.stage_order import tail_start
-from mmplan.planner.upsets import IntArray
+from mmplan.planner.stopping import Stopped, never
+from mmplan.planner.upsets import BoolArray, IntArray
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.schedule_names import ScheduleName
 
@@ -40,12 +42,31 @@ CHUNK_ROWS = 32_768  # a block's arrays stay in the processor's caches
 class FirstBounds:
     """Per configuration: no step is shorter than `step_ns`, NEVER where nothing can fit; with any memory `roomy_ns`;
     under any schedule and with any number of chunks per rank `any_order_ns`. Each stage needs at least `need_bytes`
-    beside its reserve, if all need the same."""
+    beside its reserve, if all need the same. `parts`: what they were made of."""
 
     step_ns: IntArray
     roomy_ns: IntArray
     any_order_ns: IntArray
     need_bytes: Floats
+    parts: "FirstParts"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstParts:
+    """[base, size, kind] work at the quickest level, `forward_s` of it the forward, bytes kept at the quickest and at
+    the leanest level; [level, kind] `further`: what a level recomputes that the quickest does not; [base, size]
+    `lag_s`; [row] `which` of `ends`, see `whole_ends`. `unknown`: so that all levels count with the leanest bytes."""
+
+    sizes: IntArray
+    kind_s: Floats
+    forward_s: Floats
+    unrecomputed_bytes: Floats
+    kept_bytes: Floats
+    further: BoolArray
+    unknown: bool
+    lag_s: Floats
+    ends: Floats
+    which: IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +77,7 @@ class _Model:
     at least. [level, base, size] `levels_s`, `levels_bytes`: work and kept bytes at least where all layers recompute at
     one level. [base, 27] `counts`: trained parameters of a rank, these with tied ones, frozen ones; then all,
     those in layers that have a backward, and the trained ones, first of layers that run each microbatch alone, then of
-    those that run several at once: each dense, spread and of experts."""
+    those that run several at once: each dense, spread and of experts. The rest as in `FirstParts`."""
 
     sizes: IntArray
     path_s: Floats
@@ -71,12 +92,25 @@ class _Model:
     saving_s_per_byte: Floats
     levels_s: Floats
     levels_bytes: Floats
+    kind_s: Floats
+    forward_s: Floats
+    of_kinds_bytes: tuple[Floats, Floats]
+    further: BoolArray
+    unknown: bool
 
 
 def first_bounds(
-    prices: Prices, groups: GroupGraph, configurations: Configurations, tables: FirstTables | None = None
+    prices: Prices,
+    groups: GroupGraph,
+    configurations: Configurations,
+    tables: FirstTables | None = None,
+    stop: Callable[[], bool] = never,
 ) -> FirstBounds:
-    """Bounds of all rows; `tables` where they are known."""
+    """Bounds of all rows; `tables` where they are known.
+
+    Raises:
+        Stopped: `stop` said so first.
+    """
     model = _model(prices, groups, configurations, tables or first_tables(prices, configurations))
     ends, which = whole_ends(prices, configurations, model.counts)
     room_bytes = room_bytes_of(prices.scenario)
@@ -84,8 +118,7 @@ def first_bounds(
     count = len(configurations)
     step_ns, roomy_ns, any_order_ns = (np.empty(count, np.int64) for _ in range(3))
     need_bytes = np.empty(count)
-    for start in range(0, count, CHUNK_ROWS):
-        rows = slice(start, start + CHUNK_ROWS)
+    for rows in _blocks(count, stop):
         base, size, pp = configurations.base[rows], size_of[rows], configurations.pp[rows]
         m, vp = configurations.microbatches[rows], configurations.vp[rows]
         pieces, one = pp * vp, vp == 1
@@ -126,7 +159,32 @@ def first_bounds(
         may = need_bytes[rows] * SAFE <= room_bytes
         step_ns[rows] = np.where(fits & may, roomy_ns[rows], NEVER)
         any_order_ns[rows] = np.where(may, np.minimum(any_s * (1e9 * SAFE), NEVER), NEVER)
-    return FirstBounds(step_ns=step_ns, roomy_ns=roomy_ns, any_order_ns=any_order_ns, need_bytes=need_bytes)
+    parts = _parts(model, ends, which)
+    return FirstBounds(
+        step_ns=step_ns, roomy_ns=roomy_ns, any_order_ns=any_order_ns, need_bytes=need_bytes, parts=parts
+    )
+
+
+def _blocks(count: int, stop: Callable[[], bool]) -> Iterator[slice]:
+    for start in range(0, count, CHUNK_ROWS):
+        if stop():
+            raise Stopped
+        yield slice(start, start + CHUNK_ROWS)
+
+
+def _parts(model: _Model, ends: Floats, which: IntArray) -> FirstParts:
+    return FirstParts(
+        sizes=model.sizes,
+        kind_s=model.kind_s,
+        forward_s=model.forward_s,
+        unrecomputed_bytes=model.of_kinds_bytes[0],
+        kept_bytes=model.of_kinds_bytes[1],
+        further=model.further,
+        unknown=model.unknown,
+        lag_s=model.lag_s,
+        ends=ends,
+        which=which,
+    )
 
 
 def _model(prices: Prices, groups: GroupGraph, configurations: Configurations, tables: FirstTables) -> _Model:
@@ -159,6 +217,11 @@ def _model(prices: Prices, groups: GroupGraph, configurations: Configurations, t
         levels_s=group_s.sum(axis=2) + np.stack([forward_s @ (of * member.sum(axis=0)) for of in further]),
         levels_bytes=np.stack([np.where(of | selective, kept, unrecomputed) @ member.sum(axis=0) for of in further]),
         saving_s_per_byte=np.where(np.isfinite(rates), rates, 0.0) * (not selective),
+        kind_s=kind_s,
+        forward_s=forward_s,
+        of_kinds_bytes=(unrecomputed, kept),
+        further=np.broadcast_to(further, (len(further), len(kinds))),
+        unknown=selective,
     )
 
 

@@ -75,7 +75,7 @@ class MeshFrontier:
     Args:
         prices: of the whole model.
         configurations: rows; spread modules among those apart do not matter.
-        stop: asked while single rows are solved.
+        stop: asked before anything is looked at closer, and while single rows are solved.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class MeshFrontier:
     def pop(self, cutoff: int) -> Meshed | None:
         """The next configuration, None where none is left below the cutoff."""
         self._advance(cutoff)
-        if not self._heap or self._heap[0][0] >= cutoff:
+        if not self._heap or self._heap[0][0] >= cutoff or not isinstance(self._heap[0][2], Meshed):
             return None
         found = heappop(self._heap)[2]
         assert isinstance(found, Meshed)
@@ -157,8 +157,8 @@ class MeshFrontier:
         self._order, self._values = chosen[order], values[order]
 
     def _advance(self, cutoff: int) -> None:
-        """Until the least one is a sharp configuration, or not below the cutoff."""
-        while True:
+        """Until the least one is a sharp configuration, or not below the cutoff, or it is to stop."""
+        while not self._stop():
             top = self._heap[0][0] if self._heap else NEVER
             blunt = int(self._values[self._position]) if self._position < len(self._values) else NEVER
             if min(top, blunt) >= cutoff:

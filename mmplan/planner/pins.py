@@ -11,6 +11,7 @@ from typing import Any
 from mmplan.cost_models.layout import base_of
 from mmplan.errors import InputError
 from mmplan.planner.branches import branches
+from mmplan.planner.configurations import allowed_chunks
 from mmplan.planner.plan import Plan
 from mmplan.planner.undivided import division, undivided_by_tp
 from mmplan.scenario.asked import OwnRanks
@@ -197,8 +198,9 @@ def overruled(scenario: Scenario, pins: Pins) -> str:
 def unsearched(scenario: Scenario, pins: Pins) -> str:
     """`constraints.vp does not ask for chunks`: axes among the pins that a search takes only when asked."""
     rules, clauses = scenario.constraints, []
-    if pins.of("vp") and min(pins.of("vp")) > 1 and not rules.vp and "interleaved" not in rules.schedule:
-        clauses.append("constraints.vp does not ask for several chunks per rank")
+    chunks = allowed_chunks(scenario)
+    if pins.of("vp") and not rules.vp and not set(pins.of("vp")) & set(chunks):
+        clauses.append(f"constraints.vp does not ask for more than {max(chunks)} chunks per rank")
     if pins.of("modules") and rules.modules == ():
         clauses.append("constraints.modules does not ask for ranks of their own")
     if any(factor > 1 for _, (factor,) in pins.of("encode_together")) and rules.encode_together == ():

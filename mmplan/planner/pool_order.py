@@ -7,15 +7,16 @@ ones is no lower bound for stages of which a part may not be compressed, but the
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations, product
 
 import numpy as np
 
 from mmplan.planner.objective import Objective, Scale, scale_of
 from mmplan.planner.plan import ChunkCertificate, Plan, scenario_hash
-from mmplan.planner.quantise import ROUNDING_GAP, floor_ns, seconds
-from mmplan.planner.result import OptimizeResult, RunnerUp
+from mmplan.planner.quantise import ROUNDING_GAP, seconds
+from mmplan.planner.result import Considered, OptimizeResult, RunnerUp
+from mmplan.planner.rivals import Candidate
 from mmplan.scenario.cluster import Pool
 from mmplan.scenario.scenario import Scenario
 from mmplan.scenario.technique import Technique
@@ -56,24 +57,26 @@ def with_techniques(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
             yield replace(scenario, technique=chosen)
 
 
-def best_order(
-    results: Sequence[OptimizeResult],
-    floors: Sequence[int],
-    any_orders: Sequence[int],
-    objective: Objective,
-    gap: float,
-) -> OptimizeResult:
-    """The best result; its bound holds for all orders, those that the limit left without a plan among them, and the
-    others' plans are among its runner-ups.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What became of one order of the pools and one technique: no plan of it has a lower value than `floor`, under any
+    schedule and with any number of chunks per rank than `any_order`; `best` is None where none was found, `considered`
+    where the limit came before its configurations were listed."""
 
-    Args:
-        floors: no plan of one order and technique has a lower value, whether one was found or not.
-        any_orders: the same under any schedule and with any number of chunks per rank.
-    """
-    best = min(results, key=lambda result: _value(result, objective))
+    scenario: Scenario
+    floor: int
+    any_order: int
+    best: Candidate | None = None
+    considered: Considered | None = None
+
+
+def of_all_orders(best: OptimizeResult, orders: Sequence[Order], objective: Objective, gap: float) -> OptimizeResult:
+    """The best order's result with a bound that holds for all of them, those that the limit left without a plan among
+    them; the others' best plans are among its runner-ups."""
     plan = best.plan
     least_ns, any_order_ns = (
-        _scale(objective, plan).step_below_of(best.configuration, min(values)) for values in (floors, any_orders)
+        _scale(objective, plan).step_below_of(best.configuration, least)
+        for least in (min(one.floor for one in orders), min(one.any_order for one in orders))
     )
     bound_s = min(best.bound_s, seconds(least_ns))
     objective_s = plan.certificate.objective_s
@@ -84,10 +87,13 @@ def best_order(
         bound_s=bound_s,
         gap=found_gap,
         status="optimal" if proved else "feasible",
-        wall_s=max(result.wall_s for result in results),  # each is counted from the start of all of them
     )
-    rivals = [result for result in results if result is not best and not _splits_in_name(result.plan, plan)]
-    others = [_as_runner_up(result, best, objective) for result in rivals]
+    others = [
+        _as_runner_up(order.scenario, order.best, best, objective)
+        for order in orders
+        if order.best is not None and order.scenario != plan.scenario and not _splits_in_name(order, plan)
+    ]
+    read = [one.considered for one in orders if one.considered is not None]
     return replace(
         best,
         plan=replace(
@@ -103,9 +109,10 @@ def best_order(
         considered=replace(
             best.considered,
             **{
-                name: sum(getattr(result.considered, name) for result in results)
-                for name in ("enumerated", "out_of_memory", "bounded_away", "solved", "infeasible")
+                name: sum(getattr(one, name) for one in read)
+                for name in ("enumerated", "out_of_memory", "bounded_away", "solved", "infeasible", "in_chunks")
             },
+            unread=len(orders) - len(read),
         ),
         runner_ups=(*others, *best.runner_ups),
     )
@@ -125,24 +132,18 @@ def _under_any_schedule(plan: Plan, least_s: float) -> ChunkCertificate | None:
     return replace(proof, bound_s=bound_s, gap=(proof.step_s - bound_s) / proof.step_s if proof.step_s > 0 else 0.0)
 
 
-def _value(result: OptimizeResult, objective: Objective) -> tuple[int, float]:
-    step_s = result.plan.certificate.objective_s
-    return _scale(objective, result.plan).value_of(result.configuration, floor_ns(step_s)), step_s
-
-
-def _as_runner_up(result: OptimizeResult, best: OptimizeResult, objective: Objective) -> RunnerUp:
+def _as_runner_up(scenario: Scenario, one: Candidate, best: OptimizeResult, objective: Objective) -> RunnerUp:
     """The best plan of another order."""
-    plan, winner_s = result.plan, best.plan.certificate.objective_s
-    more_s = plan.certificate.objective_s - winner_s
-    names = " and ".join(_other_techniques(plan.scenario.technique, best.plan.scenario.technique))
-    names = names or ", then ".join(_pool_name(pool, objective) for pool in plan.scenario.cluster.pools)
+    more_s = one.time.objective_s - best.plan.certificate.objective_s
+    names = " and ".join(_other_techniques(scenario.technique, best.plan.scenario.technique))
+    names = names or ", then ".join(_pool_name(pool, objective) for pool in scenario.cluster.pools)
     faster = "faster, at a higher cost" if objective.name == "cost" else "faster, on more devices"
     return RunnerUp(
-        configuration=result.configuration,
-        objective_s=plan.certificate.objective_s,
-        repeat_more_s=result.time.repeat_s - best.time.repeat_s,
-        fill_more_s=result.time.critical_path_s - best.time.critical_path_s,
-        finish_more_s=result.time.finish_s - best.time.finish_s,
+        configuration=one.configuration,
+        objective_s=one.time.objective_s,
+        repeat_more_s=one.time.repeat_s - best.time.repeat_s,
+        fill_more_s=one.time.critical_path_s - best.time.critical_path_s,
+        finish_more_s=one.time.finish_s - best.time.finish_s,
         reason=f"with {names}: {format_seconds(abs(more_s))} {'slower' if more_s >= 0 else faster}",
     )
 
@@ -159,10 +160,11 @@ def _other_techniques(technique: Technique, best: Technique) -> Iterator[str]:
         yield "sequence parallelism" if technique.sequence_parallel else "no sequence parallelism"
 
 
-def _splits_in_name(plan: Plan, best: Plan) -> bool:
-    """Whether a plan differs from plans like the best one by rows that nothing splits: it is one of those, too."""
-    splits, best_splits = (one.scenario.technique.sequence_parallel for one in (plan, best))
-    return splits and not best_splits and plan.tp == 1
+def _splits_in_name(order: Order, best: Plan) -> bool:
+    """Whether an order's plan differs from plans like the best one by rows that nothing splits: it is one of those,
+    too."""
+    splits, best_splits = (one.technique.sequence_parallel for one in (order.scenario, best.scenario))
+    return splits and not best_splits and order.best is not None and order.best.configuration.tp == 1
 
 
 def _pool_name(pool: Pool, objective: Objective) -> str:

@@ -1,12 +1,12 @@
 """What the searches of one command have in common: their limits and what they look for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmplan.planner.objective import STEP_TIME, Objective
 from mmplan.planner.result import OptimizeResult, Progress
 from mmplan.planner.search import optimize
-from mmplan.planner.stopping import TIME_LIMIT_S, never
+from mmplan.planner.stopping import TIME_LIMIT_S, Deadline, never
 from mmplan.scenario.scenario import Scenario
 
 
@@ -21,6 +21,11 @@ class Limits:
     schedule_search_s: float = 0.0
     on_improvement: Callable[[Progress], None] | None = None
     stop: Callable[[], bool] = never
+
+    def until(self, deadline: Deadline) -> "Limits":
+        """The same with the time that a deadline leaves to all searches together."""
+        left_s, stop = min(self.time_limit_s, deadline.left_s), self.stop
+        return replace(self, time_limit_s=left_s, stop=lambda: stop() or deadline.passed())
 
     def solve(self, scenario: Scenario) -> OptimizeResult:
         """The best plan by the objective; raises as `optimize` does."""

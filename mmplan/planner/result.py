@@ -25,7 +25,9 @@ class Considered:
     """What became of the configurations: `enumerated` = out_of_memory + bounded_away + solved.
 
     `out_of_memory`: excluded by the memory relaxation; `bounded_away`: not solved, their lower bound is too high or the
-    search ended first; `infeasible` of the solved ones fit no cut into memory.
+    search ended first; `infeasible` of the solved ones fit no cut into memory. `in_chunks` of the enumerated ones have
+    several chunks of layers per rank. `unread`: orders of pools and techniques whose configurations the limit left
+    unlisted; they count with what their matrix products take at least.
     """
 
     enumerated: int
@@ -33,6 +35,8 @@ class Considered:
     bounded_away: int
     solved: int
     infeasible: int
+    in_chunks: int = 0
+    unread: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

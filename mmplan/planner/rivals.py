@@ -55,6 +55,8 @@ def list_rivals(
 
     None where nothing fits: among these the ones whose bound would be the least with any memory.
     """
+    if deadline.passed():
+        return {}
     bounds, scale = space.bounds, space.scale
     unfit = least_rows(scale.values(np.where(bounds.step_ns == NEVER, bounds.roomy_ns, NEVER)), MOST_UNFIT)
     near = least_rows(scale.values(bounds.step_ns), SHARPENED)
@@ -148,7 +150,7 @@ def simulated_s(space: Space, one: Candidate, search_s: float, deadline: Deadlin
     graph, costs = space.prices.graph, space.prices.costs
     plan = plan_from_cut(space.prices, one.configuration, one.stages, bound_s=0.0, status="feasible", wall_s=0.0)
     if search_s > 0 and plan.pp > 1 and one.configuration.vp == 1:
-        plan, step_s = timed_schedule(plan, graph, costs, search_s=search_s, stop=deadline.stop)
+        plan, step_s = timed_schedule(plan, graph, costs, search_s=search_s, stop=deadline.passed)
         if step_s is not None:
             return step_s
     return simulate(plan, graph, costs).step_time_s

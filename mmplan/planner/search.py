@@ -1,13 +1,14 @@
-"""`optimize`: best-first over the lower bounds of all configurations, an exact stage cut inside, a gap outside.
+"""`optimize`: the configurations of a scenario explored until a gap is proven, in every order of its pools.
 
 Then, among the cuts found whose closed form is within the gap, the plan is the one that is fastest in simulation.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
 from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError
 from mmplan.planner.ahead import fetched_ahead, modules_ahead
 from mmplan.planner.bounds import NEVER
@@ -16,26 +17,25 @@ from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.diagnose import explain_infeasible
 from mmplan.planner.explain import list_runner_ups
-from mmplan.planner.frontier import Frontier
+from mmplan.planner.exploration import explored
 from mmplan.planner.in_chunks import Work, in_chunks, worth_chunks
-from mmplan.planner.mesh_search import mesh_frontiers, solve_meshed, why_no_meshes
+from mmplan.planner.mesh_search import why_no_meshes
 from mmplan.planner.objective import STEP_TIME, Objective, require_prices
 from mmplan.planner.plan import Plan
-from mmplan.planner.pool_order import best_order, in_pool_orders, with_techniques
+from mmplan.planner.pool_order import Order, in_pool_orders, of_all_orders, with_techniques
 from mmplan.planner.quantise import ROUNDING_GAP, floor_ns, lowered_ns, raised_ns, seconds
 from mmplan.planner.result import OptimizeResult, Progress
-from mmplan.planner.rivals import Candidate, candidate, first_in_simulation, list_rivals
+from mmplan.planner.rivals import Candidate, first_in_simulation, list_rivals
 from mmplan.planner.schedules.reschedule import scheduled
 from mmplan.planner.search_state import Search
-from mmplan.planner.space import Space, build_space, confirm_by_cpsat, solve_configuration
+from mmplan.planner.space import Space, build_space, confirm_by_cpsat, out_of_time
 from mmplan.planner.stopping import TIME_LIMIT_S, Deadline, never
+from mmplan.planner.work_floor import work_floor
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_seconds
 
 logger = logging.getLogger(__name__)
 
-# Once the gap is proven, so many more configurations that might beat the plan by less are solved: they cost little.
-MOST_WITHIN_GAP = 8
 # Work on the schedule of each of these before one is chosen; the chosen one's is then searched in earnest.
 QUICK_SEARCH_S = 0.5
 # CP-SAT proves a second time that the winner's configuration has no cut that is better by the gap, or by this where
@@ -54,6 +54,35 @@ class _Choice:
     seed: int
     schedule_search_s: float
     objective: Objective
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Read:
+    """One order of the pools and one technique, as far as it was explored."""
+
+    space: Space
+    search: Search
+
+    def value(self) -> tuple[int, float]:
+        """Of its best plan; more than any where it has none, and least of these where none is proved not to be."""
+        best = self.search.incumbent
+        if best is None:
+            return NEVER, 1.0 - self.open
+        return self.search.scale.value_of(best.configuration, best.step_ns), best.time.objective_s
+
+    @property
+    def open(self) -> bool:
+        """Whether there may be plans that were not looked at."""
+        return self.search.exhausted or self.search.least_value() != NEVER
+
+    def order(self) -> Order:
+        return Order(
+            scenario=self.space.prices.scenario,
+            floor=self.search.floor_value(),
+            any_order=self.space.any_order_value,
+            best=self.search.incumbent,
+            considered=self.search.considered(self.space),
+        )
 
 
 def optimize(
@@ -89,49 +118,57 @@ def optimize(
     choice = _Choice(gap=gap, seed=seed, schedule_search_s=schedule_search_s, objective=objective)
     deadline = Deadline(limit_s=time_limit_s, stop=stop)
     require_prices(objective, scenario.cluster)
-    found: list[OptimizeResult] = []
-    floors: list[int] = []
-    any_orders: list[int] = []
-    refused: list[MmplanError] = []
-    for ordered in with_techniques(in_pool_orders(scenario, priced=objective.name == "cost")):
+    tell = _teller(on_improvement, deadline)
+    orders, reads, refused = _explored(scenario, choice, on_improvement, deadline)
+    for read in reads:
         try:
-            space, search = _explored(ordered, choice, on_improvement, deadline)
-            floors.append(search.floor_value())
-            any_orders.append(space.any_order_value)
-            if search.incumbent is None:
-                _refuse(space, search, choice.objective, _teller(on_improvement, deadline), deadline)
-            found.append(_result(space, search, choice, deadline))
+            if read.search.incumbent is None:
+                _refuse(read, objective, tell, deadline)
+            result = _result(read.space, read.search, choice, deadline)
         except (InfeasibleError, NoPlanFoundError) as error:
             refused.append(error)
-    if not found:  # that one order has no plan proves nothing of one that the limit cut short
-        raise next((error for error in refused if isinstance(error, NoPlanFoundError)), refused[0])
-    return best_order(found, floors, any_orders, objective, gap) if len(floors) > 1 else found[0]
+        else:
+            return of_all_orders(result, orders, objective, gap) if len(orders) > 1 else result
+    raise _refusal(orders, refused, deadline)
 
 
 def _explored(
     scenario: Scenario, choice: _Choice, on_improvement: Callable[[Progress], None] | None, deadline: Deadline
-) -> tuple[Space, Search]:
-    """With the pools in the order of the scenario, as far as the gap and the deadline ask."""
-    tell = _teller(on_improvement, deadline)
-    space = build_space(scenario, tell, choice.objective)
-    modules_ahead(scenario, space.prices.graph)  # says what cannot be before the search
-    search = Search(
-        frontier=None if scenario.constraints.modules else Frontier(space.bounds, space.scale),
-        meshes=mesh_frontiers(space, deadline),
-        scale=space.scale,
-    )
-    try:
-        frontier = search.frontier
-        while frontier is not None and not deadline.passed() and _worth_more(search, frontier, choice.gap):
-            _solve_next(space, search, frontier, choice.gap, choice.seed, deadline)
-            if on_improvement is not None:
-                on_improvement(_progress(space, search, deadline))
-        while not deadline.passed() and _solve_next_meshed(space, search, choice.gap, deadline):
-            if on_improvement is not None:
-                on_improvement(_progress(space, search, deadline))
-    except KeyboardInterrupt:
-        search.exhausted = True
-    return space, search
+) -> tuple[list[Order], list[_Read], list[MmplanError]]:
+    """What became of every order and technique, those read that may hold the result, the best first, and why others
+    have no plan. Each has an equal share of the time that is left."""
+    every = list(with_techniques(in_pool_orders(scenario, priced=choice.objective.name == "cost")))
+    orders: list[Order] = []
+    reads: list[_Read] = []
+    refused: list[MmplanError] = []
+    for position, ordered in enumerate(every):
+        if position and deadline.passed():
+            orders.append(_unread(ordered, choice.objective))
+            continue
+        tell, share = _teller(on_improvement, deadline), deadline.within(deadline.left_s / (len(every) - position))
+        try:
+            space = build_space(ordered, tell, choice.objective, share)
+            modules_ahead(ordered, space.prices.graph)  # says what cannot be before the search
+            search = explored(space, choice.gap, choice.seed, on_improvement, share)
+        except InfeasibleError as error:
+            refused.append(error)
+            continue
+        except NoPlanFoundError as error:
+            refused.append(error)
+            orders.append(_unread(ordered, choice.objective))
+            continue
+        reads.append(_Read(space=space, search=search))
+        orders.append(reads[-1].order())
+        reads.sort(key=_Read.value)
+        if not scenario.constraints.schedule:  # else the best one may have none of these
+            del reads[1:]
+    return orders, reads, refused
+
+
+def _unread(scenario: Scenario, objective: Objective) -> Order:
+    """An order that the limit left unread."""
+    least = work_floor(scenario, build_graph(scenario), objective)
+    return Order(scenario=scenario, floor=least, any_order=least)
 
 
 def _teller(on_improvement: Callable[[Progress], None] | None, deadline: Deadline) -> Callable[[str], None]:
@@ -154,92 +191,25 @@ def _teller(on_improvement: Callable[[Progress], None] | None, deadline: Deadlin
     return tell
 
 
-def _worth_more(search: Search, frontier: Frontier, gap: float) -> bool:
-    """Whether the next configuration could still beat the incumbent by more than the gap, or, for a few, at all."""
-    least = frontier.least_value()
-    if least < search.target(gap):
-        return True
-    search.within_gap += 1
-    return search.within_gap <= MOST_WITHIN_GAP and least < search.target(0.0)
-
-
-def _solve_next(space: Space, search: Search, frontier: Frontier, gap: float, seed: int, deadline: Deadline) -> None:
-    """Solve one configuration and keep its cut if it is the best so far."""
-    index = frontier.pop()
-    tolerance = 0.0 if space.exact else gap  # CP-SAT alone is quick to prove the gap, slow to prove the optimum
-    free = search.incumbent is None and not search.scale.limited
-    answer = solve_configuration(
-        space,
-        index,
-        cutoff_ns=None if free else search.scale.step_below(index, search.target(tolerance)),
-        tolerance=tolerance,
-        gap=gap,
-        seed=seed,
-        deadline=deadline,
-    )
-    search.solved += 1
-    search.last = space.configurations[index]
-    search.answers[index] = answer
-    if answer.stages is not None:
-        found = candidate(space, space.configurations[index], answer.stages)
-        if search.scale.value(index, found.step_ns) < search.target(0.0):
-            search.incumbent = found
-    bound = search.scale.value(index, max(answer.bound_ns, int(space.bounds_ns[index])))
-    search.unproved = min(search.unproved, bound)
-    search.exhausted |= answer.exhausted
-
-
-def _solve_next_meshed(space: Space, search: Search, gap: float, deadline: Deadline) -> bool:
-    """The same with modules on meshes of their own; False when none is worth it."""
-    target = search.target(gap)
-    frontier = min(search.meshes, key=lambda one: one.least_value(target), default=None)
-    found = None if frontier is None else frontier.pop(target)
-    if frontier is None or found is None:
-        return False
-    configuration, free = found.configuration, search.incumbent is None and not search.scale.limited
-    cutoff_ns = None if free else search.scale.step_below_of(configuration, search.target(0.0))
-    answer = solve_meshed(space, frontier, found, cutoff_ns=cutoff_ns, deadline=deadline)
-    search.solved += 1
-    search.last = configuration
-    if answer.stages is not None:
-        one = candidate(space, configuration, answer.stages)
-        search.meshed[configuration] = one
-        if search.scale.value_of(configuration, one.step_ns) < search.target(0.0):
-            search.incumbent = one
-    elif answer.unfit:
-        search.unfit += 1
-    bound = search.scale.value_of(configuration, max(answer.bound_ns, found.step_ns))
-    search.unproved = min(search.unproved, bound)
-    search.exhausted |= answer.exhausted
-    return True
-
-
-def _progress(space: Space, search: Search, deadline: Deadline) -> Progress:
-    best = search.incumbent
-    best_s = best.time.objective_s if best is not None else None
-    bound_s = search.bound_s(best) if best is not None else 0.0
-    return Progress(
-        objective_s=best_s,
-        bound_s=bound_s,
-        gap=(best_s - bound_s) / best_s if best_s else None,
-        wall_s=deadline.spent_s,
-        enumerated=search.met(space),
-        solved=search.solved,
-        doing=str(search.last),
-    )
-
-
-def _refuse(
-    space: Space, search: Search, objective: Objective, tell: Callable[[str], None], deadline: Deadline
-) -> None:
-    """No plan: proved, or not found in time."""
-    name = space.prices.scenario.name
-    if search.exhausted or search.least_value() != NEVER:
-        raise NoPlanFoundError(
-            f"no plan of {name} found: {search.solved} of {search.met(space):,} configurations tried when the "
-            f"search ended (limit {deadline.limit_s:g} s); give it more time or fewer degrees to try"
+def _refusal(orders: Sequence[Order], refused: Sequence[MmplanError], deadline: Deadline) -> MmplanError:
+    """That one order has no plan proves nothing of one that the limit cut short."""
+    unread = [order for order in orders if order.considered is None]
+    cut_short = [error for error in refused if isinstance(error, NoPlanFoundError)]
+    if unread and not cut_short:
+        return NoPlanFoundError(
+            f"no plan of {unread[0].scenario.name} found: {len(unread)} orders of its pools and techniques were not "
+            f"looked at when the search ended (limit {deadline.limit_s:g} s); give it more time or fewer of them"
         )
-    if search.frontier is None:
+    return (*cut_short, *refused)[0]
+
+
+def _refuse(read: _Read, objective: Objective, tell: Callable[[str], None], deadline: Deadline) -> None:
+    """No plan: proved, or not found in time."""
+    space, search = read.space, read.search
+    name = space.prices.scenario.name
+    if read.open:
+        raise NoPlanFoundError(out_of_time(name, search.solved, search.met(space), deadline))
+    if not search.parts:
         raise InfeasibleError(why_no_meshes(space, search.meshes))
     least_ns = int(space.bounds_ns.min())
     if objective.deadline_s is not None and least_ns != NEVER:
@@ -261,7 +231,7 @@ def _leader(
     rivals: dict[Configuration, Candidate | None] = {}
     proofs = ("dynamic program",) if proved and space.exact else ()
     try:
-        if search.frontier is not None:
+        if search.parts:
             rivals = list_rivals(space, first.configuration, search.answers, deadline)
         rivals |= {one: found for one, found in search.meshed.items() if one != first.configuration}
         if proved:
@@ -329,20 +299,20 @@ def _result(space: Space, search: Search, choice: _Choice, deadline: Deadline) -
 
 
 def _scheduled(plan: Plan, space: Space, floor_s: float, choice: _Choice, deadline: Deadline) -> Plan:
-    """The best cut under the best schedule that is allowed, in chunks too; the cut's own where Ctrl-C comes first.
+    """The best cut under the best schedule that is allowed, in chunks too; the cut's own where time ends first.
 
     Args:
         floor_s: no plan takes less under any schedule.
     """
     allowed, search_s = plan.scenario.constraints.schedule, choice.schedule_search_s
     kept = not allowed or plan.schedule in allowed
-    if kept and (search_s == 0 or plan.pp == 1):
+    if kept and (search_s == 0 or plan.pp == 1 or deadline.passed()):
         return plan
     graph, costs = space.prices.graph, AnalyticCostModel(plan.scenario)
-    best = scheduled(plan, graph, costs, search_s=search_s, seed=choice.seed, stop=deadline.stop)
+    best = scheduled(plan, graph, costs, search_s=search_s, seed=choice.seed, stop=deadline.passed)
     if search_s == 0 or choice.objective.name == "p90-time" or not worth_chunks(plan) or deadline.passed():
         return best
-    work = Work(search_s=search_s, seed=choice.seed, stop=deadline.stop)
+    work = Work(search_s=search_s, seed=choice.seed, stop=deadline.passed)
     return in_chunks(plan, best, graph, costs, floor_s=floor_s, work=work)
 
 

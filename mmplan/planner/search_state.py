@@ -14,17 +14,29 @@ from mmplan.planner.space import Answer, Space
 
 
 @dataclass(slots=True)
+class Part:
+    """Configurations of one mesh that are proved apart from others, and the least bound of those solved."""
+
+    frontier: Frontier
+    unproved: int = NEVER
+    within_gap: int = 0  # solved although the gap was proven already
+
+    def floor_value(self) -> int:
+        """None of them has a lower value."""
+        return min(self.unproved, self.frontier.known_value())
+
+
+@dataclass(slots=True)
 class Search:
     """Values are of the objective; `last` is the configuration solved last."""
 
-    frontier: Frontier | None  # of the plans whose modules share one mesh, None where the constraints want others
+    parts: tuple[Part, ...]  # with one chunk per rank, with several; none where the constraints want meshes
     scale: Scale
     meshes: tuple[MeshFrontier, ...]  # of the others
     incumbent: Candidate | None = None
     solved: int = 0
     last: Configuration | None = None
-    within_gap: int = 0  # solved although the gap was proven already
-    unproved: int = NEVER  # least bound of what was solved
+    unproved: int = NEVER  # least bound of what was solved on meshes of their own
     exhausted: bool = False  # some configuration without a cut was not solved to the end
     answers: dict[int, Answer] = field(default_factory=dict)
     meshed: dict[Configuration, Candidate] = field(default_factory=dict)  # of modules on meshes of their own
@@ -39,12 +51,12 @@ class Search:
 
     def least_value(self) -> int:
         """No plan that was not looked at has a lower value."""
-        shared = NEVER if self.frontier is None else self.frontier.least_value()
-        return min(shared, *(frontier.known_value() for frontier in self.meshes), NEVER)
+        shared = [part.frontier.known_value() for part in self.parts]
+        return min([*shared, *(frontier.known_value() for frontier in self.meshes)], default=NEVER)
 
     def floor_value(self) -> int:
         """No plan has a lower value."""
-        return min(self.unproved, self.least_value())
+        return min(self.unproved, self.least_value(), *(part.unproved for part in self.parts))
 
     def bound_s(self, of: Candidate) -> float:
         """No plan is better than one of this configuration with such a step."""
@@ -53,11 +65,11 @@ class Search:
 
     def met(self, space: Space) -> int:
         """Configurations whose modules share one mesh, and those with meshes of their own that were looked at."""
-        shared = len(space.configurations) if self.frontier is not None else 0
+        shared = len(space.configurations) if self.parts else 0
         return shared + sum(frontier.tally.met for frontier in self.meshes)
 
     def considered(self, space: Space) -> Considered:
-        excluded = int((space.bounds_ns == NEVER).sum()) if self.frontier is not None else 0
+        excluded = int((space.bounds_ns == NEVER).sum()) if self.parts else 0
         excluded += sum(frontier.tally.out_of_memory for frontier in self.meshes)
         met = self.met(space)
         return Considered(
@@ -66,4 +78,5 @@ class Search:
             bounded_away=met - excluded - self.solved,
             solved=self.solved,
             infeasible=self.unfit + sum(answer.unfit for answer in self.answers.values()),
+            in_chunks=int((space.configurations.vp > 1).sum()) if self.parts else 0,
         )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mmplan.errors import NoPlanFoundError
 from mmplan.planner.bounds import NEVER
 from mmplan.planner.chunk_solver import solve_chunks
 from mmplan.planner.coarse import Coarse, coarse_enough, refined, spread
@@ -19,7 +20,7 @@ from mmplan.planner.pricing import Prices
 from mmplan.planner.problem import build_problem, room_bytes_of
 from mmplan.planner.quantise import lowered_ns, raised_ns
 from mmplan.planner.stage_solver import quick_cut, solve_cut, value_ceiling
-from mmplan.planner.stopping import Deadline
+from mmplan.planner.stopping import NO_DEADLINE, Deadline, Stopped
 from mmplan.planner.upsets import IntArray
 from mmplan.scenario.scenario import Scenario
 
@@ -76,16 +77,20 @@ class Answer:
 
 
 def build_space(
-    scenario: Scenario, tell: Callable[[str], None] = lambda _: None, objective: Objective = STEP_TIME
+    scenario: Scenario,
+    tell: Callable[[str], None] = lambda _: None,
+    objective: Objective = STEP_TIME,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Space:
     """All configurations and what bounds them; `tell` hears what is being done.
 
     Raises:
         InfeasibleError: the constraints leave no configuration.
+        NoPlanFoundError: the deadline came first.
     """
     tell("reading model and data")
     priced = priced_groups(scenario)
-    return space_of(priced, coarse=coarse_enough(priced), tell=tell, objective=objective)
+    return space_of(priced, coarse=coarse_enough(priced), tell=tell, objective=objective, deadline=deadline)
 
 
 def space_of(
@@ -94,11 +99,13 @@ def space_of(
     coarse: Coarse,
     tell: Callable[[str], None] = lambda _: None,
     objective: Objective = STEP_TIME,
+    deadline: Deadline = NO_DEADLINE,
 ) -> Space:
     """The configurations of a priced scenario and their bounds.
 
     Raises:
         InfeasibleError: the constraints leave no configuration.
+        NoPlanFoundError: the deadline came first.
     """
     prices = priced.prices
     room_bytes = room_bytes_of(prices.scenario)
@@ -107,7 +114,10 @@ def space_of(
     )
     tell(f"bounding {len(configurations):,} configurations")
     looks = Looks(prices, priced.groups, configurations)
-    first = first_bounds(prices, priced.groups, configurations, looks.tables())
+    try:
+        first = first_bounds(prices, priced.groups, configurations, looks.tables(), deadline.passed)
+    except Stopped:
+        raise NoPlanFoundError(out_of_time(prices.scenario.name, 0, len(configurations), deadline)) from None
     return Space(
         priced=priced,
         coarse=coarse,
@@ -115,6 +125,14 @@ def space_of(
         first=first,
         bounds=Bounds.of(looks, first),
         scale=scale_of(objective, prices.scenario.cluster, configurations.ranks),
+    )
+
+
+def out_of_time(name: str, solved: int, met: int, deadline: Deadline) -> str:
+    """Why there is no plan, where nothing is proved."""
+    return (
+        f"no plan of {name} found: {solved} of {met:,} configurations tried when the search ended (limit "
+        f"{deadline.limit_s:g} s); give it more time or fewer degrees to try"
     )
 
 

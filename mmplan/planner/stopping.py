@@ -15,6 +15,10 @@ def never() -> bool:
     return False
 
 
+class Stopped(Exception):
+    """`stop` said so before there was an answer."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deadline:
     """The end of a search by the clock, or earlier when `stop` says so."""
@@ -36,4 +40,8 @@ class Deadline:
 
     def within(self, limit_s: float) -> "Deadline":
         """From now at most `limit_s`, and not beyond this one."""
-        return Deadline(limit_s=min(limit_s, self.left_s), stop=self.stop)
+        ends_s = min(self.limit_s, self.spent_s + limit_s)
+        return Deadline(limit_s=ends_s, stop=self.stop, started_s=self.started_s)
+
+
+NO_DEADLINE = Deadline(limit_s=float("inf"))

@@ -15,7 +15,7 @@ from mmplan.planner.plan import Plan
 from mmplan.planner.plan_cost import cost_of
 from mmplan.planner.pool_order import IN_HOST_MEMORY
 from mmplan.planner.prediction import Prediction
-from mmplan.planner.result import OptimizeResult
+from mmplan.planner.result import Considered, OptimizeResult
 from mmplan.report.interval import interval_text
 from mmplan.report.summary import PlanSummary
 from mmplan.runtime.measurement import Measurement
@@ -181,8 +181,8 @@ def optimize_tables(
     lines = [
         f"[bold]{result.status}[/bold]: {step} per step by the closed form{_of_one_chunk(result.plan)}, "
         f"proven bound of it {format_seconds(result.bound_s)}, gap {result.gap:.2%}, in {result.wall_s:.1f} s",
-        f"{counts.enumerated:,} configurations: {counts.out_of_memory:,} out of memory, "
-        f"{counts.bounded_away:,} bounded away, {counts.solved:,} solved{proof}",
+        f"{counts.enumerated:,} configurations{_in_chunks(counts)}: {counts.out_of_memory:,} out of memory, "
+        f"{counts.bounded_away:,} bounded away, {counts.solved:,} solved{proof}{_unread(counts)}",
     ]
     lines += _cost_line(result)
     lines += _chunk_lines(result.plan)
@@ -194,6 +194,18 @@ def optimize_tables(
     if result.status != "given":
         parts += _unsearched(result.plan.scenario)
     return [*parts, f"plan: {plan_file}"]
+
+
+def _in_chunks(counts: Considered) -> str:
+    return f", {counts.in_chunks:,} of them with several chunks per rank" if counts.in_chunks else ""
+
+
+def _unread(counts: Considered) -> str:
+    """What the limit left out, which the bound covers all the same."""
+    if not counts.unread:
+        return ""
+    orders = counted(counts.unread, "order")
+    return f"; the limit left {orders} of pools and techniques unread, bounded by their matrix products alone"
 
 
 def _cost_line(result: OptimizeResult) -> list[str]:
@@ -233,7 +245,6 @@ def _unsearched(scenario: Scenario) -> list[str]:
     fp8 = all(pool.device.fp8_flops_per_s is not None for pool in scenario.cluster.pools) and technique.fp8 == "none"
     splits = rules.sequence_parallel or technique.sequence_parallel or max(tp_degrees(scenario)) == 1
     left_out = {
-        "several chunks per rank (vp: [1, 2, 4])": not rules.vp and "interleaved" not in rules.schedule,
         "encoders on ranks of their own (modules: any)": bool(encoders) and rules.modules == (),
         "encoders for several microbatches at once (encode_together: any)": bool(encoders)
         and rules.encode_together == (),

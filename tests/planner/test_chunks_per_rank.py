@@ -15,6 +15,7 @@ from mmplan.errors import InfeasibleError
 from mmplan.planner import chunk_solver as solver_module
 from mmplan.planner.check import check_plan
 from mmplan.planner.chunk_cut import each_level, evaluate_chunks
+from mmplan.planner.chunk_floors import may_be_below
 from mmplan.planner.chunk_solver import solve_chunks
 from mmplan.planner.configuration import CHUNKS
 from mmplan.planner.configurations import list_configurations
@@ -22,12 +23,15 @@ from mmplan.planner.cut_problem import CutProblem
 from mmplan.planner.pins import parse_pins
 from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.repeated import Limits
+from mmplan.planner.rivals import candidate
 from mmplan.planner.schedules.evaluate import evaluate, memory_peaks
 from mmplan.planner.schedules.in_flight import held_by_chunks
 from mmplan.planner.schedules.looped import interleaved
 from mmplan.planner.schedules.problem import NotApplicable, ScheduleProblem, StageEdge, StageWork
 from mmplan.planner.search import optimize
 from mmplan.planner.simulate import simulate
+from mmplan.planner.space import build_space, solve_configuration
+from mmplan.planner.stopping import Deadline
 from mmplan.planner.why_not import why_not
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Constraints, Scenario
@@ -180,6 +184,38 @@ def test_constraints_name_chunks_and_schedules(tiny: Scenario) -> None:
     assert plan.vp > 1
     assert plan.schedule == "interleaved"
     assert check_plan(plan) == ()
+
+
+def test_chunks_are_searched_unasked_where_they_are_faster() -> None:
+    """Eight equal blocks on four ranks, four microbatches: 7 works of a rank under 1F1B, 5.5 in two chunks per rank."""
+    of = scenario(llm_layers=8, vision_layers=0, global_batch=4, devices=4)
+    rules = Constraints(tp=(1,), cp=(1,), pp=(4,), dp=(1,), microbatch=(1,), sharding=("none",), memory_headroom=0.0)
+    of = replace(of, constraints=rules)
+    free, one_each = optimize(of), optimize(only(of, vp=(1,)))
+    assert free.plan.vp > 1
+    assert free.status == "optimal"
+    assert check_plan(free.plan) == ()
+    assert free.considered.in_chunks > 0 == one_each.considered.in_chunks
+    assert free.plan.certificate.objective_s < 0.9 * one_each.bound_s
+    assert free.bound_s <= optimize(of, gap=0.0).plan.certificate.objective_s
+    assert optimize(only(of, schedule=("1f1b",))).plan.vp == 1
+
+
+@pytest.mark.parametrize("seed", [0, 7, 12, 25])
+def test_what_is_ruled_out_in_chunks_has_no_such_cut(seed: int) -> None:
+    """Without a closer look; some are ruled out at half of their best step already."""
+    space, deadline = build_space(random_job(seed)), Deadline(limit_s=60.0)
+    rows, steps_ns = [], []
+    for row in np.flatnonzero(space.configurations.vp > 1).tolist():
+        answer = solve_configuration(space, row, cutoff_ns=None, tolerance=0.0, seed=0, deadline=deadline)
+        if answer.stages is not None:
+            rows.append(row)
+            steps_ns.append(candidate(space, space.configurations[row], answer.stages).step_ns + 1)
+    at, most_ns = np.array(rows), np.array(steps_ns)
+    parts = space.prices, space.groups, space.configurations, space.first, at
+    assert len(at)
+    assert may_be_below(*parts, most_ns).all()
+    assert not may_be_below(*parts, most_ns // 2).all()
 
 
 def test_equal_calls_give_equal_chunks(tiny: Scenario) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from mmplan.errors import InfeasibleError, InputError, NoPlanFoundError
 from mmplan.planner import coarse as coarse_module
+from mmplan.planner import exploration as exploration_module
 from mmplan.planner import rivals as rivals_module
-from mmplan.planner import search as search_module
 from mmplan.planner.check import check_plan
 from mmplan.planner.naive import naive_result
 from mmplan.planner.plan import Plan, plan_document
@@ -209,8 +209,8 @@ def test_progress_is_told_before_the_first_configuration(tiny: Scenario) -> None
     seen: list[Progress] = []
     optimize(tiny, on_improvement=seen.append)
     before = [one.doing for one in seen if one.enumerated == 0]
-    assert before == ["reading model and data", "bounding 10 configurations"]
-    assert seen[-1].enumerated == 10
+    assert before == ["reading model and data", "bounding 31 configurations"]
+    assert seen[-1].enumerated == 31
 
 
 def test_ctrl_c_keeps_the_best_plan(tiny: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_ctrl_c_keeps_the_best_plan(tiny: Scenario, monkeypatch: pytest.MonkeyPa
             raise KeyboardInterrupt
         return solve_configuration(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(search_module, "solve_configuration", interrupted)
+    monkeypatch.setattr(exploration_module, "solve_configuration", interrupted)
     shared = replace(tiny, constraints=replace(tiny.constraints, modules=()))
     result = optimize(shared, gap=0.0)
     assert check_plan(result.plan) == ()
@@ -233,7 +233,7 @@ def test_ctrl_c_among_meshes_keeps_the_best_plan(tiny: Scenario, monkeypatch: py
         raise KeyboardInterrupt
 
     whole = optimize(tiny, gap=0.0)
-    monkeypatch.setattr(search_module, "solve_meshed", interrupted)
+    monkeypatch.setattr(exploration_module, "solve_meshed", interrupted)
     result = optimize(tiny, gap=0.0)
     assert check_plan(result.plan) == ()
     assert result.bound_s <= whole.plan.certificate.objective_s <= result.plan.certificate.objective_s

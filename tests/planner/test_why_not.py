@@ -201,8 +201,8 @@ def test_a_schedule_is_answered_in_simulation(tiny: Scenario, best: Plan) -> Non
 
 def test_what_was_not_searched_is_not_called_within_the_gap(tiny: Scenario) -> None:
     slow = optimize(replace(tiny, constraints=replace(tiny.constraints, microbatch=(8,))), gap=0.0).plan
-    asked = "constraints.vp does not ask for several chunks per rank"
-    told = why_not(tiny, slow, parse_pins("vp=2 microbatch=1", tiny), LIMITS)
+    asked = "constraints.vp does not ask for more than 4 chunks per rank"
+    told = why_not(tiny, slow, parse_pins("vp=5 microbatch=1", tiny), LIMITS)
     assert (told.verdict, told.reason.startswith(f"{asked}; without that: ")) == ("excluded", True)
 
 
