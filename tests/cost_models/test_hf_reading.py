@@ -47,7 +47,8 @@ def test_modules_are_told_with_parameters_shape_and_tokens(tmp_path: Path) -> No
 def test_keys_without_sizes_are_grouped_and_others_named(tmp_path: Path) -> None:
     more = {"eos_token_id": 2, "attention_dropout": 0.1, "rope_theta": 1e6, "num_nextn_predict_layers": 1, "strange": 3}
     ignored = reading(tmp_path, LLAVA | {"text_config": TEXT | more}).ignored
-    assert ignored[0].startswith("text_config.num_nextn_predict_layers = 1: layers that predict further tokens")
+    assert ignored[0] == "nothing reads 1 of the tower's 2 blocks: kept, never computed"
+    assert ignored[1].startswith("text_config.num_nextn_predict_layers = 1: layers that predict further tokens")
     assert "token ids and generation: 1 key, on which no size depends" in ignored
     assert "keys that the class does not use for sizes: 'text_config.strange'" in ignored
 

@@ -39,6 +39,7 @@ OTHER_FLOPS = {
 OTHER_BLOCKS = {name: set(layers) - {"projector.0"} for name, layers in OTHER_FLOPS.items()} | {
     "qwen3_vl_moe": {"llm.0", "llm.1", "llm.2"},  # a plan splits each expert, a job has them whole on each rank
     "qwen2_audio": {"audio.0"},
+    "llava": {"vision.1"},  # keeps the block behind it, on which no loss depends, whole on each rank
 }
 # Recorded over derived bytes of all layers: norms and rotations in steps, as the library's code has them, keep what
 # the planner's fused ones do not.
