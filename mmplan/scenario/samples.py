@@ -5,6 +5,7 @@ Sample `i` depends on the seed and on `i` alone, so ranks need not exchange size
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 
 from mmplan.scenario.scenario import Data, Distribution, Sample, Scenario
 
@@ -19,6 +20,7 @@ def draw_samples(data: Data, seed: int, first: int, count: int) -> tuple[Sample,
     return tuple(_draw(data, seed, index) for index in range(first, first + count))
 
 
+@lru_cache(maxsize=8)
 def reference_samples(data: Data) -> tuple[Sample, ...]:
     """What means are taken over: one sample if all sizes are fixed, all rows of a manifest, else 2,048 draws."""
     if data.manifest:

@@ -1,6 +1,5 @@
 """Fifty steps of a real model under plans of two processes, and in a plain loop of one that knows nothing of mmplan."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from case_processes import given_to, meeting
 from ghost_models import llava, saved_config
 from job_plan_cases import cut
 from llava_job import batches
@@ -25,7 +25,7 @@ from mmplan.scenario.formats.hf_config import read_hf_config
 from mmplan.scenario.scenario import Optimizer
 
 JOB = Path(__file__).parent / "llava_job.py"
-PROCESSES, PLANS, STEPS, MICROBATCHES = 2, "plans.pt", 50, 2
+PROCESSES, STEPS, MICROBATCHES = 2, 50, 2
 LEARNING_RATE = 0.1
 CPU = torch.device("cpu")
 
@@ -82,12 +82,7 @@ def curve_on_rank(plan: Plan, rank: int, control: dist.ProcessGroup) -> list[flo
 
 
 def run_curves(rank: int, folder: str) -> None:
-    """Body of one of the processes; writes its results to `folder`."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", PROCESSES)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=90))
-    world, plans = dist.new_group(range(PROCESSES)), torch.load(Path(folder) / PLANS, weights_only=False)
-    torch.save({name: curve_on_rank(plan, rank, world) for name, plan in plans.items()}, f"{folder}/rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    """Body of one of the processes, which get the plans."""
+    with meeting(rank, folder, PROCESSES, timeout_s=90.0) as results:
+        world = dist.new_group(range(PROCESSES))
+        results |= {name: curve_on_rank(plan, rank, world) for name, plan in given_to(folder).items()}
