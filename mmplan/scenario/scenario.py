@@ -164,15 +164,9 @@ class AudioInput:
 
     def tokens(self, frames: int) -> int:
         """Tokens of so many mel frames, before pooling."""
-        chunk = halved(self.chunk_frames, self.channels)
+        # each convolution, of kernel 3, stride 2 and padding 1, leaves half of them, rounded up
+        chunk = -(-self.chunk_frames // 2 ** len(self.channels))
         return frames // self.chunk_frames * chunk if self.channels else frames // self.stride
-
-
-def halved(count: int, convolutions: tuple[int, ...]) -> int:
-    """What convolutions of kernel 3, stride 2 and padding 1 leave of so many frames or bins."""
-    for _ in convolutions:
-        count = -(-count // 2)
-    return count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
