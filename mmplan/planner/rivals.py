@@ -16,7 +16,7 @@ from mmplan.planner.simulate import simulate
 from mmplan.planner.space import Answer, Space, sketch_configuration
 from mmplan.planner.step_times import step_times
 from mmplan.planner.stopping import Deadline
-from mmplan.planner.upsets import IntArray
+from mmplan.planner.upsets import BoolArray, IntArray
 
 # As many lines as a reader of `--explain` takes in.
 MOST_RIVALS = 8
@@ -58,14 +58,17 @@ def list_rivals(
     if deadline.passed():
         return {}
     bounds, scale = space.bounds, space.scale
-    unfit = least_rows(scale.values(np.where(bounds.step_ns == NEVER, bounds.roomy_ns, NEVER)), MOST_UNFIT)
-    near = least_rows(scale.values(bounds.step_ns), SHARPENED)
+    told = _told(space)
+    roomy = scale.values(np.where(told & (bounds.step_ns == NEVER), bounds.roomy_ns, NEVER))
+    near = least_rows(scale.values(np.where(told, bounds.step_ns, NEVER)), SHARPENED)
     bounds.sharpen(near)
+    solved = {index for index, answer in answers.items() if told[index] or answer.stages is not None}
     promise = {
         index: scale.value(index, max(int(bounds.step_ns[index]), answers[index].bound_ns if index in answers else 0))
-        for index in {*near.tolist(), *answers}
+        for index in {*near.tolist(), *solved}
         if bounds.step_ns[index] != NEVER and space.configurations[index] != best
     }
+    unfit = least_rows(roomy, MOST_UNFIT)
     rivals: dict[Configuration, Candidate | None] = {space.configurations[index]: None for index in unfit}
     for index in _some_chunked(space, sorted(promise, key=lambda index: (promise[index], index))):
         if deadline.passed():
@@ -78,6 +81,15 @@ def list_rivals(
         elif answer.unfit:
             rivals[space.configurations[index]] = None
     return rivals
+
+
+def _told(space: Space) -> BoolArray:
+    """[rows] of which cuts are made for comparing: several chunks per rank, which take long, where constraints ask for
+    them; else only those that the search has cut are rivals."""
+    rules = space.prices.scenario.constraints
+    asked = bool(rules.vp) or "interleaved" in rules.schedule
+    told: BoolArray = (space.configurations.vp == 1) | asked
+    return told
 
 
 def _some_chunked(space: Space, rows: Sequence[int]) -> list[int]:
