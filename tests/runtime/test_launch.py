@@ -47,6 +47,7 @@ def test_training_lowers_the_loss_and_sends_the_predicted_bytes(tmp_path: Path) 
 
 
 @pytest.mark.distributed
+@pytest.mark.usefixtures("at_hand")
 def test_rehearsal_takes_one_process_for_each_tensor_parallel_group_and_the_bytes_of_the_plan() -> None:
     plan = replace(two_stage_plan(), tp=2)
     run = execute(plan, steps=1, local=2, rehearse=True, unit_s=0.01)
