@@ -33,18 +33,24 @@ def whole_ends(prices: Prices, configurations: Configurations, counts: Floats) -
     there = np.zeros(len(configurations.bases) * len(SHARDINGS) * len(replicas), dtype=np.bool_)
     there[codes] = True  # sorting millions of codes takes a second
     distinct, which = np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
+    apart = prices.scenario.technique.compression != "none"
+    first: dict[Hashable, int] = {}
+    alike = [  # of each base the first that ends its steps in the same way
+        first.setdefault((*own, base.tp, base.expert_side, base.batch_factor, index if apart else 0), index)
+        for index, (base, own) in enumerate(zip(configurations.bases, counts.tolist(), strict=True))
+    ]
     known: dict[Hashable, tuple[float, float]] = {}
-    ends: dict[Hashable, tuple[float, float, float]] = {}
-    table = np.empty((len(distinct), 3))
+    ends: dict[tuple[int, int, int], tuple[float, float, float]] = {}
+    table, degrees = np.empty((len(distinct), 3)), replicas.tolist()
     for row, code in enumerate(distinct.tolist()):
         rest, divisor = divmod(code, len(replicas))
         index, sharding = divmod(rest, len(SHARDINGS))
-        layout = replace(configurations.bases[index], dp=int(replicas[divisor]), sharding=SHARDINGS[sharding])
-        own = counts[index].tolist()
-        ranks = (layout.replicas, layout.tp, layout.expert_replicas, layout.expert_side, layout.batch_factor)
-        key = (sharding, ranks, *own, index if prices.scenario.technique.compression != "none" else 0)
+        base, dp = configurations.bases[index], degrees[divisor]
+        key = (alike[index], sharding, dp * base.cp)
         if key not in ends:
-            alone_s, together_s = (_moved_s(prices, layout, own[first : first + 9]) for first in (9, 18))
+            layout = replace(base, dp=dp, sharding=SHARDINGS[sharding])
+            own = counts[index].tolist()
+            alone_s, together_s = (_moved_s(prices, layout, own[place : place + 9]) for place in (9, 18))
             ends[key] = (
                 _finish_s(prices, layout, own[:3], known),
                 _state_bytes(prices, layout, own[3:9]),
