@@ -41,6 +41,8 @@ MIXED = (
     "Gemma 3, tied over stages, tensor parallel",
     "LLaVA in two stages, rows, split backwards",
     "images in turn, tensor parallel, split backwards",
+    "an encoder as recorded in bf16",
+    "Gemma 3, tied, tensor parallel, ZeRO-3",
     "DeepStack, sequence parallel, recomputed, ZeRO-1",
     "Gemma 3, tied over stages, sequence parallel, split backwards",
     "frozen tower, rows on four ranks",

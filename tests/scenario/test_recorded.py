@@ -160,3 +160,20 @@ def test_plans_of_a_recording_are_proved_and_split_what_a_trial_has_split(tmp_pa
 def test_what_is_no_recording_is_refused(old: str, new: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=told):
         load_scenario(written(tmp_path, (old, new)))
+
+
+def test_modules_of_a_recording_have_a_precision_each(tmp_path: Path) -> None:
+    """The eye hands on numbers of two bytes each; what it keeps in its own type takes half as many."""
+    device, words = (
+        ("device: cpu-core", "device: a100-sxm-40"),
+        ("precision: fp32", "precision: {default: fp32, eye: bf16}"),
+    )
+    one, two = (load_scenario(written(tmp_path, device, *more)) for more in ((), (words,)))
+    assert two.precisions == ("bf16", "fp32")
+    (wide, narrow) = ({edge.producer: edge for edge in build_graph(each).edges()} for each in (one, two))
+    for name, times in (("eye.0", 2), ("trunk.0", 1)):
+        sizes = [
+            edge_bytes(edges[name], mean_loads(each, 1), each.precision_of(edges[name]))
+            for edges, each in ((wide, one), (narrow, two))
+        ]
+        assert sizes[0] == times * sizes[1] > 0

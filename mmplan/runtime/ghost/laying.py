@@ -120,7 +120,7 @@ def share(
     if ranks is not None and layout.tp * layout.ep > 1:
         mine = _share_out(plan, graph, mine, at, stages, ranks, device, note)
     if ranks is not None and layout.tp > 1:
-        mine, recordings = _share_vocabulary(plan, graph, mine, stages, ranks, device, first)
+        mine, recordings = _share_vocabulary(plan, graph, (mine, recordings), stages, ranks, device, first)
     if ranks is not None and ranks.spread:
         mine, recordings = _deal_images(plan, mine, ranks, device, first)
     if ranks is not None and ranks.context is not None:
@@ -188,7 +188,7 @@ def _share_out(
 def _share_vocabulary(
     plan: Plan,
     graph: ComputationGraph,
-    laid: Laid,
+    before: tuple[Laid, tuple[Recording, ...]],
     stages: Sequence[int],
     ranks: TensorRanks,
     device: torch.device,
@@ -196,6 +196,7 @@ def _share_vocabulary(
 ) -> tuple[Laid, tuple[Recording, ...]]:
     """Token tables and heads of which each rank has some ids; the batches are recorded again so. Collective over these
     ranks."""
+    laid, recordings = before
     here = {piece for stage in stages for piece in laid.held.pieces[stage]} & laid.owners.used
     here -= dealt_pieces(plan, laid)
     layers = {name: graph.layer(laid.owners.layer_of[name]) for name in find_units(laid.model) if name in here}
@@ -206,6 +207,7 @@ def _share_vocabulary(
         tables=[name for name, layer in layers.items() if layer.kind == "token_embed"],
         heads=heads if ranks.context is None else (),
         apart={name for tie in laid.held.ties for name in tie.names},
+        recordings=recordings,
         record=lambda: tuple(laid.recorder.record(cast_batch(batch, laid.floats)) for batch in first),
         ranks=ranks,
         device=device,

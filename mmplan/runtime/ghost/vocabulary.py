@@ -115,17 +115,17 @@ def find_vocabulary(
     tables: Sequence[str],
     heads: Sequence[str],
     apart: Set[str],
+    recordings: tuple[Recording, ...],
     record: Callable[[], tuple[Recording, ...]],
     ranks: TensorRanks,
     device: torch.device,
 ) -> tuple[Vocabulary | None, tuple[Recording, ...]]:
-    """Which of these units ranks share, None for none of them; and what `record` then records. Collective over these
-    ranks.
+    """Which of these units ranks share, None for none of them; and the recordings, made again where glue then holds
+    columns. Collective over these ranks.
 
     Args:
         apart: names of parameters that stay whole.
     """
-    recordings = record()
     read = {name for one in recordings for call in (*one.calls, one.loss) for name in call.parameters}
     read |= apart | {name for one in recordings for name in one.glue}
     kept = {id(p) for name, p in recorder.model.named_parameters(remove_duplicate=False) if name in read}
@@ -135,14 +135,18 @@ def find_vocabulary(
     alike = {name for name in sorted(chosen) if not _differs(recorder, name, ranks, device)}
     chosen = _with_sharers(recorder, alike, kept)
     while chosen:
-        recorder.heads = frozenset(heads) & chosen
-        recordings = record()
+        own = frozenset(heads) & chosen
+        if own != recorder.heads:
+            recorder.heads = own
+            recordings = record()
         wanted = {head for one in recordings for head in one.whole_logits}
         if not wanted:
             sizes = {name: recorder.unit(name).get_parameter("weight").shape[0] for name in recorder.heads}
             return Vocabulary(tables=frozenset(tables) & chosen, heads=sizes, ranks=ranks), recordings
         chosen = _with_sharers(recorder, chosen - wanted, kept)
-    recorder.heads = frozenset()
+    if recorder.heads:
+        recorder.heads = frozenset()
+        recordings = record()
     return None, recordings
 
 
