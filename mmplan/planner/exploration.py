@@ -5,6 +5,7 @@ several, whose proofs can stay open, have to beat. Then come those with modules 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,12 +24,15 @@ MOST_WITHIN_GAP = 8
 Tell = Callable[[Progress], None]
 
 
-def explored(space: Space, gap: float, seed: int, on_improvement: Tell | None, deadline: Deadline) -> Search:
-    """As far as the gap and the deadline ask."""
+def explored(
+    space: Space, gap: float, seed: int, on_improvement: Tell | None, deadline: Deadline, share_s: float
+) -> Search:
+    """As far as the gap and the deadline ask; no longer than `share_s` from now once there is a plan."""
+    search, share = Search(parts=(), meshes=(), scale=space.scale), deadline.within(share_s)
+    deadline = replace(deadline, stop=lambda: share.stop() or (search.incumbent is not None and share.passed()))
     shared = not space.prices.scenario.constraints.modules
-    search = Search(
-        parts=_parts(space, deadline) if shared else (), meshes=mesh_frontiers(space, deadline), scale=space.scale
-    )
+    search.parts = _parts(space, deadline) if shared else ()
+    search.meshes = mesh_frontiers(space, deadline)
 
     def tell() -> None:
         if on_improvement is not None:

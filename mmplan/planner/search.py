@@ -136,7 +136,7 @@ def _explored(
     scenario: Scenario, choice: _Choice, on_improvement: Callable[[Progress], None] | None, deadline: Deadline
 ) -> tuple[list[Order], list[_Read], list[MmplanError]]:
     """What became of every order and technique, those read that may hold the result, the best first, and why others
-    have no plan. Each has an equal share of the time that is left."""
+    have no plan. Each has an equal share of the time that is left, and all of it while there is no plan."""
     every = list(with_techniques(in_pool_orders(scenario, priced=choice.objective.name == "cost")))
     orders: list[Order] = []
     reads: list[_Read] = []
@@ -145,11 +145,12 @@ def _explored(
         if position and deadline.passed():
             orders.append(_unread(ordered, choice.objective))
             continue
-        tell, share = _teller(on_improvement, deadline), deadline.within(deadline.left_s / (len(every) - position))
+        tell, planned = _teller(on_improvement, deadline), any(order.best is not None for order in orders)
+        share_s = deadline.left_s / (len(every) - position)
         try:
-            space = build_space(ordered, tell, choice.objective, share)
+            space = build_space(ordered, tell, choice.objective, deadline.within(share_s) if planned else deadline)
             modules_ahead(ordered, space.prices.graph)  # says what cannot be before the search
-            search = explored(space, choice.gap, choice.seed, on_improvement, share)
+            search = explored(space, choice.gap, choice.seed, on_improvement, deadline, share_s)
         except InfeasibleError as error:
             refused.append(error)
             continue

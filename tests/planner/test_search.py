@@ -205,6 +205,18 @@ def test_stopping_early_keeps_the_best_plan_and_an_honest_bound() -> None:
     assert seen[-1].objective_s == early.plan.certificate.objective_s
 
 
+def test_what_the_limit_leaves_unread_is_part_of_the_bound(tiny: Scenario) -> None:
+    """Rows split over tp or not are two searches; the second is not begun, and counts with its matrix products."""
+    both = replace(tiny, constraints=replace(tiny.constraints, sequence_parallel=(True, False)))
+    full = optimize(both, gap=0.0)
+    seen: list[Progress] = []
+    early = optimize(both, gap=0.0, on_improvement=seen.append, stop=lambda: any(one.objective_s for one in seen))
+    assert (full.considered.unread, early.considered.unread) == (0, 1)
+    assert check_plan(early.plan) == ()
+    assert early.status == "feasible"
+    assert 0.0 < early.bound_s <= full.plan.certificate.objective_s
+
+
 def test_progress_is_told_before_the_first_configuration(tiny: Scenario) -> None:
     seen: list[Progress] = []
     optimize(tiny, on_improvement=seen.append)
