@@ -210,8 +210,10 @@ def test_each_set_of_stages_that_share_something_has_a_sum_of_its_own(results: d
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "split backwards" in name])
 def test_weight_gradients_of_shared_layers_wait_for_their_turn(name: str, results: dict[str, list[Any]]) -> None:
-    """Of 4 microbatches, in each stage: of the language model's second block and the head, or of the first and more."""
-    assert all(rank.postponed >= 4 * 8 for rank in results[name])
+    """Of 4 microbatches, in each stage: of the language model's second block and the head, or of the first and more. Of
+    one's own model 2 replicas have 2 each: weights and biases of the bridge and of a block's two linears, or more."""
+    least = 2 * 6 if name == SPLIT else 4 * 8
+    assert all(rank.postponed >= least for rank in results[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
