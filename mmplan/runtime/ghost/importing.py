@@ -13,7 +13,7 @@ from mmplan.runtime.ghost.job import Job, load_job, taken
 from mmplan.runtime.ghost.laying import cast_batch
 from mmplan.runtime.ghost.recorded_model import model_from_recordings
 from mmplan.runtime.ghost.recording import Batch, Recorder
-from mmplan.runtime.ghost.shared_blocks import SharedBlock, ask_splits, shared_blocks
+from mmplan.runtime.ghost.shared_blocks import SharedBlock, ask_splits, is_large, shared_blocks
 from mmplan.runtime.ghost.units import find_units
 from mmplan.runtime.ghost.weightless import build_weightless
 from mmplan.scenario.document import counted
@@ -69,7 +69,7 @@ def record_job(job: Job, note: Callable[[str], None] = lambda text: None) -> tup
         parameter.data = parameter.data.to(dtype)
     batches = [cast_batch(batch, dtype) for batch in taken(job, iter(job.batches(1)), MOST_SAMPLES)]
     try:
-        shared = blocks_on_ranks(model, batches, TP_DEGREES)
+        shared = blocks_on_ranks(model, batches, TP_DEGREES, note)
     except InputError as error:
         note(f"tp is 1: {error}")
         shared = {}
@@ -82,9 +82,12 @@ def record_job(job: Job, note: Callable[[str], None] = lambda text: None) -> tup
 
 
 def blocks_on_ranks(
-    model: nn.Module, batches: Sequence[Batch], degrees: Sequence[int]
+    model: nn.Module, batches: Sequence[Batch], degrees: Sequence[int], note: Callable[[str], None] = lambda text: None
 ) -> dict[int, dict[str, SharedBlock]]:
     """By these degrees of tensor parallelism, units that so many ranks can share, as one of them has them.
+
+    Args:
+        note: is told where shapes alone say so.
 
     Raises:
         InputError: a block draws random numbers.
@@ -96,6 +99,12 @@ def blocks_on_ranks(
         if all(recorder.form(name) in recorder.arguments for name in units):
             break  # a trial takes the first call of each form
     found = {degree: ask_splits(recorder, [*units], degree).splits for degree in degrees}
+    shared = {name for splits in found.values() for name in splits}
+    if large := [name for name in units if name in shared and is_large(units[name])]:
+        note(
+            f"{counted(len(large), 'module')} such as '{large[0]}' are too large to be tried on numbers here: tp "
+            "shares what the shapes of a rank's part allow; `mmplan check PLAN --job` tries them"
+        )
     return {degree: shared_blocks(model, splits, degree) for degree, splits in found.items() if splits}
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from mmplan.runtime.ghost.half_meta import META
 from mmplan.runtime.ghost.linear_flow import Pair
 from mmplan.runtime.ghost.recording import Recorder
 from mmplan.runtime.ghost.split_linears import Split, cuts_of, set_up
@@ -22,6 +23,7 @@ from mmplan.runtime.thread_group import Threads
 from mmplan.scenario.recorded import BackwardSum, Reads
 
 CPU = torch.device("cpu")
+LARGEST_TRIED = 20_000_000  # parameters: 80 MB in fp32, twice for each of eight threads
 
 
 class _Alone(TensorRanks):
@@ -62,14 +64,24 @@ class SharedBlock:
 
 
 def ask_splits(recorder: Recorder, units: Sequence[str], degree: int) -> Found:
-    """What so many ranks would split of these units, asked of threads; InputError as `find_splits`."""
+    """What so many ranks would split of these units, asked of threads; of blocks too large for that, what the shapes of
+    a rank's part allow. InputError as `find_splits`."""
     threads = Threads()
+    large = [unit for unit in units if is_large(recorder.unit(unit))]
+    units = [unit for unit in units if unit not in large]
 
     def ask(rank: int) -> Found:
         group = threads.groups_of(rank)(np.arange(degree).reshape(1, -1))
         return find_splits(recorder, units, TensorRanks(degree=degree, index=rank, group=group), CPU)
 
-    return threads.run(range(degree), ask)[0]
+    by_shapes = find_splits(recorder, large, _Alone(degree=degree, index=0, group=None), META)
+    tried = threads.run(range(degree), ask)[0]
+    return Found(splits=tried.splits | by_shapes.splits, whole=(*tried.whole, *by_shapes.whole))
+
+
+def is_large(block: nn.Module) -> bool:
+    """Whether a trial on numbers, in fp32 on as many threads as ranks, would take minutes and gigabytes."""
+    return sum(parameter.numel() for parameter in block.parameters()) > LARGEST_TRIED
 
 
 def shared_blocks(model: nn.Module, splits: Mapping[str, tuple[Split, ...]], degree: int) -> dict[str, SharedBlock]:

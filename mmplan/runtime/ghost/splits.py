@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mmplan.errors import InputError
+from mmplan.runtime.ghost.half_meta import META
 from mmplan.runtime.ghost.linear_flow import Pair, find_pairs
 from mmplan.runtime.ghost.recording import Recorder
 from mmplan.runtime.ghost.split_linears import Split, cuts_of, set_up
@@ -41,6 +42,7 @@ def find_splits(
 
     Args:
         recorder: has recorded batches that use the units; of a model without weights.
+        device: where blocks are tried; on meta by the shapes of what they give alone, without other ranks.
         apart: of units, modules inside whose layers are not looked at.
 
     Raises:
@@ -109,6 +111,8 @@ class _Trial:
         cuts, index = cuts_of(self._block, splits, self._ranks.degree), self._ranks.index
         expected = [(name, cuts[name].own(value, index) if name in cuts else value) for name, value in whole]
         reason = found if isinstance(found, str) else first_difference(expected, found)
+        if self._device == META:  # one rank is asked for all
+            return reason
         failed = torch.tensor([reason is not None], dtype=torch.int32, device=self._device)
         all_reduce(failed, self._ranks.group, dist.ReduceOp.MAX)
         return reason or ("another rank's part differs" if failed.item() else None)
