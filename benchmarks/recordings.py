@@ -5,6 +5,7 @@
 Tiny models of the families that tests have, and real sizes from bundled configs, which have no weights either way. All
 is trained, in fp32; FLOPs are those of a forward and a backward. `other_layers` are those whose FLOPs differ: LLaVA's
 last block is used by nobody, Gemma 3 masks windows, Llama 3.2 fills up rows, Llama 4 gives all tokens to each expert.
+Rows with `tp` 2 are those of a rank, of the layers that two ranks share; `summed_mb` is what these hand to sums.
 """
 
 import sys
@@ -21,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tests" / "runtime"))
 
 from expert_families import EXPERT_FAMILIES
 from ghost_models import FAMILIES, Case, saved_config
-from recorded_families import SAMPLES, compared
+from recorded_families import SAMPLES, Compared, compared_on_ranks
 
 from mmplan.scenario.formats.hf_config import bundled_configs
 from mmplan.scenario.scenario import Sample
@@ -70,17 +71,32 @@ REAL: dict[str, Callable[[], tuple[Case, Sequence[Sample], Path]]] = {
 }
 
 
-def row(name: str, size: str, case: Case, samples: Sequence[Sample], config: Path) -> dict[str, object]:
+DEGREES = (2,)
+
+
+def rows_of(name: str, size: str, case: Case, samples: Sequence[Sample], config: Path) -> list[dict[str, object]]:
+    """Of whole layers, and of blocks that tensor-parallel ranks share on one of them."""
     start = time.process_time()
-    layers = compared(case, samples, config)
+    on_ranks = compared_on_ranks(case, samples, config, DEGREES)
     cpu_s = time.process_time() - start
+    whole, rows = on_ranks[1], []
+    for tp, layers in on_ranks.items():
+        shared = {key: pair for key, pair in layers.items() if pair[1].forward_flops < whole[key][1].forward_flops}
+        if tp == 1 or shared:
+            rows.append(row(name, size, tp, layers if tp == 1 else shared, cpu_s))
+    return rows
+
+
+def row(name: str, size: str, tp: int, layers: Compared, cpu_s: float) -> dict[str, object]:
     derived, recorded = ([pair[side] for pair in layers.values()] for side in (0, 1))
     flops = [sum(one.forward_flops + one.backward_flops for one in side) for side in (derived, recorded)]
     kept = [sum(one.kept_bytes for one in side) for side in (derived, recorded)]
+    summed = [sum(one.summed_bytes for one in side) for side in (derived, recorded)]
     others = [key for key, (a, b) in layers.items() if a.forward_flops != b.forward_flops]
     return {
         "model": name,
         "size": size,
+        "tp": tp,
         "transformers": hf.__version__,
         "layers": len(layers),
         "parameters": sum(one.parameters for one in derived),
@@ -90,6 +106,8 @@ def row(name: str, size: str, case: Case, samples: Sequence[Sample], config: Pat
         "kept_mb": f"{kept[0] / 1e6:.5g}",
         "recorded_kept_mb": f"{kept[1] / 1e6:.5g}",
         "kept_ratio": f"{kept[1] / kept[0]:.3f}",
+        "summed_mb": f"{summed[0] / 1e6:.6g}",
+        "recorded_summed_mb": f"{summed[1] / 1e6:.6g}",
         "other_layers": " ".join(others),
         "cpu_s": f"{cpu_s:.2f}",
     }
@@ -99,12 +117,13 @@ def main() -> None:
     torch.manual_seed(0)
     text = dict.fromkeys(EXPERT_FAMILIES.keys() - SAMPLES.keys(), [Sample(text_tokens=24)] * 2)
     samples = {**SAMPLES, **text}
-    rows = []
+    rows: list[dict[str, object]] = []
     for name, build in (FAMILIES | EXPERT_FAMILIES).items():
         case = build()
         with TemporaryDirectory() as folder:
-            rows.append(row(name, "tiny", case, samples[name], saved_config(case[0](), Path(folder))))
-    rows += [row(name, "real", *made()) for name, made in REAL.items()]
+            rows += rows_of(name, "tiny", case, samples[name], saved_config(case[0](), Path(folder)))
+    for name, made in REAL.items():
+        rows += rows_of(name, "real", *made())
     write_rows("recordings.csv", rows)
     for one in rows:
         print(*one.values(), sep="  ")
