@@ -4,7 +4,8 @@
 
 Each scenario is planned twice to a gap of 1 %: as it is, and with `constraints.prefetch: any`; `:4` pins four pipeline
 stages in both. `tiny` gets a frozen vision encoder of 32 blocks and one replica: it is as much work as a stage.
-Seconds are of the simulation of mean microbatches; `gain` is of these.
+Seconds are of the simulation of mean microbatches; `gain` is of these, and `bound_s` holds for any schedule. `gap`: of
+the closed form, over all degrees with and without steps ahead.
 """
 
 from dataclasses import replace
@@ -48,7 +49,8 @@ def row(name: str) -> dict[str, object]:
         "pp": ahead.plan.pp,
         "alone_s": f"{before.step_s:.6f}",
         "ahead_s": f"{after.step_s:.6f}",
-        "bound_s": f"{ahead.bound_s:.6f}",
+        "bound_s": f"{ahead.plan.certificate.any_schedule_s:.6f}",
+        "gap": f"{ahead.gap:.4f}",
         "gain": f"{1 - after.step_s / before.step_s:.4f}",
         "alone_wall_s": f"{alone.wall_s:.1f}",
         "ahead_wall_s": f"{ahead.wall_s:.1f}",

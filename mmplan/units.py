@@ -119,6 +119,12 @@ def format_seconds(value: float) -> str:
     return _scaled(value, [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
 
 
+def format_ms(value: float) -> str:
+    """`format_ms(0.0123) == '12.3'`: of seconds, for a column of milliseconds."""
+    shown = value * 1e3
+    return f"{shown:,.0f}" if shown >= 100 else f"{shown:.3g}"
+
+
 def format_flops(value: float) -> str:
     """`format_flops(2.06e12) == '2.06 TFLOP'`."""
     return _scaled(value, [(1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1.0, "FLOP")])

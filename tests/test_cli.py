@@ -37,6 +37,14 @@ def test_optimize_writes_a_plan_and_a_document_with_its_certificate(folder: Path
     assert 0 < best["bound_s"] <= best["objective_s"]
     assert best["gap"] == pytest.approx(1 - best["bound_s"] / best["objective_s"])
     assert best["wall_s"] >= 0
+    simulated = best["any_schedule"]
+    assert simulated["step_s"] == best["summary"]["step_time_s"]
+    assert 0 < simulated["bound_s"] <= min(simulated["step_s"], best["objective_s"])
+    assert simulated["gap"] == pytest.approx(1 - simulated["bound_s"] / simulated["step_s"])
+    assert {"axis": "modules", "says": "encoders on ranks of their own", "constraint": "modules: any"} in best[
+        "not_searched"
+    ]
+    assert best["fewer_devices"] is None
     assert best["plan"] == json.loads((folder / "best.plan.json").read_text())
 
 

@@ -37,7 +37,7 @@ def test_why_not_and_zone_prices_stand_in_tables_and_document(folder: Path) -> N
     result = wide("optimize", "zoned.yaml", *questions, "--json", "why.json", cwd=folder)
     assert result.returncode == 0, result.stderr
     assert "Why not ..." in result.stdout
-    assert "What zones cost per step" in result.stdout
+    assert "What zones cost per step" in result.stdout and "costs, ms per step" in result.stdout
     found = json.loads((folder / "why.json").read_text())
     assert [one["verdict"] for one in found["why_not"]] == ["slower", "excluded"]
     assert found["why_not"][1]["reason"] == "a node's 4 devices / tp 3 = 1.333 is no whole number"
@@ -62,8 +62,13 @@ def test_a_sweep_writes_table_csv_picture_and_document(folder: Path) -> None:
 
 def test_a_front_writes_its_plans(folder: Path) -> None:
     (folder / "plans").mkdir()
-    found = document("pareto", TINY, "--against", "devices", "-o", "plans", cwd=folder)
+    asked = ("--against", "devices", "--objective", "device-time", "-o", "plans", "--plot", "front.png")
+    found = document("pareto", TINY, *asked, cwd=folder)
     assert [point["limit"] for point in found["points"]] == [4, 2]  # the file asks for two stages at least
+    assert found["objective"] == "device-time"
+    for point in found["points"]:
+        assert point["value"] == pytest.approx(point["cost"] * point["objective_s"])
+        assert point["value_bound"] <= point["value"]
     assert (folder / "plans" / "tiny.devices-1.plan.json").is_file()
 
 
@@ -83,6 +88,11 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("sweep", str(TINY), "--vary", "cluster.nodes=8..2"), "the range 8..2 is empty: 2 is below 8"),
     (("sweep", str(TINY), "--vary", "seed=1", "-o", "no/rows.csv"), "folder 'no' does not exist"),
     (("pareto", str(TINY), "--against", "time"), "--against: expected memory, devices or both, found 'time'"),
+    (
+        ("pareto", str(TINY), "--against", "devices", "--objective", "devices", "--deadline", "9s"),
+        "--objective devices counts what --against devices limits: use --against memory",
+    ),
+    (("sweep", str(TINY), "--vary", "seed=1", "--objective", "steptime"), "did you mean 'step-time'?"),
     (("pareto", str(TINY), "-o", "no/where"), "folder 'no' does not exist"),
     (("replan", "lost/p.json", "--profile", "x"), "lost/p.json: no such file"),
     (("optimize", str(TINY), "--why-not", "tpp=2"), "unknown key 'tpp'; did you mean 'tp'?"),

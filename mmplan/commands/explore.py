@@ -9,6 +9,8 @@ import typer
 from mmplan.commands.options import (
     Gap,
     JsonFile,
+    LongestStep,
+    ObjectiveWord,
     PlanFile,
     ScenarioFile,
     ScheduleSearch,
@@ -37,6 +39,8 @@ def sweep(
         float,
         typer.Option(min=1.0, max=2.0, help="A doubling of devices pays when it brings so many times the speed."),
     ] = 1.5,
+    objective: ObjectiveWord = "step-time",
+    deadline: LongestStep = None,
     gap: Gap = 0.01,
     time_limit: TimeLimit = TIME_LIMIT_S,
     seed: Seed = 0,
@@ -44,20 +48,25 @@ def sweep(
     json_file: JsonFile = None,
 ) -> None:
     """Plan a scenario at many points: how it scales, where to stop adding devices. Ctrl-C keeps the rows done."""
+    from mmplan.planner.objective import objective_of, require_prices
     from mmplan.planner.repeated import Limits
     from mmplan.planner.sweep import interruptible, read_points, solve_points
     from mmplan.report.console import emit
     from mmplan.report.progress import points_progress
-    from mmplan.report.sweep import scaling_advice, sweep_row, with_efficiency
+    from mmplan.report.sweep import advice_of, sweep_row, with_efficiency
     from mmplan.report.sweep_output import plot_sweep, save_sweep_csv, sweep_document, sweep_tables
     from mmplan.report.traffic_ratio import ratio_jumps
     from mmplan.scenario.document import read_document
     from mmplan.scenario.variations import parse_variation, points
 
     require_folder(output, plot, json_path(json_file))
+    wanted = objective_of(objective, deadline)
     every = read_points(read_document(scenario), points([parse_variation(text) for text in vary]))
+    for first in every[:1]:
+        if first.scenario is not None:
+            require_prices(wanted, first.scenario.cluster, scenario)
     done = []
-    own = Limits(gap=gap, time_limit_s=time_limit, seed=seed, schedule_search_s=schedule_search)
+    own = Limits(gap=gap, time_limit_s=time_limit, seed=seed, schedule_search_s=schedule_search, objective=wanted)
     with (
         points_progress(scenario.stem) as (progress, tell),
         interruptible(replace(own, on_improvement=progress)) as limits,
@@ -66,13 +75,13 @@ def sweep(
             done.append(sweep_row(point))
             tell(f"{len(done)} of {len(every)} points done")
     rows = with_efficiency(done)
-    advice = (*scaling_advice(rows, worth), *ratio_jumps(rows))
+    advice = (*advice_of(rows, worth, wanted.name), *ratio_jumps(rows))
     if output is not None:
         save_sweep_csv(rows, output)
     if plot is not None:
-        plot_sweep(rows, plot)
+        plot_sweep(rows, plot, wanted.name)
     ended = [] if len(rows) == len(every) else [f"interrupted: {len(rows)} of {len(every)} points are done"]
-    document = sweep_document(scenario.stem, rows, advice, len(every))
+    document = sweep_document(scenario.stem, rows, advice, len(every), wanted.name)
     emit(json_file, document, *sweep_tables(scenario.stem, rows), *advice, *ended)
 
 
@@ -122,7 +131,9 @@ def replan(
 
 def pareto(
     scenario: ScenarioFile,
-    against: Annotated[str, typer.Option(help="What step time is held against: memory, devices or both.")] = "both",
+    against: Annotated[str, typer.Option(help="What the objective is held against: memory, devices or both.")] = "both",
+    objective: ObjectiveWord = "step-time",
+    deadline: LongestStep = None,
     points: Annotated[int, typer.Option(min=2, max=100, help="Memory goes down in so many steps.")] = 8,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Write the plans of the front there.")
@@ -133,7 +144,9 @@ def pareto(
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
-    """Fronts of step time against memory and devices: each point a proven plan. Ctrl-C keeps the points done."""
+    """Fronts of step time (or another objective) against memory and devices, every point a proven plan; Ctrl-C keeps
+    the points done."""
+    from mmplan.planner.objective import objective_of, require_prices
     from mmplan.planner.pareto_front import device_front, marked, memory_front
     from mmplan.planner.repeated import Limits
     from mmplan.planner.sweep import interruptible
@@ -143,13 +156,16 @@ def pareto(
     from mmplan.scenario.load import load_scenario
 
     require_folder(plot, json_path(json_file))
-    axes, loaded, done = axes_of(against), load_scenario(scenario), []
+    wanted, loaded, done = objective_of(objective, deadline), load_scenario(scenario), []
+    axes = axes_of(against, wanted.name)
+    require_prices(wanted, loaded.cluster, scenario)
+    own = Limits(gap=gap, time_limit_s=time_limit, seed=seed, objective=wanted)
     if output is not None:
         make_folder(output)
         require_folder(output / "plan")
     with (
         points_progress(loaded.name) as (progress, tell),
-        interruptible(Limits(gap=gap, time_limit_s=time_limit, seed=seed, on_improvement=progress)) as limits,
+        interruptible(replace(own, on_improvement=progress)) as limits,
     ):
         for axis in axes:
             for point in memory_front(loaded, limits, points) if axis == "memory" else device_front(loaded, limits):

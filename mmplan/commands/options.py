@@ -59,4 +59,12 @@ TimeLimit = Annotated[
 ScheduleSearch = Annotated[
     float, typer.Option(min=0.0, help="Counted seconds to look for a better schedule of each best cut; 0: keep 1F1B.")
 ]
+ObjectiveWord = Annotated[
+    str,
+    typer.Option("--objective", help="step-time, device-time, cost (of a token), devices (the fewest) or p90-time."),
+]
+LongestStep = Annotated[
+    float | None,
+    typer.Option("--deadline", parser=seconds, metavar="TIME", help="Longest step with the fewest devices: '12 s'."),
+]
 Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Same input and seed, same plans.")]

@@ -1,31 +1,26 @@
-"""After the proof: frozen encoders a step ahead, where constraints allow it and simulation prefers it.
+"""After the search without them: frozen encoders a step ahead, where constraints allow it and simulation prefers it.
 
 A frozen encoder without a backward depends on nothing that a step changes, so its stages can run the next step's batch,
-and no stage waits for them. The degrees of the plan and of its runners-up are cut anew for it, with the encoders on
-stages of their own; the bound beside it is one of every schedule, for which some rank has the mean of the work.
+and no stage waits for them. All degrees are searched for the shortest closed form with the encoders on stages of their
+own (`ahead_search.py`), and the bound beside a plan is the least of both searches.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.graph import ComputationGraph
 from mmplan.errors import InputError
+from mmplan.planner.ahead_search import cuts_ahead, search_ahead
 from mmplan.planner.configuration import Configuration
-from mmplan.planner.cut_plan import plan_from_cut, step_bytes
-from mmplan.planner.cut_problem import CutProblem
-from mmplan.planner.features import features_bytes
-from mmplan.planner.mesh_problem import MeshedGroups, meshed_groups
+from mmplan.planner.first_bounds import NEVER
+from mmplan.planner.mesh_problem import meshed_groups
 from mmplan.planner.plan import Plan, Status
-from mmplan.planner.pricing import Prices
-from mmplan.planner.problem import build_problem
+from mmplan.planner.quantise import ROUNDING_GAP, floor_ns, raised_ns
 from mmplan.planner.simulate import simulate
-from mmplan.planner.space import Space, stage_layers
-from mmplan.planner.stage_solver import solve_cut
+from mmplan.planner.space import Space
 from mmplan.planner.stopping import Deadline
 from mmplan.scenario.scenario import Scenario
-
-TOLERANCE = 0.001  # of a cut over the least closed form of its degrees
 
 
 def modules_ahead(scenario: Scenario, graph: ComputationGraph) -> tuple[str, ...]:
@@ -62,11 +57,21 @@ def modules_ahead(scenario: Scenario, graph: ComputationGraph) -> tuple[str, ...
 
 
 def fetched_ahead(
-    plan: Plan, space: Space, configurations: Iterable[Configuration], *, floor_s: float, deadline: Deadline
+    plan: Plan,
+    space: Space,
+    *,
+    tried: Iterable[Configuration],
+    by_step: bool,
+    floor_s: float,
+    gap: float,
+    deadline: Deadline,
 ) -> Plan:
-    """The plan, or one of these configurations with encoders a step ahead where that is faster in simulation.
+    """The plan, or one with encoders a step ahead where that is faster in simulation; certified against both.
 
     Args:
+        tried: configurations of which simulation sees every cut: the closed form has a stage wait for the busiest one
+            even where that is an encoder's, for which none does.
+        by_step: whether all degrees are searched, for the shortest closed form.
         floor_s: no plan takes less, whatever its schedule and a step ahead or not.
 
     Raises:
@@ -82,74 +87,41 @@ def fetched_ahead(
                 f"{message}: leave it out, or take no_split zones at their borders away", key="constraints.prefetch"
             )
         return plan
-    best, best_s = plan, simulate(plan, prices.graph, costs).step_time_s
-    for configuration in configurations:
-        if not _possible(configuration):
-            continue
-        for made in _cuts(prices, meshed, replace(configuration, prefetch=names), floor_s, deadline):
-            step_s = simulate(made, prices.graph, costs).step_time_s
-            if step_s < best_s:
-                best, best_s = made, step_s
-    return best if best is not plan else _bounded(plan, floor_s)
+    made = [cut for one in tried for cut in cuts_ahead(space, names, meshed, one, deadline)]
+    bound_s = floor_s
+    if by_step:
+        cutoff_ns = raised_ns(floor_ns(plan.certificate.objective_s), gap)
+        found = search_ahead(space, names, meshed, cutoff_ns=cutoff_ns, gap=gap, deadline=deadline)
+        made, bound_s = [*made, *found.plans], found.bound_s
+    best = min((plan, *made), key=lambda one: simulate(one, prices.graph, costs).step_time_s)
+    return _certified(best, min(plan.certificate.bound_s, bound_s), gap)
 
 
-def _possible(configuration: Configuration) -> bool:
-    """One stage per rank, all of one mesh, each microbatch alone."""
-    alone = configuration.vp == 1 and configuration.batch_factor == 1 and not configuration.meshes
-    return alone and configuration.pp > 1 and configuration.schedule in ("1f1b", "gpipe")
+def best_ahead(space: Space, *, gap: float, deadline: Deadline) -> Plan | None:
+    """With encoders a step ahead the fastest in simulation: of plans whose closed form is least, up to the gap, and of
+    all cuts of the last one's degrees; None where there is none.
+
+    Raises:
+        InputError: as `modules_ahead`.
+    """
+    names = modules_ahead(space.prices.scenario, space.prices.graph)
+    meshed = meshed_groups(space.groups, [names]) if names else None
+    if meshed is None:
+        return None
+    found = search_ahead(space, names, meshed, cutoff_ns=NEVER, gap=gap, deadline=deadline)
+    if not found.plans:
+        return None
+    costs = AnalyticCostModel(space.prices.scenario)
+    cuts = (*found.plans, *cuts_ahead(space, names, meshed, found.configurations[-1], deadline))
+    best = min(cuts, key=lambda one: simulate(one, space.prices.graph, costs).step_time_s)
+    return _certified(best, found.bound_s, gap)
 
 
-def _cuts(
-    prices: Prices, meshed: MeshedGroups, configuration: Configuration, floor_s: float, deadline: Deadline
-) -> Iterator[Plan]:
-    """The best cut with each number of stages for the encoders."""
-    problem = build_problem(prices, meshed.groups, configuration)
-    for count in range(1, configuration.pp):
-        if deadline.passed():
-            return
-        found = solve_cut(
-            ahead_problem(prices, meshed, configuration, problem, count),
-            meshed.upsets,
-            tolerance=TOLERANCE,
-            stop=deadline.passed,
-        )
-        if found.stage_of is None:
-            continue
-        stages = stage_layers(meshed.groups, found.stage_of, configuration.pp)
-        made = plan_from_cut(prices, configuration, stages, bound_s=floor_s, status="feasible", wall_s=deadline.spent_s)
-        if all(stage.memory_bytes <= stage.capacity_bytes for stage in made.stages):
-            yield made
-
-
-def ahead_problem(
-    prices: Prices, meshed: MeshedGroups, configuration: Configuration, problem: CutProblem, count: int
-) -> CutProblem:
-    """The cut with `count` stages a step ahead: no other one waits for them, and features take memory at both ends."""
-    mesh_of, groups = meshed.mesh_of, meshed.groups
-    place = {layer: index for index, layers in enumerate(groups.groups) for layer in layers}
-    cut = ((place[edge.producer], place[edge.consumer], edge) for edge in prices.graph.edges())
-    waiting = features_bytes(cut, [mesh == 0 for mesh in mesh_of], lambda edge: step_bytes(prices, configuration, edge))
-
-    def held(state_bytes: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(own + more for own, more in zip(state_bytes, waiting, strict=True)) if state_bytes else ()
-
-    kinds = [replace(problem.kind(stage), mesh=0 if stage < count else 1) for stage in range(configuration.pp)]
-    distinct = list(dict.fromkeys(kinds))
-    return replace(
-        problem,
-        state_bytes=held(problem.state_bytes),
-        levels=tuple(replace(level, state_bytes=held(level.state_bytes)) for level in problem.levels),
-        edges=tuple(edge for edge in problem.edges if mesh_of[edge.producer] == mesh_of[edge.consumer]),
-        kinds=tuple(distinct),
-        kind_of=tuple(map(distinct.index, kinds)),
-        mesh_of=mesh_of,
-    )
-
-
-def _bounded(plan: Plan, floor_s: float) -> Plan:
-    """A plan that no plan a step ahead was found to beat, certified against these, too."""
+def _certified(plan: Plan, bound_s: float, gap: float) -> Plan:
     proof = plan.certificate
-    bound_s = min(proof.bound_s, floor_s)
-    gap = (proof.objective_s - bound_s) / proof.objective_s if proof.objective_s > 0 else 0.0
-    status: Status = proof.status if bound_s == proof.bound_s else "feasible"
-    return replace(plan, certificate=replace(proof, bound_s=bound_s, gap=gap, status=status))
+    bound_s = min(bound_s, proof.objective_s)
+    left = (proof.objective_s - bound_s) / proof.objective_s if proof.objective_s > 0 else 0.0
+    status: Status = (
+        proof.status if bound_s == proof.bound_s else "optimal" if left <= gap + ROUNDING_GAP else "feasible"
+    )
+    return replace(plan, certificate=replace(proof, bound_s=bound_s, gap=left, status=status))

@@ -384,6 +384,9 @@ def _certificate(plan: Plan, graph: ComputationGraph, costs: CostModel, loads: S
     if certificate.bound_s > certificate.objective_s * (1 + _RELATIVE_TOLERANCE):
         message = f"the lower bound {format_seconds(certificate.bound_s)} is above the plan's own step of "
         yield Finding(rule="bound", message=message + format_seconds(certificate.objective_s))
+    if certificate.any_schedule_s > certificate.objective_s * (1 + _RELATIVE_TOLERANCE):
+        message = f"the bound of any schedule {format_seconds(certificate.any_schedule_s)} is above the plan's own "
+        yield Finding(rule="bound", message=f"{message}step of {format_seconds(certificate.objective_s)}")
     if certificate.status != "given" and certificate.objective_s > 0:
         gap = (certificate.objective_s - certificate.bound_s) / certificate.objective_s
         if abs(gap - certificate.gap) > _RELATIVE_TOLERANCE:

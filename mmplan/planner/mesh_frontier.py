@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmplan.planner.bounds import NEVER, lower_bounds
+from mmplan.planner.by_devices import least_by_devices
 from mmplan.planner.configuration import MOST_FORWARDS, Configuration
 from mmplan.planner.configurations import Configurations
 from mmplan.planner.first_bounds import SAFE, first_bounds
@@ -70,7 +71,8 @@ class Tally:
 
 
 class MeshFrontier:
-    """Those of one choice of modules apart.
+    """Those of one choice of modules apart; under any schedule none on some devices at least has a step below that of
+    `any_order_by_devices`.
 
     Args:
         prices: of the whole model.
@@ -132,6 +134,12 @@ class MeshFrontier:
         blunt = int(self._values[self._position]) if self._position < len(self._values) else NEVER
         return min(self._heap[0][0] if self._heap else NEVER, blunt, self._dropped)
 
+    @property
+    def any_order_value(self) -> int:
+        """Under any schedule none has a lower one."""
+        found = self.any_order_by_devices.items()
+        return min((self._scale.value_on(ranks, step_ns) for ranks, step_ns in found), default=NEVER)
+
     def pop(self, cutoff: int) -> Meshed | None:
         """The next configuration, None where none is left below the cutoff."""
         self._advance(cutoff)
@@ -155,6 +163,10 @@ class MeshFrontier:
         order = np.argsort(values, kind="stable")
         order = order[values[order] < NEVER]
         self._order, self._values = chosen[order], values[order]
+        # whatever their order, the ranks of a row have all microbatches of its modules
+        alone_s = rows.microbatches[chosen] * times.busiest_s[base, size, rows.pp[chosen] - 1]
+        alone_ns = np.minimum(alone_s * (NS_PER_S * SAFE), NEVER).astype(np.int64)
+        self.any_order_by_devices = least_by_devices(self._ranks[chosen] + len(self.apart), alone_ns)
 
     def _advance(self, cutoff: int) -> None:
         """Until the least one is a sharp configuration, or not below the cutoff, or it is to stop."""

@@ -33,6 +33,11 @@ class Objective:
     name: ObjectiveName = "step-time"
     deadline_s: float | None = None
 
+    @property
+    def by_step(self) -> bool:
+        """Whether a shorter step is better on any number of devices."""
+        return self.name in ("step-time", "p90-time")
+
     def __post_init__(self) -> None:
         if (self.name == "devices") != (self.deadline_s is not None):
             raise InputError(
@@ -133,9 +138,15 @@ def scale_of(objective: Objective, cluster: Cluster, ranks: IntArray) -> Scale:
             return Scale(ranks=ranks, weights=weights, most_ns=weights.most_ns)
         case "devices":
             assert objective.deadline_s is not None
-            most_ns = int(objective.deadline_s * NS_PER_S)
-            return Scale(ranks=ranks, per_rank=most_ns + 1, most_ns=most_ns, limited=True)
+            return devices_scale(objective.deadline_s, ranks)
     return Scale(ranks=ranks, most_ns=NEVER - 1)
+
+
+def devices_scale(deadline_s: float, ranks: IntArray | None = None) -> Scale:
+    """Fewer devices first, then the shorter step."""
+    most_ns = int(deadline_s * NS_PER_S)
+    none = np.zeros(0, dtype=np.int64)
+    return Scale(ranks=none if ranks is None else ranks, per_rank=most_ns + 1, most_ns=most_ns, limited=True)
 
 
 def require_prices(objective: Objective, cluster: Cluster, file: Path | None = None) -> None:

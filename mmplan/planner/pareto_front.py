@@ -1,4 +1,4 @@
-"""Fronts of step time against memory and against devices, by epsilon constraints: one limit after the other.
+"""Fronts of an objective against memory and against devices, by epsilon constraints: one limit after the other.
 
 Each limit is a scenario of its own (devices with less memory, a part of the cluster), solved to its proven gap. So
 every point is a plan, and below its bound no plan within the limit can be.
@@ -13,8 +13,11 @@ from mmplan.errors import InfeasibleError, NoPlanFoundError
 from mmplan.planner.configuration import divisors
 from mmplan.planner.first_bounds import NEVER
 from mmplan.planner.frontier import Frontier
+from mmplan.planner.objective import ObjectiveName
+from mmplan.planner.objective_value import result_values
 from mmplan.planner.plan import Plan
 from mmplan.planner.repeated import Limits
+from mmplan.planner.result import OptimizeResult
 from mmplan.planner.space import build_space
 from mmplan.scenario.cluster import Cluster, Pool
 from mmplan.scenario.scenario import Scenario
@@ -27,13 +30,17 @@ AXES: tuple[Axis, ...] = ("memory", "devices")
 class FrontPoint:
     """The best plan that needs at most `limit` (bytes that a rank may use, or devices). `cost`: what it needs of that.
 
-    `dominated`: another plan of the same front costs no more and is no slower.
+    `value` is that of the objective by the closed form, and no plan within the limit is below `bound`. `dominated`:
+    another plan of the same front costs no more and is no worse.
     """
 
     axis: Axis
     limit: int
     cost: int
     plan: Plan
+    value: float
+    bound: float
+    objective: ObjectiveName = "step-time"
     dominated: bool = False
 
     @property
@@ -48,15 +55,15 @@ def memory_front(scenario: Scenario, limits: Limits, points: int) -> Iterator[Fr
     Raises:
         InfeasibleError, NoPlanFoundError: there is no first plan.
     """
-    first = limits.solve(scenario).plan
-    limit = max(stage.capacity_bytes for stage in first.stages)
-    step = fullest_bytes(first) // points
-    plan: Plan | None = first
-    while plan is not None and not limits.stop():
-        cost = fullest_bytes(plan)
-        yield FrontPoint(axis="memory", limit=limit, cost=cost, plan=plan)
+    first = limits.solve(scenario)
+    limit = max(stage.capacity_bytes for stage in first.plan.stages)
+    step = fullest_bytes(first.plan) // points
+    result: OptimizeResult | None = first
+    while result is not None and not limits.stop():
+        cost = fullest_bytes(result.plan)
+        yield _point("memory", limit, cost, result, limits)
         limit = cost - step
-        plan = _within(with_memory(scenario, limit), limits) if limit > _reserved_bytes(scenario) else None
+        result = _within(with_memory(scenario, limit), limits) if limit > _reserved_bytes(scenario) else None
 
 
 def device_front(scenario: Scenario, limits: Limits) -> Iterator[FrontPoint]:
@@ -69,10 +76,16 @@ def device_front(scenario: Scenario, limits: Limits) -> Iterator[FrontPoint]:
         if limits.stop():
             return
         smaller = replace(scenario, cluster=cluster)
-        plan = limits.solve(smaller).plan if index == 0 else _within(smaller, limits)
-        if plan is None:
+        result = limits.solve(smaller) if index == 0 else _within(smaller, limits)
+        if result is None:
             return
-        yield FrontPoint(axis="devices", limit=cluster.device_count, cost=plan.rank_count, plan=plan)
+        yield _point("devices", cluster.device_count, result.plan.rank_count, result, limits)
+
+
+def _point(axis: Axis, limit: int, cost: int, result: OptimizeResult, limits: Limits) -> FrontPoint:
+    name = limits.objective.name
+    value, bound = result_values(result, name)
+    return FrontPoint(axis=axis, limit=limit, cost=cost, plan=result.plan, value=value, bound=bound, objective=name)
 
 
 def marked(points: Iterable[FrontPoint]) -> tuple[FrontPoint, ...]:
@@ -117,16 +130,16 @@ def _first_nodes(pools: tuple[Pool, ...], count: int) -> tuple[Pool, ...]:
     return tuple(found)
 
 
-def _within(scenario: Scenario, limits: Limits) -> Plan | None:
-    """The best plan; None where there is none, none was found in time, or Ctrl-C came before its proof."""
+def _within(scenario: Scenario, limits: Limits) -> OptimizeResult | None:
+    """The best plan's; None where there is none, none was found in time, or Ctrl-C came before its proof."""
     try:
         space = build_space(scenario)
         if Frontier(space.bounds, space.scale).least_value() == NEVER:
             return None
-        plan = limits.solve(scenario).plan
+        result = limits.solve(scenario)
     except (InfeasibleError, NoPlanFoundError):
         return None
-    return None if limits.stop() and plan.certificate.status != "optimal" else plan
+    return None if limits.stop() and result.plan.certificate.status != "optimal" else result
 
 
 def _reserved_bytes(scenario: Scenario) -> int:
@@ -134,6 +147,6 @@ def _reserved_bytes(scenario: Scenario) -> int:
 
 
 def _beats(other: FrontPoint, point: FrontPoint) -> bool:
-    if other.axis != point.axis or (other.cost, other.step_s) == (point.cost, point.step_s):
+    if other.axis != point.axis or (other.cost, other.value) == (point.cost, point.value):
         return False
-    return other.cost <= point.cost and other.step_s <= point.step_s
+    return other.cost <= point.cost and other.value <= point.value

@@ -31,7 +31,7 @@ WORDS: dict[str, Collection[str]] = {
     "sequence_parallel": ("false", "true"),
     "schedule": SCHEDULE_NAMES,
 }
-KEYS = (*COUNTS, *WORDS, "spread", "modules", "encode_together")
+KEYS = (*COUNTS, *WORDS, "spread", "modules", "encode_together", "prefetch")
 OWN_DEGREES = ("tp", "cp", "ep", "dp", "pp")
 
 
@@ -67,7 +67,8 @@ def questions(scenario: Scenario, texts: Sequence[str], zone_prices: bool, *, by
 def parse_pins(text: str, scenario: Scenario) -> Pins:
     """`tp=4 pp=2,4 spread=vision` (`spread=none`: no module; `spread=vision:patches`: cut along patches);
     `vision.tp=1 vision.dp=8`: on ranks of its own, as `modules=vision` says without degrees, and `modules=none` that no
-    module has any; `encode_together=4`: all encoders on 4 microbatches at once, `encode_together=vision:4` this one.
+    module has any; `encode_together=4`: all encoders on 4 microbatches at once, `encode_together=vision:4` this one;
+    `prefetch=vision`: a step ahead.
 
     Raises:
         InputError: an unknown key or value, a key given twice, or nothing.
@@ -136,9 +137,11 @@ def has_pins(plan: Plan, pins: Pins) -> bool:
         "sharding": {plan.sharding},
         "recompute": {base_of(stage.recompute) for stage in plan.stages},
     }
+    if "prefetch" in pins.values and set(plan.prefetch) != set(pins.of("prefetch")):
+        return False
     same_spread = "spread" not in pins.values or set(plan.spread) == set(pins.of("spread"))
     same_spread = same_spread and ("spread" not in pins.values or set(plan.patches) == set(pins.of("patches")))
-    counted = [key for key in pins.values if key not in ("spread", "patches", "modules", "encode_together")]
+    counted = [key for key in pins.values if key not in ("spread", "patches", "modules", "encode_together", "prefetch")]
     together = {name: factor for name, (factor,) in pins.of("encode_together")}
     same_factors = "encode_together" not in pins.values or _factors(plan, plan.together, plan.batch_factor) == _factors(
         plan, tuple(name for name, factor in together.items() if factor > 1), max([1, *together.values()])
@@ -189,6 +192,9 @@ def overruled(scenario: Scenario, pins: Pins) -> str:
         elif key == "modules":
             if allowed and {pin.module for pin in allowed} != {pin.module for pin in wanted}:
                 clauses.append(f"constraints.modules says {', '.join(pin.module for pin in allowed)}")
+        elif key == "prefetch":
+            if wanted and allowed and not set(wanted) <= set(allowed):
+                clauses.append(f"constraints.prefetch allows {', '.join(allowed)}")
         elif allowed and not set(allowed) & set(wanted):
             words = [str(value).lower() if isinstance(value, bool) else str(value) for value in allowed]
             clauses.append(f"constraints.{key} allows {', '.join(words)}")
@@ -201,6 +207,8 @@ def unsearched(scenario: Scenario, pins: Pins) -> str:
     chunks = allowed_chunks(scenario)
     if pins.of("vp") and not rules.vp and not set(pins.of("vp")) & set(chunks):
         clauses.append(f"constraints.vp does not ask for more than {max(chunks)} chunks per rank")
+    if pins.of("prefetch") and rules.prefetch == ():
+        clauses.append("constraints.prefetch does not ask for steps ahead")
     if pins.of("modules") and rules.modules == ():
         clauses.append("constraints.modules does not ask for ranks of their own")
     if any(factor > 1 for _, (factor,) in pins.of("encode_together")) and rules.encode_together == ():
@@ -291,7 +299,7 @@ def _values(text: str, key: str, words: Sequence[str], scenario: Scenario) -> tu
             if not (word.isascii() and word.isdigit()) or not 1 <= int(word) <= MAX_COUNT:
                 raise _error(text, f"{key}: expected a count of at least 1, found {shown(word)}")
         return tuple(sorted({int(word) for word in words}))
-    if key == "spread":
+    if key in ("spread", "prefetch"):
         known = [module.name for module in scenario.model.modules if module.kind != "language_model"]
         words = [] if list(words) == ["none"] else words
     else:

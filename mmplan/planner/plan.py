@@ -61,7 +61,8 @@ class Certificate:
 
     `gap` = (objective_s - bound_s) / objective_s. Status `optimal`: gap within the asked tolerance; `feasible`: a
     limit or Ctrl-C ended the search first, or several chunks per rank, all of which the closed form counts as long as
-    the busiest, are faster in simulation than any plan within it; `given`: made by hand, no bound.
+    the busiest, are faster in simulation than any plan within it; `given`: made by hand, no bound. No mean
+    step of the space searched (by other objectives: on no more devices) is below `any_schedule_s` in any order, if > 0.
     """
 
     objective_s: float
@@ -69,6 +70,7 @@ class Certificate:
     gap: float
     status: Status
     wall_s: float
+    any_schedule_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

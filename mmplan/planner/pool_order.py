@@ -12,6 +12,7 @@ from itertools import permutations, product
 
 import numpy as np
 
+from mmplan.planner.by_devices import StepsByDevices
 from mmplan.planner.objective import Objective, Scale, scale_of
 from mmplan.planner.plan import ChunkCertificate, Plan, scenario_hash
 from mmplan.planner.quantise import ROUNDING_GAP, seconds
@@ -61,11 +62,14 @@ def with_techniques(scenarios: Iterable[Scenario]) -> Iterator[Scenario]:
 class Order:
     """What became of one order of the pools and one technique: no plan of it has a lower value than `floor`, under any
     schedule and with any number of chunks per rank than `any_order`; `best` is None where none was found, `considered`
-    where the limit came before its configurations were listed."""
+    where the limit came before its configurations were listed. `any_schedule`: by number of devices no step is below
+    these, under any schedule; `steps`: the same of the closed form (see `fewer_devices`)."""
 
     scenario: Scenario
     floor: int
     any_order: int
+    any_schedule: tuple[StepsByDevices, ...] = ()
+    steps: StepsByDevices | None = None
     best: Candidate | None = None
     considered: Considered | None = None
 

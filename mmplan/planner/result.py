@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import StepTime
+from mmplan.planner.fewer_devices import FewerDevices
 from mmplan.planner.plan import Plan, Status
 
 
@@ -72,3 +73,4 @@ class OptimizeResult:
     runner_ups: tuple[RunnerUp, ...]
     proofs: tuple[str, ...]  # methods that proved that the plan's configuration has no cut better by more than the gap
     objective: str = "step-time"
+    fewer: FewerDevices | None = None  # where devices were minimised

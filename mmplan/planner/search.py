@@ -5,19 +5,21 @@ Then, among the cuts found whose closed form is within the gap, the plan is the 
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmplan.cost_models.analytic import AnalyticCostModel
 from mmplan.cost_models.build import build_graph
 from mmplan.errors import CheckError, InfeasibleError, MmplanError, NoPlanFoundError
 from mmplan.planner.ahead import fetched_ahead, modules_ahead
 from mmplan.planner.bounds import NEVER
+from mmplan.planner.by_devices import least_within
 from mmplan.planner.check import check_plan
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import plan_from_cut
 from mmplan.planner.diagnose import explain_infeasible
 from mmplan.planner.explain import list_runner_ups
 from mmplan.planner.exploration import explored
+from mmplan.planner.fewer_devices import fewer_devices
 from mmplan.planner.in_chunks import Work, in_chunks, worth_chunks
 from mmplan.planner.mesh_search import why_no_meshes
 from mmplan.planner.objective import STEP_TIME, Objective, require_prices
@@ -30,7 +32,7 @@ from mmplan.planner.schedules.reschedule import scheduled
 from mmplan.planner.search_state import Search
 from mmplan.planner.space import Space, build_space, confirm_by_cpsat, out_of_time
 from mmplan.planner.stopping import TIME_LIMIT_S, Deadline, never
-from mmplan.planner.work_floor import work_floor
+from mmplan.planner.work_floor import step_floors, work_floor
 from mmplan.scenario.scenario import Scenario
 from mmplan.units import format_seconds
 
@@ -76,10 +78,14 @@ class _Read:
         return self.search.exhausted or self.search.least_value() != NEVER
 
     def order(self) -> Order:
+        """Plans a step ahead are not among those of the exploration."""
+        scenario, any_order = self.space.prices.scenario, self.search.any_order_value(self.space)
         return Order(
-            scenario=self.space.prices.scenario,
-            floor=self.search.floor_value(),
-            any_order=self.space.any_order_value,
+            scenario=scenario,
+            floor=self.search.floor_value() if scenario.constraints.prefetch == () else any_order,
+            any_order=any_order,
+            any_schedule=self.search.any_schedule_by_devices(self.space),
+            steps=self.search.steps_by_devices(self.space),
             best=self.search.incumbent,
             considered=self.search.considered(self.space),
         )
@@ -128,8 +134,18 @@ def optimize(
         except (InfeasibleError, NoPlanFoundError) as error:
             refused.append(error)
         else:
-            return of_all_orders(result, orders, objective, gap) if len(orders) > 1 else result
+            found = of_all_orders(result, orders, objective, gap) if len(orders) > 1 else result
+            return _by_devices(found, orders, objective)
     raise _refusal(orders, refused, deadline)
+
+
+def _by_devices(result: OptimizeResult, orders: Sequence[Order], objective: Objective) -> OptimizeResult:
+    """With what all orders prove of any schedule and of fewer devices."""
+    plan, parts = result.plan, [steps for order in orders for steps in order.any_schedule]
+    least_ns = least_within(parts, None if objective.by_step else plan.rank_count)
+    plan = replace(plan, certificate=replace(plan.certificate, any_schedule_s=seconds(least_ns)))
+    floors, steps = [order.floor for order in orders], [order.steps for order in orders]
+    return replace(result, plan=plan, fewer=fewer_devices(objective, plan.rank_count, floors, steps))
 
 
 def _explored(
@@ -168,8 +184,9 @@ def _explored(
 
 def _unread(scenario: Scenario, objective: Objective) -> Order:
     """An order that the limit left unread."""
-    least = work_floor(scenario, build_graph(scenario), objective)
-    return Order(scenario=scenario, floor=least, any_order=least)
+    graph = build_graph(scenario)
+    least, steps = work_floor(scenario, graph, objective), step_floors(scenario, graph)
+    return Order(scenario=scenario, floor=least, any_order=least, any_schedule=(steps,), steps=steps)
 
 
 def _teller(on_improvement: Callable[[Progress], None] | None, deadline: Deadline) -> Callable[[str], None]:
@@ -278,11 +295,14 @@ def _result(space: Space, search: Search, choice: _Choice, deadline: Deadline) -
         status="optimal" if proved else "feasible",
         wall_s=deadline.spent_s,
     )
-    floor_s = seconds(search.scale.step_below_of(best.configuration, space.any_order_value))
+    floor_s = seconds(search.scale.step_below_of(best.configuration, search.any_order_value(space)))
     plan = _scheduled(plan, space, floor_s, choice, deadline)
     if space.prices.scenario.constraints.prefetch != () and choice.objective.name != "p90-time":
-        tried = (best.configuration, *(others if choice.objective.name == "step-time" else ()))
-        plan = fetched_ahead(plan, space, tried, floor_s=floor_s, deadline=deadline)
+        by_step = choice.objective.name == "step-time"
+        tried = (best.configuration, *(others if by_step else ()))
+        plan = fetched_ahead(
+            plan, space, tried=tried, by_step=by_step, floor_s=floor_s, gap=choice.gap, deadline=deadline
+        )
     _refuse_unsound(plan)
     return OptimizeResult(
         plan=plan,

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 
 from mmplan.planner.bounds import NEVER
+from mmplan.planner.by_devices import StepsByDevices, least_by_devices
 from mmplan.planner.configuration import Configuration
+from mmplan.planner.fewer_devices import steps_by_devices
 from mmplan.planner.frontier import Frontier
 from mmplan.planner.mesh_frontier import MeshFrontier
 from mmplan.planner.objective import Scale
@@ -57,6 +59,22 @@ class Search:
     def floor_value(self) -> int:
         """No plan has a lower value."""
         return min(self.unproved, self.least_value(), *(part.unproved for part in self.parts))
+
+    def any_order_value(self, space: Space) -> int:
+        """No plan has a lower value under any schedule, with any number of chunks per rank."""
+        shared = (space.any_order_value,) if self.parts else ()
+        return min([*shared, *(frontier.any_order_value for frontier in self.meshes)], default=NEVER)
+
+    def any_schedule_by_devices(self, space: Space) -> tuple[StepsByDevices, ...]:
+        """By number of devices, the least step of any schedule; one or several parts of the search."""
+        shared = least_by_devices(space.configurations.ranks, space.first.any_order_ns)
+        parts = (shared,) if self.parts else ()
+        return *parts, *(frontier.any_order_by_devices for frontier in self.meshes)
+
+    def steps_by_devices(self, space: Space) -> StepsByDevices | None:
+        """See `fewer_devices`; None where modules with ranks of their own were searched, too."""
+        shared = self.parts != () and not self.meshes
+        return steps_by_devices(space, self.answers) if shared else None
 
     def bound_s(self, of: Candidate) -> float:
         """No plan is better than one of this configuration with such a step."""

@@ -6,7 +6,10 @@ be faster than it by more than the gap.
 
 from dataclasses import replace
 
+from mmplan.cost_models.analytic import AnalyticCostModel
+from mmplan.cost_models.build import build_graph
 from mmplan.errors import CostModelError, InfeasibleError, InputError, NoPlanFoundError
+from mmplan.planner.ahead import best_ahead
 from mmplan.planner.alternative import Alternative
 from mmplan.planner.diagnose import memory_shortage
 from mmplan.planner.first_bounds import NEVER
@@ -14,9 +17,10 @@ from mmplan.planner.frontier import Frontier
 from mmplan.planner.mesh_choices import mesh_choices
 from mmplan.planner.pins import Pins, broken_rule, has_pins, overruled, pinned, unsearched
 from mmplan.planner.plan import Plan
-from mmplan.planner.pool_order import with_techniques
+from mmplan.planner.pool_order import in_pool_orders, with_techniques
 from mmplan.planner.recipes import step_time
 from mmplan.planner.repeated import Limits
+from mmplan.planner.simulate import simulate
 from mmplan.planner.space import build_space
 from mmplan.planner.stage_parts import busiest_parts
 from mmplan.planner.stopping import Deadline
@@ -47,6 +51,8 @@ def why_not(scenario: Scenario, winner: Plan, pins: Pins, limits: Limits) -> Alt
         shortage = "" if asked.constraints.modules else _shortage(asked, deadline)
         if shortage and not mesh_choices(asked):
             return Alternative(asked=pins.text, verdict="out of memory", reason=_also(forbidden, shortage))
+        if pins.of("prefetch"):
+            return _ahead(asked, winner, pins, limits, deadline, forbidden)
         result = limits.solve(asked)
     except InfeasibleError as error:
         if shortage:  # on one mesh, and so it is on meshes of their own
@@ -59,6 +65,25 @@ def why_not(scenario: Scenario, winner: Plan, pins: Pins, limits: Limits) -> Alt
     if idle := without_effect(pins, result.plan):
         return _where_it_counts(asked, winner, pins, limits, forbidden, idle)
     return _compared(pins, winner, result.plan, limits.gap, forbidden)
+
+
+def _ahead(
+    asked: Scenario, winner: Plan, pins: Pins, limits: Limits, deadline: Deadline, forbidden: str
+) -> Alternative:
+    """The best plan that does run them a step ahead, which a search keeps only where it is faster."""
+    spaces = map(build_space, with_techniques(in_pool_orders(asked)))
+    plans = [plan for space in spaces if (plan := best_ahead(space, gap=limits.gap, deadline=deadline)) is not None]
+    if not plans:
+        reason = f"no cut that fits has {' and '.join(pins.of('prefetch'))} on stages of their own, under 1F1B"
+        return Alternative(asked=pins.text, verdict="excluded", reason=_also(forbidden, reason))
+    step_s, plan = min(((_simulated_s(plan), plan) for plan in plans), key=lambda pair: pair[0])
+    told = _compared(pins, winner, plan, limits.gap, forbidden)
+    seen = f"in simulation {format_seconds(step_s)} against {format_seconds(_simulated_s(winner))}"
+    return replace(told, reason=f"{told.reason}; {seen}")
+
+
+def _simulated_s(plan: Plan) -> float:
+    return simulate(plan, build_graph(plan.scenario), AnalyticCostModel(plan.scenario)).step_time_s
 
 
 def _where_it_counts(

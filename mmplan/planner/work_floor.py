@@ -14,6 +14,7 @@ from mmplan.cost_models.graph import ComputationGraph
 from mmplan.cost_models.loads import mean_loads
 from mmplan.cost_models.ops import Linear
 from mmplan.cost_models.time_rules import pool_rules
+from mmplan.planner.by_devices import StepsByDevices
 from mmplan.planner.objective import Objective, scale_of
 from mmplan.planner.quantise import NS_PER_S
 from mmplan.scenario.scenario import Scenario
@@ -27,10 +28,17 @@ def work_floor(scenario: Scenario, graph: ComputationGraph, objective: Objective
     Args:
         graph: of the scenario, or of one that differs in its technique or cluster alone.
     """
-    ranks = np.arange(1, scenario.cluster.device_count + 1)
-    step_ns = np.floor(_rank_seconds(scenario, graph) * SAFE / ranks * NS_PER_S).astype(np.int64)
+    steps = step_floors(scenario, graph)
+    ranks, step_ns = (np.array(list(values), dtype=np.int64) for values in (steps.keys(), steps.values()))
     scale = scale_of(objective, scenario.cluster, np.zeros(0, dtype=np.int64))
     return int(scale.values_on(ranks, step_ns).min())
+
+
+def step_floors(scenario: Scenario, graph: ComputationGraph) -> StepsByDevices:
+    """By number of devices."""
+    ranks = np.arange(1, scenario.cluster.device_count + 1)
+    step_ns = np.floor(_rank_seconds(scenario, graph) * SAFE / ranks * NS_PER_S).astype(np.int64)
+    return dict(zip(ranks.tolist(), step_ns.tolist(), strict=True))
 
 
 def _rank_seconds(scenario: Scenario, graph: ComputationGraph) -> float:

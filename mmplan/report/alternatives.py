@@ -14,7 +14,7 @@ from mmplan.report.documents import values
 from mmplan.report.summary import mesh_texts
 from mmplan.report.tables import table
 from mmplan.scenario.technique import SHARDINGS
-from mmplan.units import format_seconds
+from mmplan.units import format_ms, format_seconds
 
 _LEAST_S = 1e-12  # less is what sums of floats lose
 
@@ -50,14 +50,14 @@ def zone_tables(prices: Sequence[ZonePrice]) -> list[Table]:
     """One row per zone; no table without zones."""
     if not prices:
         return []
-    numbers = ("layers", "step without it", "costs", "proven range")
+    numbers = ("layers", "step without it", "costs, ms per step", "proven range, ms per step")
     result = table("What zones cost per step", "zone", "forbids", *numbers, right=numbers)
     for price in prices:
         if price.price_s is None or price.without_s is None or price.least_s is None or price.most_s is None:
             cells = ("-", "no plan in the limit", "-")
         else:
-            proven = f"{format_seconds(price.least_s)} to {format_seconds(price.most_s)}"
-            cells = (format_seconds(price.without_s), format_seconds(price.price_s), proven)
+            cost, least, most = map(format_ms, (price.price_s, price.least_s, price.most_s))
+            cells = (format_seconds(price.without_s), cost, f"{least} to {most}")
         result.add_row(price.zone, ", ".join(price.forbid), str(price.layers), *cells)
     return [result]
 

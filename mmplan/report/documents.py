@@ -6,6 +6,7 @@ from typing import Any
 
 from mmplan.planner.finding import Finding
 from mmplan.planner.interval import StepInterval
+from mmplan.planner.not_searched import not_searched
 from mmplan.planner.plan import Plan, plan_document
 from mmplan.planner.prediction import Prediction
 from mmplan.planner.recipes import PlannedRecipe
@@ -49,6 +50,9 @@ def optimize_document(result: OptimizeResult, summary: PlanSummary, interval: St
         "gap": result.gap,
         "wall_s": result.wall_s,
         "chunks": _chunk_values(result.plan),
+        "any_schedule": _any_schedule_values(summary),
+        "fewer_devices": values(result.fewer),
+        "not_searched": [] if result.status == "given" else values(list(not_searched(result.plan.scenario))),
         "considered": values(result.considered),
         "proofs": list(result.proofs),
         "summary": values(summary),
@@ -62,6 +66,13 @@ def _chunk_values(plan: Plan) -> dict[str, float] | None:
     """Of a plan in several chunks per rank that no closed form describes: its step, and the bound of any schedule."""
     proof = plan.chunk_certificate
     return None if proof is None else {"step_s": proof.step_s, "bound_s": proof.bound_s, "gap": proof.gap}
+
+
+def _any_schedule_values(summary: PlanSummary) -> dict[str, float] | None:
+    """The simulated step against the bound of any schedule; null where that is not known."""
+    if summary.any_schedule_s is None or summary.any_schedule_gap is None:
+        return None
+    return {"step_s": summary.step_time_s, "bound_s": summary.any_schedule_s, "gap": summary.any_schedule_gap}
 
 
 def hardware_document(devices: Sequence[CatalogueDevice]) -> Document:

@@ -110,10 +110,10 @@ def _draw_zone(
 def _price_text(price: ZonePrice | None) -> str:
     if price is None or price.price_s is None:
         return ""
-    return f": +{format_seconds(price.price_s)}" if price.price_s > 0 else ": costs nothing"
+    return f": +{format_seconds(price.price_s)} per step" if price.price_s > 0 else ": costs nothing"
 
 
 def _title(plan: Plan, priced: Mapping[str, ZonePrice]) -> str:
     together = priced.get(ALL)
-    told = f"; all zones{_price_text(together)} per step" if together is not None and together.price_s else ""
+    told = f"; all zones{_price_text(together)}" if together is not None and together.price_s else ""
     return f"Layers of {plan.scenario.name} by stage{told}"

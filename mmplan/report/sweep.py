@@ -1,20 +1,22 @@
-"""Rows of a sweep, and how far adding devices pays.
+"""Rows of a sweep, how far adding devices pays, and which row is best by an objective other than the step time.
 
 Points that differ only in keys of `cluster` are one curve. Efficiency is samples per second and device of the cluster,
 idle devices included, over that of the curve's first row with a plan.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from mmplan.planner.objective import ObjectiveName
 from mmplan.planner.sweep import SolvedPoint
 from mmplan.report.alternatives import degrees_text
 from mmplan.report.simulation import simulate_plan
 from mmplan.report.summary import summarise
 from mmplan.report.utilisation import plan_utilisation
+from mmplan.scenario.document import counted
 from mmplan.units import format_seconds
 
 
@@ -84,16 +86,73 @@ def curve_name(row: SweepRow) -> str:
     return ", ".join(f"{key}={value}" for key, value in row.values.items() if not key.startswith("cluster."))
 
 
-def curves(rows: Iterable[SweepRow]) -> dict[str, list[SweepRow]]:
-    """Rows with a plan by curve, fewest devices first; of equal clusters the fastest."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What an objective reads off a row, more or less of which is better, with the words for it."""
+
+    column: str
+    says: str
+    text: Callable[[float], str]
+    more: bool = False
+
+    def of(self, row: SweepRow) -> float:
+        """NaN where there is none."""
+        value = getattr(row, self.column)
+        return math.nan if value is None else float(value)
+
+    def better(self, row: SweepRow, than: SweepRow) -> bool:
+        return self.of(row) > self.of(than) if self.more else self.of(row) < self.of(than)
+
+
+_SPEED = Reading(column="samples_per_s", says="samples per second", text=lambda value: f"{value:.4g}", more=True)
+READINGS: dict[ObjectiveName, Reading] = {
+    "step-time": _SPEED,
+    "p90-time": _SPEED,
+    "device-time": Reading(
+        column="tokens_per_s_per_device",
+        says="tokens per second and device",
+        text=lambda value: f"{value:,.0f}",
+        more=True,
+    ),
+    "cost": Reading(
+        column="cost_per_million_tokens", says="cost of a million tokens", text=lambda value: f"{value:,.4g}"
+    ),
+    "devices": Reading(column="used_devices", says="devices", text=lambda value: f"{value:,.0f}"),
+}
+
+
+def curves(rows: Iterable[SweepRow], objective: ObjectiveName = "step-time") -> dict[str, list[SweepRow]]:
+    """Rows with a plan by curve, fewest devices first; of equal clusters the best by the objective."""
+    reading = READINGS[objective]
     found: dict[str, dict[int, SweepRow]] = {}
     for row in rows:
         if row.samples_per_s is None or row.devices is None:
             continue
         best = found.setdefault(curve_name(row), {})
-        if row.devices not in best or row.samples_per_s > (best[row.devices].samples_per_s or 0.0):
+        if row.devices not in best or reading.better(row, best[row.devices]):
             best[row.devices] = row
     return {name: [best[devices] for devices in sorted(best)] for name, best in found.items()}
+
+
+def advice_of(rows: Sequence[SweepRow], worth: float, objective: ObjectiveName) -> tuple[str, ...]:
+    """By step time where to stop adding devices, else where the objective is best."""
+    return scaling_advice(rows, worth) if READINGS[objective] is _SPEED else best_advice(rows, objective)
+
+
+def best_advice(rows: Iterable[SweepRow], objective: ObjectiveName) -> tuple[str, ...]:
+    """One sentence per curve of two clusters or more: which of them is best by the objective, and by how much."""
+    reading = READINGS[objective]
+    return tuple(_best(name, curve, reading) for name, curve in curves(rows, objective).items() if len(curve) > 1)
+
+
+def _best(name: str, curve: Sequence[SweepRow], reading: Reading) -> str:
+    best, worst = curve[0], curve[0]
+    for row in curve[1:]:
+        best = row if reading.better(row, best) else best
+        worst = row if reading.better(worst, row) else worst
+    start, words = f"{name}: " if name else "", ("most", "fewest") if reading.more else ("least", "most")
+    high, low = (f"{counted(row.devices or 0, 'device')} ({reading.text(reading.of(row))})" for row in (best, worst))
+    return f"{start}{words[0]} {reading.says} on a cluster of {high}, {words[1]} on one of {low}"
 
 
 def scaling_advice(rows: Iterable[SweepRow], worth: float) -> tuple[str, ...]:

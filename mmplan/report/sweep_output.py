@@ -10,9 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmplan.files import write_file
+from mmplan.planner.objective import ObjectiveName
 from mmplan.report.documents import values
 from mmplan.report.pictures import new_figure, save_png
-from mmplan.report.sweep import SweepRow, curves
+from mmplan.report.sweep import READINGS, SweepRow, curves
 from mmplan.report.tables import cost_text, table
 from mmplan.units import format_seconds
 
@@ -82,33 +83,41 @@ def save_sweep_csv(rows: Sequence[SweepRow], path: Path) -> None:
     write_file(path, text.getvalue())
 
 
-def sweep_document(name: str, rows: Sequence[SweepRow], advice: Sequence[str], points: int) -> dict[str, Any]:
+def sweep_document(
+    name: str, rows: Sequence[SweepRow], advice: Sequence[str], points: int, objective: ObjectiveName = "step-time"
+) -> dict[str, Any]:
     """`complete`: every point was reached."""
     return {
         "schema": "mmplan.sweep/1",
         "scenario": name,
         "complete": len(rows) == points,
+        "objective": objective,
         "rows": values(list(rows)),
         "advice": list(advice),
     }
 
 
-def plot_sweep(rows: Sequence[SweepRow], path: Path) -> None:
-    """Write a PNG: samples per second over devices, with the line of perfect scaling from each curve's first point."""
+def plot_sweep(rows: Sequence[SweepRow], path: Path, objective: ObjectiveName = "step-time") -> None:
+    """Write a PNG: what the objective reads over devices; of samples per second with the line of perfect scaling from
+    each curve's first point."""
+    reading = READINGS[objective]
+    scales = reading.column == "samples_per_s"
     figure = new_figure(8, 5)
     axes = figure.subplots()
-    for name, curve in curves(rows).items():
+    for name, curve in curves(rows, objective).items():
         devices = [row.devices or 0 for row in curve]
-        speed = [row.samples_per_s or 0.0 for row in curve]
-        (line,) = axes.plot(devices, speed, marker="o", label=name or "planned")
-        perfect = [speed[0] * count / devices[0] for count in devices]
-        axes.plot(devices, perfect, linestyle=":", linewidth=1, color=line.get_color())
+        found = [reading.of(row) for row in curve]
+        (line,) = axes.plot(devices, found, marker="o", label=name or "planned")
+        if scales:
+            perfect = [found[0] * count / devices[0] for count in devices]
+            axes.plot(devices, perfect, linestyle=":", linewidth=1, color=line.get_color())
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
+    if scales:
+        axes.set_yscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel("devices (dotted: perfect scaling)")
-    axes.set_ylabel("samples per second")
+    axes.set_xlabel("devices (dotted: perfect scaling)" if scales else "devices")
+    axes.set_ylabel(reading.says)
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(fontsize=8)

@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from mmplan.cost_models.degrees import tp_degrees
 from mmplan.planner.compression_price import compression_price
 from mmplan.planner.finding import Finding
 from mmplan.planner.interval import StepInterval
+from mmplan.planner.not_searched import not_searched
 from mmplan.planner.plan import Plan
 from mmplan.planner.plan_cost import cost_of
 from mmplan.planner.pool_order import IN_HOST_MEMORY
@@ -85,6 +85,8 @@ _ZERO = {
 _METRICS: tuple[tuple[str, Callable[[PlanSummary], str]], ...] = (
     ("step time, simulated", lambda s: format_seconds(s.step_time_s)),
     ("... P10 to P90", lambda s: f"{format_seconds(s.step_time_p10_s)} to {format_seconds(s.step_time_p90_s)}"),
+    ("... bound of any schedule", lambda s: "" if s.any_schedule_s is None else format_seconds(s.any_schedule_s)),
+    ("... gap to it", lambda s: "" if s.any_schedule_gap is None else f"{s.any_schedule_gap:.2%}"),
     ("step time, closed form", lambda s: format_seconds(s.objective_s)),
     ("... proven lower bound of it", lambda s: format_seconds(s.bound_s) if s.bound_s > 0 else "none"),
     ("... gap", lambda s: f"{s.gap:.2%} ({s.status})" if s.bound_s > 0 else s.status),
@@ -185,14 +187,15 @@ def optimize_tables(
         f"{counts.bounded_away:,} bounded away, {counts.solved:,} solved{proof}{_unread(counts)}",
     ]
     lines += _cost_line(result)
-    lines += _chunk_lines(result.plan)
+    lines += _fewer_line(result)
+    lines += _simulated_lines(result.plan, summary, by_step=result.objective in ("step-time", "p90-time"))
     if result.status == "given":
         lines = [f"[bold]given[/bold]: {format_seconds(result.plan.certificate.objective_s)} per step, not searched"]
     parts: list[Table | str] = [stage_table(result.plan), summary_table([summary]), *lines, interval_text(interval)]
     if explain:
         parts += [runner_up_table(result), *compression_price(result.plan)]
     if result.status != "given":
-        parts += _unsearched(result.plan.scenario)
+        parts += _unsearched_lines(result.plan.scenario)
     return [*parts, f"plan: {plan_file}"]
 
 
@@ -223,40 +226,41 @@ def _of_one_chunk(plan: Plan) -> str:
     return "" if plan.chunk_certificate is None else " with one chunk of layers per rank"
 
 
-def _chunk_lines(plan: Plan) -> list[str]:
-    """That the plan has several chunks per rank, and what is proved of that."""
-    proof = plan.chunk_certificate
-    if proof is None:
+def _simulated_lines(plan: Plan, summary: PlanSummary, *, by_step: bool) -> list[str]:
+    """The simulated step against what is proved of any schedule; that the plan has several chunks per rank."""
+    if summary.any_schedule_s is None or summary.any_schedule_gap is None:
         return []
+    chunked = plan.chunk_certificate is not None
+    what = f"faster in {plan.vp} chunks per rank, {plan.schedule}" if chunked else "simulated"
+    step, floor = format_seconds(summary.step_time_s), format_seconds(summary.any_schedule_s)
+    within = "" if by_step else f" on at most {counted(summary.devices, 'device')}"
     return [
-        f"faster in {plan.vp} chunks per rank, {plan.schedule}: {format_seconds(proof.step_s)} in simulation; in any "
-        f"number of chunks and under any schedule no plan takes less than {format_seconds(proof.bound_s)}, "
-        f"gap {proof.gap:.2%}"
+        f"{what}: {step} per step; under any schedule, in any number of chunks, no plan of the space searched{within} "
+        f"takes less than {floor}, gap {summary.any_schedule_gap:.2%}"
     ]
 
 
-def _unsearched(scenario: Scenario) -> list[str]:
-    """Axes of the search that have to be asked for: their proofs may take long or stay open, or they change numbers."""
-    rules, technique = scenario.constraints, scenario.technique
-    encoders = any(module.kind != "language_model" for module in scenario.model.modules)
-    frozen = any(
-        module.kind != "language_model" and module.training.mode == "frozen" for module in scenario.model.modules
-    )
-    fp8 = all(pool.device.fp8_flops_per_s is not None for pool in scenario.cluster.pools) and technique.fp8 == "none"
-    splits = rules.sequence_parallel or technique.sequence_parallel or max(tp_degrees(scenario)) == 1
-    left_out = {
-        "encoders on ranks of their own (modules: any)": bool(encoders) and rules.modules == (),
-        "encoders for several microbatches at once (encode_together: any)": bool(encoders)
-        and rules.encode_together == (),
-        "frozen encoders a step ahead (prefetch: any)": frozen and rules.prefetch == (),
-        "rows of images over ranks (spread: {vision: patches})": bool(encoders) and rules.patches == (),
-        "rows of language models over tp (sequence_parallel: any)": not splits and rules.tp != (1,),
-        "host memory (offload: [none, optimizer])": rules.offload == ("none",) and technique.offload == "none",
-        "products in FP8 (fp8: [none, block])": fp8 and rules.fp8 == ("none",),
-        "smaller gradients (compression: [none, topk])": rules.compression == ("none",)
-        and technique.compression == "none",
-    }
-    told = [axis for axis, missing in left_out.items() if missing]
+def _fewer_line(result: OptimizeResult) -> list[str]:
+    """What was proved of fewer devices, where they were minimised."""
+    fewer, used = result.fewer, counted(result.plan.rank_count, "device")
+    if fewer is None:
+        return []
+    within = f"within {format_seconds(fewer.deadline_s)} by the closed form"
+    near = ""
+    if fewer.step_bound_s is not None:
+        over_s = fewer.step_bound_s - fewer.deadline_s
+        step = f"on fewer than {used} a step takes at least {format_seconds(fewer.step_bound_s)}"
+        near = f": {step}, {format_seconds(over_s)} ({over_s / fewer.deadline_s:.1%}) too long"
+    elif not fewer.fits:
+        near = ": nothing fits into their memory"
+    if fewer.least == result.plan.rank_count:
+        return [f"fewer than {used} are proved impossible {within}{near}"]
+    return [f"open: {used} do {within}, and only fewer than {fewer.least:,} are proved impossible"]
+
+
+def _unsearched_lines(scenario: Scenario) -> list[str]:
+    """Axes of the search that have to be asked for."""
+    told = [f"{axis.says} ({axis.constraint})" for axis in not_searched(scenario)]
     return [escape(f"not searched unless constraints ask: {'; '.join(told)}")] if told else []
 
 

@@ -12,16 +12,18 @@ from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import edge_bytes
 from mmplan.cost_models.loads import mean_loads
 from mmplan.errors import InputError
-from mmplan.planner.ahead import ahead_problem
+from mmplan.planner.ahead_search import TOLERANCE, ahead_problem, search_ahead
 from mmplan.planner.check import check_plan
 from mmplan.planner.check_hangs import check_hangs
 from mmplan.planner.clockwork import Clockwork
 from mmplan.planner.cut_problem import evaluate_cut
 from mmplan.planner.durations import predicted_durations
+from mmplan.planner.first_bounds import NEVER
 from mmplan.planner.formats.linearised import each_alone, repriced
 from mmplan.planner.formats.needs import plan_needs
 from mmplan.planner.lower import lower
 from mmplan.planner.mesh_problem import meshed_groups
+from mmplan.planner.pins import parse_pins
 from mmplan.planner.plan import Plan, load_plan, save_plan, scenario_hash
 from mmplan.planner.problem import build_problem
 from mmplan.planner.program import is_ahead
@@ -31,7 +33,9 @@ from mmplan.planner.simulate import simulate
 from mmplan.planner.space import build_space
 from mmplan.planner.stage_solver import solve_cut
 from mmplan.planner.step_loads import drawn_step_loads, mean_step_loads
+from mmplan.planner.stopping import Deadline
 from mmplan.planner.waves import price, waves_of
+from mmplan.planner.why_not import Limits, why_not
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
 
@@ -164,3 +168,37 @@ def test_what_cannot_run_a_step_ahead_says_so(plan: Plan, tmp_path: Path) -> Non
     ):
         with pytest.raises(InputError, match=said):
             optimize(loaded(tmp_path, rules, train))
+
+
+def test_all_degrees_are_searched_and_the_bound_is_below_every_cut(tmp_path: Path) -> None:
+    """Each number of stages, and of these for the encoder, is cut exactly; nothing is below the bound of the search."""
+    scenario = loaded(tmp_path, "pp: [2, 3, 4], prefetch: [vision]")
+    space, names = build_space(scenario), ("vision",)
+    meshed = meshed_groups(space.groups, [names])
+    assert meshed is not None
+    values = []
+    for configuration in (replace(one, prefetch=names) for one in space.configurations):
+        problem = build_problem(space.prices, meshed.groups, configuration)
+        for count in range(1, configuration.pp):
+            cut = ahead_problem(space.prices, meshed, configuration, problem, count)
+            found = solve_cut(cut, meshed.upsets, tolerance=0.0)
+            values += [found.objective_ns] if found.objective_ns is not None else []
+    best_s, deadline = min(values) / 1e9, Deadline(limit_s=60.0)
+    found = search_ahead(space, names, meshed, cutoff_ns=NEVER, gap=0.0, deadline=deadline)
+    assert found.plans[-1].certificate.objective_s == pytest.approx(best_s, rel=TOLERANCE)
+    assert best_s * (1 - TOLERANCE) <= found.bound_s <= best_s * (1 + 1e-9)
+    none = search_ahead(space, names, meshed, cutoff_ns=min(values) // 2, gap=0.0, deadline=deadline)
+    assert none.plans == () and min(values) // 2 <= none.bound_s * 1e9
+
+
+def test_why_not_a_step_ahead_says_what_it_brings_or_costs(plan: Plan, tmp_path: Path) -> None:
+    limits = Limits(gap=0.0)
+    alone = optimize(loaded(tmp_path, "pp: 3"), gap=0.0).plan
+    told = why_not(alone.scenario, alone, parse_pins("prefetch=vision", alone.scenario), limits)
+    assert told.plan is not None and told.plan.prefetch == ("vision",)
+    assert told.reason.startswith("constraints.prefetch does not ask for steps ahead; without that: ")
+    assert "faster" in told.reason and told.verdict == "excluded"
+    assert why_not(plan.scenario, plan, parse_pins("prefetch=vision", plan.scenario), limits).verdict == "chosen"
+    assert "slower" in why_not(plan.scenario, plan, parse_pins("prefetch=none", plan.scenario), limits).reason
+    audio = why_not(alone.scenario, alone, parse_pins("prefetch=audio", alone.scenario), limits)
+    assert "'audio' reads or holds what is trained" in audio.reason

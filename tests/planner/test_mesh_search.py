@@ -47,6 +47,7 @@ def test_the_plan_is_the_best_of_everything_with_unlike_meshes(seed: int) -> Non
     assert result.plan.certificate.objective_s == pytest.approx(best_s, abs=CLOSE_S)
     assert result.bound_s <= best_s + CLOSE_S
     assert check_plan(result.plan) == ()
+    assert 0 < result.plan.certificate.any_schedule_s <= best_s + CLOSE_S
     assert bool(result.plan.meshes) == (shared_s is None or best_s < shared_s - CLOSE_S)
 
 
@@ -57,6 +58,7 @@ def test_the_plan_is_the_best_of_everything_beside_rows_on_two_ranks(seed: int) 
     plan = optimize(job, gap=0.0).plan
     assert (plan.cp, bool(plan.meshes), tried > 0) == (2, True, True)
     assert plan.certificate.objective_s == pytest.approx(best_s, abs=CLOSE_S)
+    assert 0 < plan.certificate.any_schedule_s <= best_s + CLOSE_S
     assert check_plan(plan) == ()
 
 

@@ -1,5 +1,6 @@
 """Objectives beside the step time, each against searches with the number of devices pinned."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,9 +50,14 @@ def test_device_time_is_least_over_all_numbers_of_devices(job: Scenario, fastest
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_the_fewest_devices_for_a_deadline(job: Scenario, fastest_on: dict[int, float], devices: int) -> None:
     deadline_s = 1.001 * fastest_on[devices]
-    plan = optimize(job, gap=0.0, objective=Objective(name="devices", deadline_s=deadline_s)).plan
+    result = optimize(job, gap=0.0, objective=Objective(name="devices", deadline_s=deadline_s))
+    plan, told = result.plan, result.fewer
     assert plan.certificate.objective_s <= deadline_s
     assert plan.rank_count <= devices
+    assert told is not None and told.least == plan.rank_count
+    if told.step_bound_s is not None:  # no plan on fewer devices is below it, and none is within the deadline
+        least_s = min((step_s for few, step_s in fastest_on.items() if few < plan.rank_count), default=math.inf)
+        assert deadline_s < told.step_bound_s <= least_s
     fewer = [few for few, step_s in fastest_on.items() if step_s <= deadline_s and few < plan.rank_count]
     assert not fewer
     assert plan.certificate.status == "optimal"

@@ -13,7 +13,7 @@ from mmplan.planner.repeated import Limits
 from mmplan.planner.result import OptimizeResult
 from mmplan.planner.search import optimize
 from mmplan.planner.sweep import SolvedPoint, interruptible, read_points, solve_points
-from mmplan.report.sweep import SweepRow, scaling_advice, sweep_row, with_efficiency
+from mmplan.report.sweep import SweepRow, advice_of, curves, scaling_advice, sweep_row, with_efficiency
 from mmplan.report.sweep_output import plot_sweep, save_sweep_csv, sweep_document, sweep_tables
 from mmplan.report.traffic_ratio import bytes_per_flop, ratio_jumps
 from mmplan.scenario.document import read_document
@@ -98,6 +98,27 @@ def test_the_advice_stops_before_the_first_doubling_that_brings_too_little() -> 
 def test_each_curve_has_its_advice_and_a_single_point_none() -> None:
     told = scaling_advice([*curve(1.0, 1.2), *curve(2.0, 3.9, batch=16), *curve(5.0, batch=32)], worth=1.5)
     assert [text.partition(":")[0] for text in told] == ["batch.global=8", "batch.global=16"]
+
+
+def test_by_another_objective_the_advice_names_the_best_cluster_by_it() -> None:
+    rows = [
+        replace(row, cost_per_million_tokens=cost) for row, cost in zip(curve(1, 2, 3), (4.0, 2.5, 3.0), strict=True)
+    ]
+    assert advice_of(rows, 1.5, "cost") == (
+        "batch.global=8: least cost of a million tokens on a cluster of 2 devices (2.5), most on one of 1 device (4)",
+    )
+    assert advice_of(rows, 1.5, "device-time") == (
+        "batch.global=8: most tokens per second and device on a cluster of 4 devices (3), "
+        "fewest on one of 1 device (1)",
+    )
+    assert advice_of(rows, 1.5, "step-time") == scaling_advice(rows, 1.5)
+
+
+def test_of_equal_clusters_a_curve_has_the_best_by_the_objective() -> None:
+    (fast,), (cheap,) = curve(2.0), curve(1.0)
+    rows = [replace(fast, cost_per_million_tokens=4.0), replace(cheap, cost_per_million_tokens=2.0)]
+    assert curves(rows, "cost")["batch.global=8"] == [rows[1]]
+    assert curves(rows, "step-time")["batch.global=8"] == [rows[0]]
 
 
 def test_between_other_multiples_the_speed_up_is_per_doubling() -> None:
