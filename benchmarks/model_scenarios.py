@@ -49,6 +49,24 @@ def scenario_of(entry: Values, clusters: Mapping[str, Values]) -> tuple[Values, 
     return values, "; ".join(notes)
 
 
+def apart_of(values: Values, entry: Values, cluster: Values) -> Values:
+    """The scenario of an entry whose published plan has modules on ranks of their own: on all nodes that it reaches,
+    with that plan as its recipe, beside a search that may do so, too."""
+    plan = entry["reference_plan"]
+    hetero = dict(plan["hetero"])
+    ranks = hetero.pop("gpus")
+    row = hetero.pop("llm")
+    own = {name: {key: one[key] for key in ("tp", "pp", "dp") if key in one} for name, one in hetero.items()}
+    recipe = {"source": f"{plan['src']}, {ranks} GPUs", **{key: row[key] for key in ("tp", "pp", "dp")}, "modules": own}
+    recipe |= {"sharding": "optimizer", "microbatch": plan["mbs"]}
+    return values | {
+        "name": f"{values['name']}-apart",
+        "cluster": values["cluster"] | {"nodes": cluster["nodes"]},
+        "constraints": {"modules": "any"},
+        "recipes": {"published": recipe},
+    }
+
+
 def _training(spec: Values) -> str | Values:
     if adapter := spec.get("adapter"):
         return {"lora": {"rank": adapter["rank"], "targets": list(ALL_LINEARS)}}
@@ -251,7 +269,7 @@ def _recipe(entry: Values, notes: list[str]) -> Values:
     if plan := entry.get("reference_plan"):
         flat = {**plan, **plan.get("baseline", {})}
         if "hetero" in plan:
-            notes.append("the recipe is the published baseline: one rank of its own for vision cannot be said")
+            notes.append("the recipe is the published baseline; see the row that ends in -apart for the other")
         found = {key: flat[key] for key in ("tp", "pp", "dp", "cp", "ep", "vp") if key in flat}
         if "Megatron" in plan["src"]:
             found["sharding"] = "optimizer"  # Megatron's distributed optimizer

@@ -1,11 +1,14 @@
-"""Plans of the 32 models of `../shared/data/scenarios/models.yaml`, beside their published recipes where one is known.
+"""Plans of the 32 models of `../shared/data/scenarios/models.yaml`, beside their published recipes and a rule of thumb.
 
-    python benchmarks/models.py [ID ...]     # prints a table; without names also rewrites benchmarks/models.csv
+    python benchmarks/models.py [ID ...]     # prints a table and rewrites these rows of benchmarks/models.csv, or all
 
 A row is one cold `mmplan optimize` (`wall_s`, `cpu_s` of the whole command) and `mmplan compare --expert` on its plan.
-`parameters`: ours over those that the list derives. `ratio`: step time of the recipe over ours, the closed forms;
-`recipe_equal_s`: of the recipe as `--naive` cuts it (equal layers; what it leaves open as small as fits); recipes that
-are not possible say why. The last rows are the scale tests with 40 GB on 10,240 and 4,096 devices.
+`parameters`: ours over those that the list derives. `ratio`: step time of the recipe over ours, the closed forms, and
+`ratio_per_device` of devices x step time; `recipe_equal_s`: of the recipe as `--naive` cuts it (equal layers; what it
+leaves open as small as fits); recipes that are not possible say why. `rule...`: the same of the rule of thumb
+(`mmplan/planner/rule_of_thumb.py`), which every model has. Rows that end in `-apart` hold published plans with modules
+on ranks of their own against a search with `modules: any`. The last rows are the scale tests with 40 GB on 10,240 and
+4,096 devices.
 """
 
 import csv
@@ -21,13 +24,14 @@ from typing import Any
 
 import yaml
 from measured import MACHINE, ROOT
-from model_scenarios import scenario_of
+from model_scenarios import apart_of, scenario_of
 
 from mmplan.cost_models.build import build_graph
 from mmplan.cost_models.counts import op_parameters
 from mmplan.errors import InputError, NoPlanFoundError
 from mmplan.planner.naive import naive_plan
 from mmplan.planner.recipes import pinned
+from mmplan.planner.rule_of_thumb import RULE
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.scenario import Scenario
 
@@ -70,10 +74,12 @@ def measure(values: dict[str, Any], note: str, listed: int) -> dict[str, object]
             "wall_s": f"{wall_s:.1f}",
             "cpu_s": f"{cpu_s:.1f}",
         }
-        if "recipes" in values:
-            document, _, _ = command(folder, "compare", "best.plan.json", "--expert")
-            row |= _expert(document, values["recipes"]["published"])
-            row |= {"recipe_equal_s": _equal_layers(load_scenario(file))}
+        document, _, _ = command(folder, "compare", "best.plan.json", "--expert")
+        row |= _expert(document, RULE, "rule")
+        for name, recipe in values.get("recipes", {}).items():
+            row |= _expert(document, name, "recipe")
+            row["recipe"] = ", ".join(f"{key} {value}" for key, value in recipe.items() if key != "source")
+            row["recipe_equal_s"] = "" if "modules" in recipe else _equal_layers(load_scenario(file))
     return row | {"note": note}
 
 
@@ -91,19 +97,22 @@ def _degrees(summary: dict[str, Any]) -> str:
     return ", ".join([*named, f"mbs {summary['microbatch_size']}", f"{summary['sharding']} sharded"])
 
 
-def _expert(document: dict[str, Any], recipe: dict[str, Any]) -> dict[str, object]:
-    (told,), ours = document["recipes"], document["plans"][0]
-    said = ", ".join(f"{key} {value}" for key, value in recipe.items() if key != "source")
+def _expert(document: dict[str, Any], name: str, column: str) -> dict[str, object]:
+    """What `compare --expert` says of one recipe; `column`: what the names of its columns begin with."""
+    (told,), ours = [one for one in document["recipes"] if one["name"] == name], document["plans"][0]
+    ratio = "ratio" if column == "recipe" else f"{column}_ratio"
     if told["plan"] is None:
-        return {"recipe": said, "recipe_told": f"not possible: {told['reason']}"}
-    theirs = document["plans"][1]
+        return {column: "", f"{column}_told": f"not possible: {told['reason']}"}
+    (theirs,) = [one for one in document["plans"] if one["name"] == told["plan"]]
+    objectives = theirs["objective_s"] / ours["objective_s"]
     return {
-        "recipe": said,
-        "recipe_objective_s": f"{theirs['objective_s']:.6g}",
-        "recipe_simulated_s": f"{theirs['step_time_s']:.6g}",
-        "ratio": f"{theirs['objective_s'] / ours['objective_s']:.4f}",
-        "ratio_simulated": f"{theirs['step_time_s'] / ours['step_time_s']:.4f}",
-        "recipe_told": "; ".join(filter(None, (told["reason"], told["note"]))),
+        column: _degrees(theirs) + "".join(f"; {mesh}" for mesh in theirs["meshes"]),
+        f"{column}_objective_s": f"{theirs['objective_s']:.6g}",
+        f"{column}_simulated_s": f"{theirs['step_time_s']:.6g}",
+        ratio: f"{objectives:.4f}",
+        f"{ratio}_per_device": f"{objectives * theirs['devices'] / ours['devices']:.4f}",
+        f"{ratio}_simulated": f"{theirs['step_time_s'] / ours['step_time_s']:.4f}",
+        f"{column}_told": "; ".join(filter(None, (told["reason"], told["note"]))),
     }
 
 
@@ -121,7 +130,13 @@ def cases() -> list[tuple[dict[str, Any], str, int]]:
     listed = yaml.safe_load(MODELS.read_text())
     entries = {entry["id"]: entry for entry in listed["scenarios"]}
     sizes = {name: entry["derived"]["total_params"] for name, entry in entries.items()}
-    found = [(*scenario_of(entry, listed["clusters"]), sizes[name]) for name, entry in entries.items()]
+    found = []
+    for name, entry in entries.items():
+        values, note = scenario_of(entry, listed["clusters"])
+        found.append((values, note, sizes[name]))
+        if "hetero" in entry.get("reference_plan", {}):
+            apart = apart_of(values, entry, listed["clusters"][entry["cluster"]])
+            found.append((apart, note.partition(";")[0], sizes[name]))
     for name in SCALE:
         values, note = scenario_of(entries[name], listed["clusters"])
         cluster = values["cluster"] | {"memory": "40 GiB"}
@@ -132,23 +147,27 @@ def cases() -> list[tuple[dict[str, Any], str, int]]:
 COLUMNS = (
     *("model", "parameters", "devices", "configurations", "solved", "plan", "objective_s", "simulated_s"),
     *("gap", "status", "wall_s", "cpu_s", "recipe", "recipe_objective_s", "recipe_equal_s", "recipe_simulated_s"),
-    *("ratio", "ratio_simulated", "recipe_told", "note", "machine"),
+    *("ratio", "ratio_per_device", "ratio_simulated", "recipe_told", "rule", "rule_objective_s", "rule_simulated_s"),
+    *("rule_ratio", "rule_ratio_per_device", "rule_ratio_simulated", "rule_told", "note", "machine"),
 )
+ROWS = ROOT / "benchmarks" / "models.csv"
 
 
 def main() -> None:
     wanted = sys.argv[1:]
-    rows = []
-    for values, note, listed in cases():
+    every = cases()
+    with ROWS.open(newline="") as file:
+        rows: dict[str, dict[str, object]] = {row["model"]: dict(row) for row in csv.DictReader(file)}
+    for values, note, listed in every:
         if wanted and values["name"] not in wanted:
             continue
-        rows.append(measure(values, note, listed) | {"machine": MACHINE})
-        print(*(rows[-1].get(key, "") for key in COLUMNS[:-1]), sep="\t", flush=True)
-    if not wanted:
-        with (ROOT / "benchmarks" / "models.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
+        row = measure(values, note, listed) | {"machine": MACHINE}
+        rows[values["name"]] = row
+        print(*(row.get(key, "") for key in COLUMNS[:-1]), sep="\t", flush=True)
+    with ROWS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows[values["name"]] for values, _, _ in every if values["name"] in rows)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ import typer
 from mmplan.commands.options import (
     Gap,
     JsonFile,
+    LongestStep,
+    ObjectiveWord,
     PlanFile,
     ScenarioFile,
     ScheduleSearch,
     Seed,
     TimeLimit,
     json_path,
-    seconds,
 )
 from mmplan.errors import InputError
 from mmplan.files import require_folder
@@ -28,13 +29,8 @@ def optimize(
     gap: Gap = 0.01,
     time_limit: TimeLimit = TIME_LIMIT_S,
     seed: Seed = 0,
-    objective: Annotated[
-        str, typer.Option(help="step-time, device-time, cost (of a token), devices (the fewest) or p90-time.")
-    ] = "step-time",
-    deadline: Annotated[
-        float | None,
-        typer.Option(parser=seconds, metavar="TIME", help="Longest step with the fewest devices: '12 s'."),
-    ] = None,
+    objective: ObjectiveWord = "step-time",
+    deadline: LongestStep = None,
     schedule_search: ScheduleSearch = SCHEDULE_SEARCH_S,
     explain: Annotated[bool, typer.Option("--explain", help="Say why the runner-ups lose.")] = False,
     why_not: Annotated[
@@ -155,7 +151,8 @@ def simulate(
 def compare(
     plan_files: Annotated[list[Path], typer.Argument(metavar="PLAN...", help="One or more plan.json.")],
     expert: Annotated[
-        bool, typer.Option("--expert", help="Beside them the recipes that the first plan's scenario names.")
+        bool,
+        typer.Option("--expert", help="Beside them the recipes of the first plan's scenario, and the rule of thumb."),
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures that needs no network.")] = None,
     rank: Annotated[str | None, typer.Option(help="Order by the step time (p50) or its P90 (p90).")] = None,
@@ -163,7 +160,7 @@ def compare(
 ) -> None:
     """Put plans side by side: time, bubble, memory, communication."""
     from mmplan.planner.plan import load_plan
-    from mmplan.planner.recipes import plan_recipes
+    from mmplan.planner.rule_of_thumb import plan_experts
     from mmplan.report.console import emit
     from mmplan.report.documents import compare_document
     from mmplan.report.page import compare_page
@@ -175,7 +172,7 @@ def compare(
     require_folder(html, json_path(json_file))
     plans = dict(zip(names_of(plan_files), map(load_plan, plan_files), strict=True))
     ours, first = next(iter(plans.items()))
-    recipes = plan_recipes(first) if expert else ()
+    recipes = plan_experts(first) if expert else ()
     plans |= recipe_plans(recipes)
     predictions = {name: simulate_plan(plan) for name, plan in plans.items()}
     summaries = ranked([summarise(name, plan, predictions[name]) for name, plan in plans.items()], rank)

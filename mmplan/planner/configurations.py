@@ -177,7 +177,7 @@ def _bases(scenario: Scenario) -> Iterator[Layout]:
             f"constraints.tp allows {wanted}, but only {offered} divide the heads, widths and nodes of this scenario"
             + (f": {why}" if why else "")
         )
-    found, rows = False, _mean_rows(scenario)
+    found, rows = False, mean_rows(scenario)
     batched = batch_factors(scenario)
     for tp in shards:
         for cp in context_degrees(scenario, tp, rows):
@@ -194,7 +194,7 @@ def _bases(scenario: Scenario) -> Iterator[Layout]:
 def _why_no_base(scenario: Scenario, shards: Sequence[int]) -> str:
     rules = scenario.constraints
     free = replace(rules, cp=(), ep=(), etp=())
-    unlimited, rows = replace(scenario, constraints=free), _mean_rows(scenario)
+    unlimited, rows = replace(scenario, constraints=free), mean_rows(scenario)
     for name, wanted, offered in (
         ("cp", rules.cp, {cp for tp in shards for cp in context_degrees(unlimited, tp, rows)}),
         ("ep", rules.ep, {ep for tp in shards for ep, _ in expert_degrees(unlimited, tp)}),
@@ -209,7 +209,7 @@ def _why_no_base(scenario: Scenario, shards: Sequence[int]) -> str:
     return "constraints.spread names modules that no allowed tp can leave unsplit"
 
 
-def _mean_rows(scenario: Scenario) -> float:
+def mean_rows(scenario: Scenario) -> float:
     """Tokens of a mean sample in the language model that has the fewest; 0 where there is none."""
     loads = mean_loads(scenario, 1)
     return min((loads[m.name].tokens for m in scenario.model.modules if m.kind == "language_model"), default=0.0)

@@ -22,3 +22,5 @@ ScheduleName = Literal[
     "optimized",
 ]
 SCHEDULE_NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
+# Of these, those that two chunks of layers per rank are cut for where a plan has one; `interleaved` runs any number.
+IN_TWO_CHUNKS: tuple[ScheduleName, ...] = ("looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v")

@@ -25,7 +25,7 @@ from mmplan.scenario.schema_base import (
 )
 from mmplan.scenario.schema_cluster import ClusterSpec
 from mmplan.scenario.schema_recorded import RecordedSpec
-from mmplan.scenario.schema_technique import TechniqueSpec
+from mmplan.scenario.schema_technique import RecipeSpec, TechniqueSpec
 from mmplan.scenario.schema_values import (
     Compressions,
     CountOrList,
@@ -38,7 +38,6 @@ from mmplan.scenario.schema_values import (
     Schedules,
     Shardings,
 )
-from mmplan.scenario.technique import Recompute, Sharding
 
 
 class MoeSpec(Strict):
@@ -333,28 +332,6 @@ class ConstraintsSpec(Strict):
     )
     prefetch: list[ModuleName] | Literal["any"] = Field(
         default=[], description="frozen encoders that may run the next step's batch, where that is faster; any: all"
-    )
-
-
-class RecipeSpec(Strict):
-    """A published configuration of this job, for `mmplan compare --expert`. Degrees as on a launch command."""
-
-    source: Annotated[str, Field(min_length=1)] = Field(description="who published it, and where")
-    tp: Count = Field(default=1, description="tensor-parallel degree")
-    pp: Count = Field(default=1, description="pipeline stages")
-    dp: Count | None = Field(default=None, description="replicas; default: all devices of the cluster")
-    cp: Count = Field(default=1, description="context-parallel degree")
-    ep: Count = Field(default=1, description="expert-parallel degree")
-    etp: Count | None = Field(default=None, description="ranks that share one expert; default: as is best")
-    vp: Count = Field(default=1, description="chunks of layers per pipeline rank (interleaved 1F1B)")
-    microbatch: Count | None = Field(default=None, description="samples per microbatch; default: as is best")
-    sharding: Sharding | None = Field(default=None, description="ZeRO over the replicas; default: as is best")
-    recompute: Recompute | None = Field(default=None, description="what stages recompute; default: as is best")
-    spread: list[ModuleName] | None = Field(
-        default=None, description="modules not split by tp, see constraints; default: as is best"
-    )
-    technique: TechniqueSpec | None = Field(
-        default=None, description="what the software of this run does besides; mmplan fit prices it, plans do not"
     )
 
 

@@ -1,11 +1,12 @@
-"""The form of `technique:` in a scenario and in a published recipe: what the software does, apart from degrees."""
+"""What the software of a job does, as a scenario file writes it, and published configurations of the job."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mmplan.scenario.schema_base import Count, DtypeName, Strict
-from mmplan.scenario.technique import ContextParallel, Offload
+from mmplan.scenario.schedule_names import ScheduleName
+from mmplan.scenario.schema_base import Count, DtypeName, ModuleName, Strict
+from mmplan.scenario.technique import ContextParallel, Offload, Recompute, Sharding
 
 
 class TechniqueSpec(Strict):
@@ -35,3 +36,41 @@ class TechniqueSpec(Strict):
     dropout: bool | None = Field(default=None, description="dropout after attention and MLP")
     overlap_dp: bool | None = Field(default=None, description="gradient reduction beside backward")
     frozen_hooks: bool | None = Field(default=None, description="frozen modules run with gradient hooks on")
+
+
+class RecipeRanksSpec(Strict):
+    """Degrees of a module's own ranks in a recipe."""
+
+    tp: Count = Field(default=1, description="tensor-parallel degree")
+    cp: Count = Field(default=1, description="context-parallel degree")
+    ep: Count = Field(default=1, description="expert-parallel degree")
+    dp: Count | None = Field(default=None, description="replicas; default: as is best")
+    pp: Count = Field(default=1, description="stages")
+
+
+class RecipeSpec(Strict):
+    """A published configuration of this job, for `mmplan compare --expert`. Degrees as on a launch command."""
+
+    source: Annotated[str, Field(min_length=1)] = Field(description="who published it, and where")
+    tp: Count = Field(default=1, description="tensor-parallel degree")
+    pp: Count = Field(default=1, description="pipeline stages")
+    dp: Count | None = Field(default=None, description="replicas; default: all devices of the cluster")
+    cp: Count = Field(default=1, description="context-parallel degree")
+    ep: Count = Field(default=1, description="expert-parallel degree")
+    etp: Count | None = Field(default=None, description="ranks that share one expert; default: as is best")
+    vp: Count = Field(default=1, description="chunks of layers per pipeline rank (interleaved 1F1B)")
+    microbatch: Count | None = Field(default=None, description="samples per microbatch; default: as is best")
+    schedule: ScheduleName | None = Field(default=None, description="default: 1f1b, interleaved where vp is above 1")
+    sharding: Sharding | None = Field(default=None, description="ZeRO over the replicas; default: as is best")
+    recompute: Recompute | None = Field(default=None, description="what stages recompute; default: as is best")
+    spread: list[ModuleName] | None = Field(
+        default=None, description="modules not split by tp, see constraints; default: as is best"
+    )
+    modules: dict[ModuleName, RecipeRanksSpec] = Field(
+        default={}, max_length=50, description="modules on ranks of their own behind those of all others, by name"
+    )
+    technique: TechniqueSpec | None = Field(
+        default=None,
+        description="what the software of this run does besides: plans price offload, fp8, sequence_parallel and "
+        "context_parallel of it, mmplan fit all",
+    )

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from mmplan.errors import InputError
 from mmplan.planner.configuration import Configuration
 from mmplan.planner.cut_plan import cut_stages
 from mmplan.planner.plan import Plan
 from mmplan.planner.priced_groups import priced_groups
-from mmplan.planner.recipes import pinned, plan_recipe, plan_recipes, step_time
+from mmplan.planner.recipes import pinned, plan_recipe, step_time
+from mmplan.planner.rule_of_thumb import RULE, by_rule, plan_by_rule, plan_experts
 from mmplan.planner.search import optimize
 from mmplan.report.simulation import simulate_plan
+from mmplan.scenario.asked import OwnRanks
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.recipe import Recipe
 from mmplan.scenario.scenario import Constraints, Scenario
@@ -119,7 +120,9 @@ def test_limits_that_a_recipe_breaks_are_said_and_bind_what_it_leaves_open() -> 
     limited = replace(TINY, constraints=replace(TINY.constraints, sharding=("none",)))
     planned = plan_recipe(limited, recipe(tp=2, pp=1))  # tiny.yaml allows tp 1 and pp 2 or 4
     assert planned.plan is not None
-    assert planned.note == "outside the scenario's constraints: tp 2, pp 1"
+    assert planned.note == (
+        "outside the scenario's constraints: constraints.tp allows 1 and constraints.pp allows 2, 4"
+    )
     assert planned.plan.sharding == "none"
 
 
@@ -154,6 +157,63 @@ def test_the_terms_of_a_plan_are_those_of_its_cut() -> None:
     assert found.finish_s == pytest.approx(time.finish_s)
 
 
-def test_a_plan_whose_scenario_names_no_recipes_is_refused(best: Plan) -> None:
-    with pytest.raises(InputError, match="tiny names no recipes: write them under its key 'recipes'"):
-        plan_recipes(best)
+def test_modules_on_ranks_of_their_own_stand_behind_those_of_all_others(best: Plan) -> None:
+    """One rank of vision beside two of the rest; what the plan it is held against did not search is said."""
+    apart = OwnRanks(module="vision", tp=(1,), cp=(1,), ep=(1,), pp=(1,), dp=(1,))
+    planned = plan_recipe(SCENARIO, recipe(pp=2, dp=1, microbatch=1, modules=(apart,)), best)
+    plan = planned.plan
+    assert plan is not None, planned.reason
+    (mesh,) = plan.meshes
+    assert ("vision" in mesh.modules, mesh.ranks, mesh.first_rank, plan.rank_count) == (True, 1, 2, 3)
+    assert planned.note == (
+        "outside the scenario's constraints: constraints.modules does not ask for ranks of their own"
+    )
+    wide = plan_recipe(SCENARIO, recipe(pp=2, dp=2, modules=(apart,)))
+    assert wide.reason == "tp=1 x cp=1 x pp=2 x dp=2 = 4 devices, the cluster has 3 beside 1 of modules apart"
+    filled = plan_recipe(SCENARIO, recipe(pp=2, modules=(apart,)))
+    assert filled.reason == "tp=1 x cp=1 x pp=2 = 2 devices do not divide the 3 that 1 of modules apart leave: dp = 1.5"
+
+
+def test_a_schedule_of_a_recipe_is_the_plans_and_is_compared_where_it_shows(best: Plan) -> None:
+    zero_bubble = plan_recipe(SCENARIO, recipe(pp=4, microbatch=1, schedule="zb-h1"), best)
+    assert zero_bubble.plan is not None and zero_bubble.plan.schedule == "zb-h1"
+    assert "what zb-h1 brings is in the simulated step" in zero_bubble.note
+    v_shaped = plan_recipe(SCENARIO, recipe(pp=2, microbatch=1, schedule="v-half"), best)
+    assert v_shaped.plan is not None and v_shaped.plan.schedule == "v-half"
+    assert v_shaped.reason.endswith("in simulation; v-half has no closed form")
+    few = plan_recipe(SCENARIO, recipe(pp=2, microbatch=4, schedule="dualpipe-v"), best)
+    assert few.plan is None and "dualpipe-v" in few.reason
+
+
+def test_of_a_recipes_software_plans_price_what_they_choose_themselves(best: Plan) -> None:
+    for key, value, why in (("offload", "optimizer", "host memory"), ("fp8", "block", "no FP8 units")):
+        refused = plan_recipe(SCENARIO, recipe(tp=2, pp=2, technique=((key, value),)), best)
+        assert refused.plan is None and why in refused.reason
+    software = (("sequence_parallel", True), ("overlap_dp", True))
+    planned = plan_recipe(SCENARIO, recipe(tp=2, pp=2, technique=software), best)
+    assert planned.plan is not None and planned.plan.scenario.technique.sequence_parallel
+    assert planned.note == (
+        "outside the scenario's constraints: technique.sequence_parallel is false, and constraints.sequence_parallel "
+        "does not ask for more; plans do not price overlap_dp true; mmplan fit does"
+    )
+
+
+def test_the_rule_of_thumb_has_the_least_model_parallelism_that_fits(best: Plan) -> None:
+    (published,) = plan_experts(best)
+    assert (published.recipe.name, published.recipe.tp, published.recipe.pp, published.recipe.dp) == (RULE, 1, 1, 4)
+    assert published.plan is not None and published.plan.sharding == "optimizer"
+    assert published.plan.certificate.objective_s >= best.certificate.objective_s * (1 - 1e-9)
+    pools = SCENARIO.cluster.pools
+    bare = replace(pools[0], device=replace(pools[0].device, reserved_bytes=0))
+    bare_scenario = replace(SCENARIO, cluster=replace(SCENARIO.cluster, pools=(bare,)))
+    sizes = [
+        min((one.tp, one.pp) for one in by_rule(with_memory(bare_scenario, memory)))
+        for memory in (1_000_000_000, 30_000_000, 18_000_000)
+    ]
+    assert sizes == sorted(sizes) and sizes[0] == (1, 1) and sizes[-1] > (1, 1)
+
+
+def test_the_rule_of_thumb_of_what_fits_nowhere_says_so() -> None:
+    planned = plan_by_rule(with_memory(SCENARIO, 100_000))
+    assert planned.plan is None
+    assert planned.reason == "no tp inside a node and no number of stages that use the whole cluster fit into memory"

@@ -6,6 +6,7 @@ import pytest
 
 from mmplan.errors import InputError
 from mmplan.planner.plan import scenario_hash
+from mmplan.scenario.asked import OwnRanks
 from mmplan.scenario.load import load_scenario
 from mmplan.scenario.recipe import Recipe
 from mmplan.scenario.scenario import Scenario
@@ -25,11 +26,13 @@ def test_what_a_recipe_does_not_write_is_one_as_on_a_launch_command_or_open(tmp_
     assert recipe == Recipe(name="hand", source="someone", pp=2)
     assert (recipe.tp, recipe.cp, recipe.ep, recipe.vp) == (1, 1, 1, 1)
     assert (recipe.dp, recipe.microbatch, recipe.sharding, recipe.recompute, recipe.spread) == (None,) * 5
+    assert (recipe.schedule, recipe.modules, recipe.technique) == (None, (), ())
 
 
 def test_every_key_of_a_recipe_arrives(tmp_path: Path) -> None:
     text = "{a: {source: s, tp: 2, pp: 4, dp: 3, cp: 8, ep: 5, vp: 6, microbatch: 7, sharding: gradients, "
-    (recipe,) = load(tmp_path, text + "recompute: full, spread: [vision]}}").recipes
+    more = "schedule: interleaved, modules: {audio: {tp: 2, dp: 4}}, technique: {offload: optimizer, dropout: true}}}"
+    (recipe,) = load(tmp_path, text + "recompute: full, spread: [vision], " + more).recipes
     assert recipe == Recipe(
         name="a",
         source="s",
@@ -43,7 +46,11 @@ def test_every_key_of_a_recipe_arrives(tmp_path: Path) -> None:
         sharding="gradients",
         recompute="full",
         spread=("vision",),
+        schedule="interleaved",
+        modules=(OwnRanks(module="audio", tp=(2,), cp=(1,), ep=(1,), pp=(1,), dp=(4,)),),
+        technique=(("offload", "optimizer"), ("dropout", True)),
     )
+    assert recipe.unpriced == (("dropout", True),)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +62,17 @@ def test_every_key_of_a_recipe_arrives(tmp_path: Path) -> None:
         ("{a: {source: s, tp: [1, 2]}}", "recipes.a.tp: expected a whole number, found a list of 2 items"),
         ("{a: {source: s, vp: 2}}", "recipes.a.vp: vp = 2 chunks per rank need a pipeline: pp is 1"),
         ("{a: {source: s, spread: [llm]}}", "recipes.a.spread: 'llm' cannot be spread; modules that can be: 'vision'"),
+        ("{a: {source: s, modules: {llm: {dp: 2}}}}", "recipes.a.modules.llm: 'llm' cannot have ranks of its own"),
+        (
+            "{a: {source: s, modules: {vision: {tpp: 2}}}}",
+            "recipes.a.modules.vision.tpp: unknown key; did you mean 'tp'?",
+        ),
+        ("{a: {source: s, pp: 2, vp: 4, schedule: zb-v}}", "recipes.a.vp: zb-v has 2 per rank here, found vp = 4"),
+        ("{a: {source: s, pp: 2, schedule: interleaved}}", "recipes.a.schedule: an interleaved schedule runs several"),
+        (
+            "{a: {source: s, sharding: none, technique: {sharding: optimizer}}}",
+            "recipes.a.sharding: technique says optimizer, and the recipe none; remove one of the two",
+        ),
         ("{a: {source: s, sharding: zero3}}", "recipes.a.sharding: expected 'none', 'optimizer', 'gradients' or"),
         ("[1]", "recipes: expected a mapping, found a list of 1 item"),
     ],

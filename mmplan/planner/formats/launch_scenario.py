@@ -254,8 +254,9 @@ def _technique(setup: SetUp) -> dict[str, Any]:
 def _plannable(technique: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]:
     """(what plans and runs price, what only the present run does, type that gradients are summed in).
 
-    Plans do not price overlapped reductions, host memory and recomputation of some layers (planner/plan_technique.py).
-    What the recipe says of sharding and recomputation binds it alone: a search is free to do less.
+    Plans do not price overlapped reductions and recomputation of some layers (planner/plan_technique.py); host memory
+    is the present run's own. What the recipe says of sharding and recomputation binds it alone, too: a search is free
+    to do less.
     """
     whole = technique_of(**technique)
     own: dict[str, Any] = {}
