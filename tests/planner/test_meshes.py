@@ -201,7 +201,10 @@ BROKEN = [
     ({"tp": 2, "cp": 2, "dp": 2}, "tp=2 x cp=2 x dp=2 in the mesh of .*: with cp each rank has whole layers, so that"),
     ({"ep": 2}, "ep=2 in the mesh of vision, vision_projector, which has no experts"),
     ({"patches": ("vision",)}, "vision is cut along patches, and its mesh has cp=1"),
-    ({"patches": ("vision_projector",), "cp": 2, "dp": 4}, "vision_projector is cut .* no module of the mesh"),
+    (
+        {"patches": ("vision_projector",), "cp": 2, "dp": 4},
+        "vision_projector is cut along patches, and vision, which it reads, is not",
+    ),
     ({"modules": ("vision",)}, "stage 0 holds vision and vision_projector, which have unlike meshes"),
     ({"modules": ("vision", "sound")}, "sound is no module of this model"),
     ({"modules": ("llm",)}, "llm is a language model"),

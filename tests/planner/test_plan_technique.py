@@ -136,11 +136,8 @@ def test_a_run_refuses_a_technique_that_the_runtime_does_not_do(choices: dict[st
         require_executable(with_technique(choices))
 
 
-def test_models_of_others_run_without_sequence_parallelism() -> None:
-    of = with_technique({"sequence_parallel": True})
-    require_executable(of)
-    with pytest.raises(InputError, match=r"technique.sequence_parallel: true, and .* does false only"):
-        require_executable(of, own_model=True)
+def test_sequence_parallelism_is_run() -> None:
+    require_executable(with_technique({"sequence_parallel": True}))
 
 
 def test_encoders_take_as_long_with_sequence_parallelism_and_only_its_sums_are_paid_for() -> None:
