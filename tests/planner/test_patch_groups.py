@@ -38,7 +38,7 @@ def loaded(folder: Path, spread: str) -> Scenario:
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     scenario = loaded(tmp_path_factory.mktemp("job"), "{vision: patches, projector: images}")
-    return optimize(replace(scenario, constraints=replace(scenario.constraints, tp=(2,))), gap=0.0).plan
+    return optimize(replace(scenario, constraints=replace(scenario.constraints, tp=(2,), vp=(1,))), gap=0.0).plan
 
 
 def test_patches_are_searched_where_constraints_ask(tmp_path: Path) -> None:

@@ -16,6 +16,13 @@ def run_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunPool]:
 
 @pytest.fixture(scope="module")
 def at_hand(run_pool: RunPool) -> Iterator[None]:
-    """Runs that `execute` starts here have processes that are there already."""
+    """Runs that `execute` starts in this file have processes that are there already."""
+    with patch("mmplan.runtime.launch._run_processes", run_pool.run):
+        yield
+
+
+@pytest.fixture
+def at_hand_once(run_pool: RunPool) -> Iterator[None]:
+    """Those of this test, in a file whose others start torchrun."""
     with patch("mmplan.runtime.launch._run_processes", run_pool.run):
         yield

@@ -49,6 +49,16 @@ class RunPool:
         """In place of `launch._run_processes`."""
         (scratch / "log").touch()
         self._start(count)
+        try:
+            self._work(scratch, count, failure_file, on_step, on_note)
+        except BaseException:  # they may be stuck, or at work for nobody
+            self.close()
+            raise
+
+    def _work(
+        self, scratch: Path, count: int, failure_file: Path | None, on_step: OnStep | None, on_note: OnNote | None
+    ) -> None:
+        """One run, which raises where a process fails or is stuck."""
         waiting = [connection for _, connection in self._ranks[:count]]
         for connection in waiting:
             connection.send((str(scratch), count))
@@ -59,13 +69,12 @@ class RunPool:
                 waiting.remove(connection)
                 try:
                     codes.append(connection.recv())
-                except EOFError:
+                except (EOFError, OSError):
                     codes.append(1)
                 if codes[-1] != 0:
                     deadline = min(deadline, time.monotonic() + _REPORT_S)
         _tell(scratch, 0, on_step, on_note)
         if waiting or any(codes):
-            self.close()
             cause = cause_of_failure(scratch, 1, {}, overdue=False)
             raise RunError(cause + keep_failure(failure_file, scratch, cause))
 

@@ -104,7 +104,7 @@ def placed(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     lengths = (197,) if rank < 2 else ()
     features = shard_tensor(own, mesh, (Ragged("held"),), modality="vision", lengths=lengths)
     weights = torch.randn(sum(TEXT), 1024, generator=torch.Generator().manual_seed(9))
-    with patch("mmplan.runtime.ragged_rows.all_to_all", side_effect=all_to_all) as exchange:
+    with patch("mmplan.runtime.row_exchange.all_to_all", side_effect=all_to_all) as exchange:
         rows = place_rows(features, PLACES, TEXT, (512,) * 4, modality="text")
         (weights[rank * 512 : rank * 512 + 512] * rows.local.sin()).sum().backward()
     images = [torch.randn(197, 1024, generator=torch.Generator().manual_seed(one)) for one in (0, 1)]
@@ -140,7 +140,7 @@ def pooled(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
     (weights * expected.sin()).sum().backward()
     laid = shard_tensor(own, mesh, (Ragged(FRAMES),), modality="audio")
-    with patch("mmplan.runtime.ragged_rows.all_to_all", side_effect=all_to_all) as exchange:
+    with patch("mmplan.runtime.row_exchange.all_to_all", side_effect=all_to_all) as exchange:
         groups = pool_rows(laid, STRIDE)
         here = slice(*groups.offsets[rank : rank + 2])
         (weights[here] * groups.local.sin()).sum().backward()

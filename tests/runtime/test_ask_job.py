@@ -76,9 +76,8 @@ def test_what_stays_whole_counts_as_memory(folder: Path) -> None:
     assert not any("stage 1" in note for note in ask_job(split, job_of("llava")))
     plan = replace(split, cp=2)
     head = 120 * 32 // 2 * 8
-    first, second = ask_job(plan, job_of("llava"))
-    assert f"stage 1 holds {format_bytes(head)} of weights, gradients and optimizer state and " in second
-    assert "stage 0 holds" in first and " and 0 B of logits" in first
+    (told,) = ask_job(plan, job_of("llava"))  # the table of stage 0 is split as it is without cp
+    assert f"stage 1 holds {format_bytes(head)} of weights, gradients and optimizer state and " in told
     full = replace(plan.stages[1], capacity_bytes=head, memory_bytes=1)
     with pytest.raises(InputError, match=r"more than the 15 KiB of a device: set `constraints\.tp: \[1\]`"):
         ask_job(replace(plan, stages=(plan.stages[0], full)), job_of("llava"))

@@ -75,7 +75,7 @@ def test_compressed_gradients_are_refused() -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.usefixtures("at_hand")
+@pytest.mark.usefixtures("at_hand_once")
 def test_a_plan_of_the_scenarios_own_model_has_the_gradients_of_one_process() -> None:
     """Whatever optimizer it has."""
     found = compare_with_one_process(hand_plan(replace(tiny_scenario(), global_batch=4), TWO_STAGES))
@@ -84,7 +84,7 @@ def test_a_plan_of_the_scenarios_own_model_has_the_gradients_of_one_process() ->
 
 
 @pytest.mark.distributed
-@pytest.mark.usefixtures("at_hand")
+@pytest.mark.usefixtures("at_hand_once")
 def test_a_job_that_draws_numbers_of_its_own_is_named_with_its_worst_parameter(tmp_path: Path) -> None:
     """Dropout: each process draws for itself."""
     job = tmp_path / "job.py"

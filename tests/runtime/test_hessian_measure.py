@@ -152,7 +152,7 @@ def test_an_unfinished_measurement_of_something_else_is_not_gone_on_from(tmp_pat
 
 
 @pytest.mark.distributed
-@pytest.mark.usefixtures("at_hand")
+@pytest.mark.usefixtures("at_hand_once")
 def test_a_checkpoint_of_a_sharded_run_gives_its_weights(tmp_path: Path) -> None:
     """With a learning rate that moves nothing they are those that are drawn; of another width they are refused."""
     asked = question(tmp_path, text=SCENARIO + "optimizer: {name: adamw, learning_rate: 1e-30}\n")

@@ -57,7 +57,7 @@ def test_a_storage_is_copied_once_and_weights_stay(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.distributed
-@pytest.mark.usefixtures("at_hand")
+@pytest.mark.usefixtures("at_hand_once")
 @pytest.mark.parametrize("recompute", ["none", "half"])
 def test_a_run_has_the_losses_of_a_plain_one_and_the_predicted_memory(recompute: RecomputeLevel) -> None:
     scenario = replace(tiny_scenario(), global_batch=8)

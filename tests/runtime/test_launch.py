@@ -47,7 +47,7 @@ def test_training_lowers_the_loss_and_sends_the_predicted_bytes(tmp_path: Path) 
 
 
 @pytest.mark.distributed
-@pytest.mark.usefixtures("at_hand")
+@pytest.mark.usefixtures("at_hand_once")
 def test_rehearsal_takes_one_process_for_each_tensor_parallel_group_and_the_bytes_of_the_plan() -> None:
     plan = replace(two_stage_plan(), tp=2)
     run = execute(plan, steps=1, local=2, rehearse=True, unit_s=0.01)
@@ -120,7 +120,7 @@ def test_a_wrong_number_of_processes_is_refused_with_the_arithmetic() -> None:
 
 
 @pytest.mark.distributed
-@pytest.mark.usefixtures("at_hand")
+@pytest.mark.usefixtures("at_hand_once")
 def test_tensor_parallel_training_follows_one_process_and_sums_the_predicted_bytes() -> None:
     """Two ranks share every layer of two stages; losses are those of two ranks with whole layers."""
     whole = two_stage_plan()

@@ -1,7 +1,6 @@
 """Parameters of a model as mmplan reads it and as transformers builds it, on tensors without storage."""
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def meta_parameters(file: Path) -> dict[str, int]:
     """Name -> numbers of each parameter, of several models one after the other."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
     values = json.loads(file.read_text())
     kind = values.pop("model_type")
     with torch.device("meta"):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 import random
 from pathlib import Path
 from typing import Any
@@ -164,7 +163,7 @@ def _total(folder: Path, values: dict[str, Any]) -> int:
 def _on_meta(kind: str, named: str, values: dict[str, Any]) -> int:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
     config = transformers.AutoConfig.for_model(kind, **copy.deepcopy(values))
     with torch.device("meta"):
         model = getattr(transformers, named)(config)

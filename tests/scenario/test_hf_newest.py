@@ -3,7 +3,6 @@ them, and what their steps compute."""
 
 import copy
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -178,7 +177,7 @@ def _read(folder: Path, values: dict[str, Any]) -> Model:
 def test_a_small_file_has_the_parameters_of_transformers(tmp_path: Path, name: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
     kind, named, values = FILES[name]
     found = sum(module_parameters(_read(tmp_path, {"model_type": kind, **values})).values())
     config = transformers.AutoConfig.for_model(**{"model_type": kind, **copy.deepcopy(values)})

@@ -104,7 +104,7 @@ def test_weights_that_are_no_numbers_are_found_without_a_job(tmp_path: Path) -> 
 
 
 @pytest.mark.distributed
-@pytest.mark.usefixtures("at_hand")
+@pytest.mark.usefixtures("at_hand_once")
 def test_a_run_of_mmplan_tells_where_a_number_was_none_and_its_checkpoint_is_read(tmp_path: Path) -> None:
     plan, file = hand_plan(replace(tiny_scenario(), global_batch=2), TWO_STAGES), tmp_path / "health.jsonl"
     trace = tmp_path / "trace.json"
