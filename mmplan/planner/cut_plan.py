@@ -56,7 +56,7 @@ def cut_stages(
         levels: what each stage recomputes; None: no more than its memory demands.
     """
     if configuration.vp > 1:
-        return _chunk_stages(prices, configuration, stages)
+        return _chunk_stages(prices, configuration, stages, levels[0] if levels and len(set(levels)) == 1 else None)
     cut = _cut_edges(prices, stages)
     depths = [1] * len(stages)
     for source, target, _ in cut:
@@ -108,11 +108,14 @@ def _at_once_s(prices: Prices, configuration: Configuration, built: Sequence[Sta
 
 
 def _chunk_stages(
-    prices: Prices, configuration: Configuration, chunks: Sequence[Sequence[str]]
+    prices: Prices, configuration: Configuration, chunks: Sequence[Sequence[str]], level: RecomputeLevel | None
 ) -> tuple[tuple[StagePlan, ...], StepTime]:
-    """The same of several chunks per rank, see `chunk_cut`."""
+    """The same of several chunks per rank, which recompute alike; see `chunk_cut`."""
     p, v, m = configuration.pp, configuration.vp, configuration.microbatches
-    ways = [_chunks_at(prices, configuration, level, chunks) for level in allowed_levels(prices.scenario)]
+    ranks = [configuration.layout_of(rank, prices.scenario.cluster) for rank in range(p)]
+    ends_s = [_ends_s(prices, configuration, ranks[place % p], tuple(ids)) for place, ids in enumerate(chunks)]
+    levels = allowed_levels(prices.scenario) if level is None else (level,)
+    ways = [_chunks_at(prices, configuration, one, chunks, ends_s) for one in levels]
     fitting = [built for built in ways if all(stage.memory_bytes <= stage.capacity_bytes for stage in built)]
     if fitting:
         built = min(fitting, key=_busiest_s)
@@ -126,8 +129,8 @@ def _chunk_stages(
         held = [layer for ids in chunks[rank::p] for layer in ids]
         copies = [one.copy for ids in chunks[rank::p] for one in copied(prices, layout, ids)]
         trained = sum(copies, sum((priced[layer].trained for layer in held), Trained()))
-        ends_s = finish_s(prices, configuration, trained, layout.pools)
-        finish.append(ends_s + tied_s(prices, configuration, held, one_node(configuration, prices.scenario.cluster)))
+        alone_s = finish_s(prices, configuration, trained, layout.pools)
+        finish.append(alone_s + tied_s(prices, configuration, held, one_node(configuration, prices.scenario.cluster)))
     time = StepTime(
         repeat_s=v * (m - 1) * busiest_s,
         critical_path_s=(v + p - 1) * busiest_s + sum(_boundary_lags_s(prices, configuration, chunks)),
@@ -141,14 +144,18 @@ def _busiest_s(stages: Sequence[StagePlan]) -> float:
 
 
 def _chunks_at(
-    prices: Prices, configuration: Configuration, level: RecomputeLevel, chunks: Sequence[Sequence[str]]
+    prices: Prices,
+    configuration: Configuration,
+    level: RecomputeLevel,
+    chunks: Sequence[Sequence[str]],
+    ends_s: Sequence[float],
 ) -> tuple[StagePlan, ...]:
-    """All chunks at one level of recomputation."""
+    """All chunks at one level of recomputation; `ends_s` of each at the end of a step, whatever it recomputes."""
     p, size, cluster = configuration.pp, configuration.microbatch_size, prices.scenario.cluster
     layouts = [configuration.layout_of(rank, cluster).at(level) for rank in range(p)]
     built = [
-        _at_level(prices, configuration, layout, ids, (0, 0), _ends_s(prices, configuration, layout, ids))
-        for layout, ids in ((layouts[place % p], tuple(chunk)) for place, chunk in enumerate(chunks))
+        _at_level(prices, configuration, layouts[place % p], tuple(ids), (0, 0), ends)
+        for place, (ids, ends) in enumerate(zip(chunks, ends_s, strict=True))
     ]
     for rank, layout in enumerate(layouts):
         moments = held_by_chunks(p, configuration.vp, configuration.microbatches, rank)

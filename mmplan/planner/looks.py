@@ -76,7 +76,6 @@ class Looks:
 
 
 def _turns(configurations: Configurations) -> BoolArray:
-    """[base] whether it is in the second half: every other one of the degrees that occur."""
-    turn: dict[tuple[int, ...], int] = {}
+    """[base] whether it is in the second half: degrees of which one is doubled or halved are not in the same one."""
     degrees = ((base.tp, base.cp, base.ep, base.etp) for base in configurations.bases)
-    return np.array([turn.setdefault(one, len(turn)) % 2 for one in degrees], dtype=np.bool_)
+    return np.array([sum(map(int.bit_length, one)) % 2 for one in degrees], dtype=np.bool_)
