@@ -10,7 +10,7 @@ from mmplan.cost_models.layout import Layout, spread_text, together_text
 from mmplan.planner.mesh import Mesh
 from mmplan.scenario.cluster import Cluster
 from mmplan.scenario.scenario import Scenario
-from mmplan.scenario.schedule_names import ScheduleName
+from mmplan.scenario.schedule_names import IN_TWO_CHUNKS, ScheduleName
 from mmplan.scenario.technique import Sharding
 
 # Chunks per rank that are tried where constraints ask for interleaving without numbers; more save little of a bubble
@@ -177,6 +177,11 @@ def why_empty(scenario: Scenario, groups: int, shards: list[int]) -> str:
         most = "cannot be cut" if groups == 1 else f"can be cut into at most {groups} pieces"
         return f"constraints.pp allows {_names(rules.pp)} stages, but the model {most}{why}"
     needed = min(shards) * min(dp) * min(pp)
+    if needed <= devices and rules.schedule and rules.vp and set(rules.schedule) <= set(IN_TWO_CHUNKS):
+        names = " and ".join(rules.schedule)
+        return (
+            f"constraints.schedule allows {names} alone, in two chunks per rank, and constraints.vp {_names(rules.vp)}"
+        )
     if needed <= devices and rules.schedule and "interleaved" not in rules.schedule and rules.vp and 1 not in rules.vp:
         return f"constraints.vp allows {_names(rules.vp)} chunks per rank, and constraints.schedule no interleaving"
     if needed <= devices and set(rules.schedule) == {"interleaved"} and set(rules.vp) == {1}:

@@ -17,7 +17,7 @@ from mmplan.planner.batch_factors import batch_factors
 from mmplan.planner.configuration import CHUNKS, FEW_CHUNKS, MOST_FORWARDS, Configuration, divisors, why_empty
 from mmplan.planner.undivided import undivided_by_tp, undivided_experts
 from mmplan.scenario.scenario import Scenario, Transformer
-from mmplan.scenario.schedule_names import ScheduleName
+from mmplan.scenario.schedule_names import ScheduleName, in_chunks_of
 from mmplan.scenario.technique import SHARDINGS, Sharding
 
 # Rows of a rank's mean sequence below which its matrix products have fewer than two tiles of 128 rows.
@@ -159,12 +159,12 @@ def allowed_chunks(scenario: Scenario) -> tuple[int, ...]:
     """Chunks per rank: up to four where constraints name none, and more where they name the interleaved schedule;
     several only where it is allowed, one where any other is."""
     rules = scenario.constraints
-    one, several = (
-        not rules.schedule or set(rules.schedule) != {"interleaved"},
-        not rules.schedule or "interleaved" in rules.schedule,
-    )
-    wanted = rules.vp or (CHUNKS if "interleaved" in rules.schedule else FEW_CHUNKS)
-    return tuple(vp for vp in wanted if (one if vp == 1 else several))
+    names = in_chunks_of(rules.schedule, rules.vp)
+    one = any(name != "interleaved" for name in names) if rules.schedule else not rules.vp or 1 in rules.vp
+    several = not rules.schedule or "interleaved" in names
+    wanted = rules.vp or (CHUNKS if "interleaved" in names else FEW_CHUNKS)
+    chunks = tuple(vp for vp in wanted if (one if vp == 1 else several))
+    return (1, *chunks) if one and 1 not in chunks else chunks  # two chunks of V-shaped schedules are made of one
 
 
 def _bases(scenario: Scenario) -> Iterator[Layout]:

@@ -272,6 +272,14 @@ def test_more_chunks_than_pieces_are_refused() -> None:
         optimize(replace(of, constraints=alone))
 
 
+def test_schedules_in_two_chunks_need_two_of_them(tiny: Scenario) -> None:
+    with pytest.raises(InfeasibleError, match=r"allows v-half alone, in two chunks per rank, and constraints\.vp 1$"):
+        optimize(only(tiny, vp=(1,), schedule=("v-half",)))
+    plan = optimize(only(tiny, vp=(2,), schedule=("v-half",))).plan
+    assert (plan.schedule, plan.vp, check_plan(plan)) == ("v-half", 2, ())
+    assert optimize(only(tiny, vp=(1,), schedule=("v-half", "1f1b"))).plan.schedule == "1f1b"
+
+
 @pytest.mark.parametrize("seed", [0, 7, 12])
 def test_plans_of_random_jobs_in_chunks_pass_the_checker(seed: int) -> None:
     job = only(random_job(seed), vp=(2,), pp=(2,), no_split=(), zones=())

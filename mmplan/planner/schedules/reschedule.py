@@ -18,7 +18,7 @@ from mmplan.planner.schedules.search.best import best_schedule
 from mmplan.planner.schedules.text import schedule_text
 from mmplan.planner.simulate import simulate
 from mmplan.planner.stage_graph import build_stage_graph
-from mmplan.scenario.schedule_names import SCHEDULE_NAMES, ScheduleName
+from mmplan.scenario.schedule_names import SCHEDULE_NAMES, ScheduleName, in_chunks_of
 
 LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
 V_SHAPED: tuple[ScheduleName, ...] = ("zb-v", "v-half", "v-min", "dualpipe-v")
@@ -200,7 +200,8 @@ def timed_schedule(
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Plan, float | None]:
     """The same with the mean step in simulation, None where there was nothing to compare."""
-    allowed = plan.scenario.constraints.schedule
+    rules = plan.scenario.constraints
+    allowed = in_chunks_of(rules.schedule, rules.vp)
     names = [name for name in SCHEDULE_NAMES if name in allowed] if allowed else [plan.schedule]
     small = len(plan.stages) * plan.microbatches <= MOST_SEARCHED
     searched_too = (not allowed and search_s > 0 and small) or "optimized" in names
