@@ -27,7 +27,7 @@ SCHEDULE_NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 IN_TWO_CHUNKS: tuple[ScheduleName, ...] = ("looped-bfs", "zb-v", "v-half", "v-min", "dualpipe-v")
 
 
-def in_chunks_of(names: Collection[ScheduleName], vp: Collection[int]) -> tuple[ScheduleName, ...]:
+def in_chunks_of(names: Collection[str], vp: Collection[int]) -> tuple[str, ...]:
     """Those of these schedules that have one of so many chunks of layers per rank; all where no number is named."""
     two, several = 2 in vp, any(chunks > 1 for chunks in vp)
     fits = {name: two if name in IN_TWO_CHUNKS else several if name == "interleaved" else 1 in vp for name in names}
