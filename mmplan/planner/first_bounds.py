@@ -14,9 +14,7 @@ the least seconds per byte that any block offers. Where ranks have several chunk
 all layers: the lightest that fits.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,10 +118,7 @@ def first_bounds(
     count = len(configurations)
     step_ns, roomy_ns, any_order_ns = (np.empty(count, np.int64) for _ in range(3))
     need_bytes = np.empty(count)
-
-    def look(rows: slice) -> None:
-        if stop():
-            raise Stopped
+    for rows in _blocks(count, stop):
         base, size, pp = configurations.base[rows], size_of[rows], configurations.pp[rows]
         m, vp = configurations.microbatches[rows], configurations.vp[rows]
         pieces, one = pp * vp, vp == 1
@@ -164,17 +159,17 @@ def first_bounds(
         may = need_bytes[rows] * SAFE <= room_bytes
         step_ns[rows] = np.where(fits & may, roomy_ns[rows], NEVER)
         any_order_ns[rows] = np.where(may, np.minimum(any_s * (1e9 * SAFE), NEVER), NEVER)
-
-    with ThreadPoolExecutor(2) as pool:  # operations of arrays run beside each other
-        deque(pool.map(look, _blocks(count)), maxlen=0)
     parts = _parts(model, ends, which)
     return FirstBounds(
         step_ns=step_ns, roomy_ns=roomy_ns, any_order_ns=any_order_ns, need_bytes=need_bytes, parts=parts
     )
 
 
-def _blocks(count: int) -> Iterator[slice]:
-    return (slice(start, start + CHUNK_ROWS) for start in range(0, count, CHUNK_ROWS))
+def _blocks(count: int, stop: Callable[[], bool]) -> Iterator[slice]:
+    for start in range(0, count, CHUNK_ROWS):
+        if stop():
+            raise Stopped
+        yield slice(start, start + CHUNK_ROWS)
 
 
 def _parts(model: _Model, ends: Floats, which: IntArray) -> FirstParts:
