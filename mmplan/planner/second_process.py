@@ -14,12 +14,18 @@ import sys
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from time import perf_counter
 from typing import Generic, TypeVar
 from weakref import finalize
 
 Asked = TypeVar("Asked")
 Told = TypeVar("Told")
 Ours = TypeVar("Ours")
+
+# Halves are even: a process that takes so much longer than this one took for its own is stuck, as a forked one may be in
+# a lock that another thread held.
+LEAST_PATIENCE_S = 10.0
+SLOWER = 4.0
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +46,7 @@ class Second(Generic[Asked, Told]):
     def __init__(self, answer: Callable[[Asked], Told], *, worth: bool = True) -> None:
         self._answer = answer
         self._asked: list[Asked] = []
+        self._asked_s = 0.0
         self._pipe: Connection | None = None
         self._end: Callable[[], object] = lambda: None
         if worth and two_cores():
@@ -49,7 +56,7 @@ class Second(Generic[Asked, Told]):
         """Begin with a question; what came before has to be answered first."""
         if self._asked:  # an interrupt came before the answer, which would be taken for this one's
             self.close()
-        self._asked = [question]
+        self._asked, self._asked_s = [question], perf_counter()
         if self._pipe is not None:
             try:
                 self._pipe.send(question)
@@ -61,8 +68,12 @@ class Second(Generic[Asked, Told]):
         (question,) = self._asked
         told: tuple[Told] | None = None
         if self._pipe is not None:
+            patience_s = LEAST_PATIENCE_S + SLOWER * (perf_counter() - self._asked_s)
             try:
-                told = self._pipe.recv()
+                if self._pipe.poll(patience_s):
+                    told = self._pipe.recv()
+                else:
+                    self._lost()
             except (EOFError, OSError):
                 self._lost()
         found = self._answer(question) if told is None else told[0]
@@ -75,7 +86,7 @@ class Second(Generic[Asked, Told]):
         self._pipe, self._asked = None, []
 
     def _lost(self) -> None:
-        logger.warning("the second process of the search ended early; this one does its part")
+        logger.warning("the second process of the search ended early or is stuck; this one does its part")
         asked = self._asked
         self.close()
         self._asked = asked

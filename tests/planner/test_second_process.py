@@ -59,6 +59,19 @@ def test_a_process_that_dies_is_replaced_by_this_one(cores: bool, caplog: pytest
     assert ("ended early" in caplog.text) == cores
 
 
+def test_a_process_that_is_stuck_is_replaced_by_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that was forked while another thread held a lock."""
+    monkeypatch.setattr(second_process, "LEAST_PATIENCE_S", 0.1)
+    own = os.getpid()
+
+    def hangs() -> str:
+        if os.getpid() != own:
+            time.sleep(60)
+        return "done"
+
+    assert both(lambda: 1, hangs) == (1, "done")
+
+
 def test_an_answer_that_an_interrupt_left_behind_is_not_taken_for_the_next(cores: bool) -> None:
     second = Second[int, int](lambda value: 2 * value)
     second.ask(1)  # and an interrupt, so that nobody asks for the answer
