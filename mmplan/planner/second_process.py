@@ -22,9 +22,9 @@ Asked = TypeVar("Asked")
 Told = TypeVar("Told")
 Ours = TypeVar("Ours")
 
-# Halves are even: a process that takes so much longer than this one took for its own is stuck, as a forked one may be in
-# a lock that another thread held.
-LEAST_PATIENCE_S = 10.0
+# Halves are even: a process that takes so much longer than this one took for its own is stuck, as a forked one may be
+# in a lock that another thread held.
+LEAST_PATIENCE_S = 20.0
 SLOWER = 4.0
 
 logger = logging.getLogger(__name__)

@@ -97,7 +97,7 @@ def test_other_threads_do_not_matter(cores: bool) -> None:
     found: list[tuple[int, int]] = []
     asker = threading.Thread(target=lambda: found.append(both(lambda: 1, lambda: 2)))
     asker.start()
-    asker.join(30)
+    asker.join(60)
     done.set()
     thread.join()
     assert found == [(1, 2)]
